@@ -1,0 +1,206 @@
+"""Functionals: scalars of the attention (or of the output) whose sign or range is a query.
+
+A functional is a constant plus a weighted sum of atoms, each a function of one row of pre-softmax scores a:
+
+| atom | value | gradient |
+|---|---|---|
+| `Score(row, key)` | a_key | e_key |
+| `LogSumExp(row, keys)` | log Σ_keys e^a | p = softmax of a over the keys |
+| `Entropy(row, keys)` | H(s), s = softmax of a over the keys that take part | −s_j (log s_j + H) |
+| `Logit(index)` | an output | e_index (of the logits) |
+
+What an engine needs beyond the linear term is in `remainder`; many functionals at once are in `tables`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.errors import QueryError
+from prooflens.queries.rows import Row
+
+Scores: TypeAlias = Mapping[Row, Float[Tensor, "... S"]]
+"""Scores of rows before the softmax, any leading dimensions (samples); masked keys are never read."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of one key."""
+
+    row: Row
+    key: int
+
+    def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
+        """a_key."""
+        return scores[..., self.key]
+
+    def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
+        """e_key."""
+        return _spread((self.key,), torch.ones_like(scores[..., :1]), scores)
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """log Σ e^a over a group of keys: the logarithm of the group's attention mass, up to the row's normaliser."""
+
+    row: Row
+    keys: tuple[int, ...]
+
+    def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
+        """log Σ_keys e^a."""
+        return scores[..., self.keys].logsumexp(-1)
+
+    def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
+        """The softmax over the group, 0 elsewhere."""
+        return _spread(self.keys, scores[..., self.keys].softmax(-1), scores)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Shannon entropy, in nats, of the attention over the keys that take part."""
+
+    row: Row
+    keys: tuple[int, ...]
+
+    def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
+        """H(softmax a)."""
+        logs = scores[..., self.keys].log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)
+
+    def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
+        """−s_j (log s_j + H)."""
+        logs = scores[..., self.keys].log_softmax(-1)
+        s = logs.exp()
+        H = -(s * logs).sum(-1, keepdim=True)
+        return _spread(self.keys, -s * (logs + H), scores)
+
+
+@dataclass(frozen=True)
+class Logit:
+    """One output of the model."""
+
+    index: int
+
+
+AttentionAtom: TypeAlias = Score | LogSumExp | Entropy
+Atom: TypeAlias = AttentionAtom | Logit
+
+
+def _spread(
+    keys: tuple[int, ...], values: Float[Tensor, "... K"], like: Float[Tensor, "... S"]
+) -> Float[Tensor, "... S"]:
+    out = torch.zeros_like(like)
+    out[..., list(keys)] = values
+    return out
+
+
+@dataclass(frozen=True)
+class Functional:
+    """Σ weight · atom + constant."""
+
+    terms: tuple[tuple[float, Atom], ...]
+    constant: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(number) for number in (self.constant, *(w for w, _ in self.terms))):
+            raise QueryError(f"functional {self.name!r} has a weight or constant that is not finite")
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows it reads, in order of first use."""
+        return tuple(dict.fromkeys(atom.row for _, atom in self.terms if not isinstance(atom, Logit)))
+
+    @property
+    def logits(self) -> tuple[int, ...]:
+        """The outputs it reads."""
+        return tuple(dict.fromkeys(atom.index for _, atom in self.terms if isinstance(atom, Logit)))
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is affine in scores and logits, so that it has no remainder."""
+        return all(isinstance(atom, Score | Logit) for _, atom in self.terms)
+
+    def value(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "..."]:
+        """Its value on concrete scores and logits; differentiable."""
+        total = self._zero(scores, logits) + self.constant
+        for weight, atom in self.terms:
+            if isinstance(atom, Logit):
+                total = total + weight * self._needed(logits)[..., atom.index]
+            else:
+                total = total + weight * atom.value(self._row(scores, atom.row))
+        return total
+
+    def gradient(self, scores: Scores) -> dict[Row, Float[Tensor, "... S"]]:
+        """Its gradient with respect to the scores of each of its rows, in closed form."""
+        out: dict[Row, Tensor] = {}
+        for weight, atom in self.terms:
+            if not isinstance(atom, Logit):
+                part = weight * atom.gradient(self._row(scores, atom.row))
+                out[atom.row] = out[atom.row] + part if atom.row in out else part
+        return out
+
+    def logit_gradient(self, n_classes: int) -> Float[Tensor, " C"]:
+        """Its gradient with respect to the logits, a constant."""
+        out = torch.zeros(n_classes, dtype=torch.float64)
+        for weight, atom in self.terms:
+            if isinstance(atom, Logit):
+                out[atom.index] += weight
+        return out
+
+    def scaled(self, factor: float) -> "Functional":
+        """factor · self."""
+        terms = tuple((factor * weight, atom) for weight, atom in self.terms)
+        return Functional(terms, factor * self.constant, f"{factor:g}*({self.name})")
+
+    def __add__(self, other: "Functional") -> "Functional":
+        return Functional(
+            self.terms + other.terms, self.constant + other.constant, f"{self.name} + {other.name}"
+        )
+
+    def _row(self, scores: Scores, row: Row) -> Float[Tensor, "... S"]:
+        if row not in scores:
+            raise QueryError(f"functional {self.name!r} needs the scores of row {row}, which are not given")
+        return scores[row]
+
+    def _needed(self, logits: Float[Tensor, "... C"] | None) -> Float[Tensor, "... C"]:
+        if logits is None:
+            raise QueryError(f"functional {self.name!r} is about outputs and needs logits")
+        return logits
+
+    def _zero(self, scores: Scores, logits: Float[Tensor, "... C"] | None) -> Float[Tensor, "..."]:
+        """A zero of the batch shape, so that constant functionals broadcast like the others."""
+        for tensor in (*scores.values(), *(() if logits is None else (logits,))):
+            return torch.zeros(tensor.shape[:-1], dtype=tensor.dtype, device=tensor.device)
+        return torch.zeros((), dtype=torch.float64)
+
+
+def margin(row: Row, winner: int, loser: int) -> Functional:
+    """a_winner − a_loser: positive iff the winner gets more attention (`thm:margin_sound`)."""
+    terms = ((1.0, Score(row, winner)), (-1.0, Score(row, loser)))
+    return Functional(terms, name=f"{row}: a[{winner}] - a[{loser}]")
+
+
+def group_log_ratio(row: Row, plus: tuple[int, ...], minus: tuple[int, ...]) -> Functional:
+    """log of mass on `plus` over mass on `minus`; for single keys the score margin."""
+    return Functional(
+        ((1.0, _group(row, plus)), (-1.0, _group(row, minus))),
+        name=f"{row}: log mass{list(plus)} - log mass{list(minus)}",
+    )
+
+
+def _group(row: Row, keys: tuple[int, ...]) -> Score | LogSumExp:
+    return Score(row, keys[0]) if len(keys) == 1 else LogSumExp(row, keys)
+
+
+def logit_margin(winner: int, loser: int) -> Functional:
+    """Logit(winner) − Logit(loser)."""
+    return Functional(((1.0, Logit(winner)), (-1.0, Logit(loser))), name=f"logit[{winner}] - logit[{loser}]")
