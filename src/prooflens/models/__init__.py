@@ -1,0 +1,22 @@
+"""One canonical transformer with named sites, and the adapters that build it."""
+
+from prooflens.models.architecture import Architecture
+from prooflens.models.load import EMBEDDED, load
+from prooflens.models.program import INPUT, OUTPUT, Program, pattern_name, scores_name
+from prooflens.models.prompt import Prompt
+from prooflens.models.pull import pull
+from prooflens.models.transformer import Transformer
+
+__all__ = [
+    "EMBEDDED",
+    "INPUT",
+    "OUTPUT",
+    "Architecture",
+    "Program",
+    "Prompt",
+    "Transformer",
+    "load",
+    "pattern_name",
+    "pull",
+    "scores_name",
+]

@@ -1,0 +1,112 @@
+"""What a transformer looks like, as data that one can print: everything but the weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from prooflens.errors import ModelError
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+NormKind = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post"]
+PoolKind = Literal["none", "mean", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One description for every family that prooflens knows.
+
+    A block is attention and a feed-forward network, each with a residual connection and a norm that stands
+    before (`norm_place="pre"`: GPT-2, Llama) or after (`"post"`: BERT, MPNet, the paper's encoder) it. The
+    output is: final norm (pre-norm models), pooling over tokens, a dense tanh pooler (BERT), a linear head.
+    """
+
+    family: str
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_ff: int
+    activation: Activation
+    norm_kind: NormKind = "layer"
+    norm_place: NormPlace = "post"
+    norm_eps: float = 1e-5
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    gated: bool = False
+    causal: bool = False
+    rope_theta: float | None = None
+    relative_buckets: int | None = None
+    relative_max_distance: int = 128
+    pool: PoolKind = "none"
+    pooler: bool = False
+    d_out: int | None = None
+    d_vocab: int | None = None
+    context: int | None = None
+    position_offset: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_layers", "n_heads", "d_model", "d_ff"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ModelError(
+                f"d_model = {self.d_model} is not divisible by n_heads = {self.n_heads}; give d_head explicitly"
+            )
+        if self.n_heads % self.kv_heads:
+            raise ModelError(f"{self.n_heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.norm_eps < 0:
+            raise ModelError(f"norm_eps must not be negative, got {self.norm_eps}")
+        for name, kind in (("activation", Activation), ("norm_kind", NormKind), ("norm_place", NormPlace)):
+            if getattr(self, name) not in get_args(kind):
+                raise ModelError(f"{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
+        if self.pool not in get_args(PoolKind):
+            raise ModelError(f"pool {self.pool!r} is not one of {', '.join(get_args(PoolKind))}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, d_h."""
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key-value heads; each serves `n_heads / kv_heads` query heads."""
+        return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Architecture:
+        """Read back `to_dict`; unknown keys are an error, since they would change what is computed."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise ModelError(f"unknown entries in the architecture: {', '.join(unknown)}")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ModelError(f"the architecture is not complete: {error}") from error
+
+    def __str__(self) -> str:
+        norm = (
+            f"{self.norm_place}-{'RMSNorm' if self.norm_kind == 'rms' else 'LayerNorm'} ε={self.norm_eps:g}"
+        )
+        heads = f"{self.n_heads} heads" + (
+            f" in {self.kv_heads} groups" if self.kv_heads != self.n_heads else ""
+        )
+        parts = [
+            f"{self.n_layers} layers",
+            heads,
+            f"d={self.d_model}",
+            f"d_ff={self.d_ff}",
+            f"{'gated ' if self.gated else ''}{self.activation}",
+            norm,
+        ]
+        if self.causal:
+            parts.append("causal")
+        if self.rope_theta is not None:
+            parts.append(f"RoPE θ={self.rope_theta:g}")
+        if self.relative_buckets is not None:
+            parts.append(f"{self.relative_buckets} relative position buckets")
+        return f"{self.family}: " + ", ".join(parts)

@@ -1,0 +1,122 @@
+"""`prooflens.load`: one door for everything that is a transformer."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prooflens.errors import ModelError
+from prooflens.models import huggingface
+from prooflens.models import transformer_lens as lens
+from prooflens.models.architecture import Architecture
+from prooflens.models.cache import model_folder
+from prooflens.models.files import OWN_TYPE, read_config, read_gguf, read_safetensors, read_state
+from prooflens.models.prompt import FileTokenizer
+from prooflens.models.pull import SOURCES, Progress, pull
+from prooflens.models.transformer import Transformer
+
+EMBEDDED = ("toy", "toy-4layer", "toy-induction", "toy-d16")
+"""Models whose weights are part of the package: no download, no text, example inputs instead."""
+
+TRAINED = ("bert-tiny-sst2", "toy-d32", "toy-d64", "toy-d128")
+"""Models that `prooflens train` makes."""
+
+
+def load(x: Any, progress: Progress | None = None) -> Transformer:
+    """The canonical transformer of x.
+
+    x is a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder (config.json + safetensors), a
+    .gguf file, a hub name, a transformers module, or a TransformerLens model. Weights become float64 and are
+    otherwise taken as they are.
+    """
+    if isinstance(x, Transformer):
+        return x
+    if isinstance(x, str | Path):
+        return _load_named(str(x), progress)
+    if lens.is_bridge(x):
+        return lens.from_bridge(x)
+    if lens.is_hooked_transformer(x):
+        return lens.from_hooked_transformer(x)
+    if hasattr(x, "config") and hasattr(x, "state_dict"):
+        return _load_module(x)
+    raise ModelError(f"cannot load a {type(x).__name__}: give a name, a folder, or a transformers module")
+
+
+def _load_named(name: str, progress: Progress | None) -> Transformer:
+    if name in EMBEDDED:
+        with resources.as_file(resources.files("prooflens.models") / "embedded" / name) as folder:
+            return load_folder(folder, name)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        config, state = read_gguf(path)
+        return _build(*huggingface.convert(config, state), name=path.stem)
+    if path.is_dir():
+        return load_folder(path, path.name)
+    if name in SOURCES:
+        return load_folder(pull(name, progress), name)
+    cached = model_folder(name)
+    if (cached / "config.json").is_file():
+        return load_folder(cached, name)
+    if name in TRAINED:
+        raise ModelError(f"{name} is not trained yet: run `prooflens train {name}`")
+    known = [*EMBEDDED, *SOURCES, *TRAINED]
+    if path.exists():
+        raise ModelError(f"{name} is a file: give its folder, or a .gguf file")
+    if "/" not in name and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.7)):
+        raise ModelError(f"there is no model {name!r}; did you mean {close[0]!r}?")
+    try:
+        return load_folder(pull(name, progress), name)
+    except ModelError as error:
+        raise ModelError(
+            f"{name!r} is neither a folder nor one of {', '.join(known)}, and {error}"
+        ) from error
+
+
+def load_folder(folder: Path, name: str) -> Transformer:
+    """A model folder in prooflens' own layout or in Hugging Face's."""
+    config = read_config(folder)
+    tokenizer = FileTokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else None
+    if config.get("model_type") == OWN_TYPE:
+        architecture = Architecture.from_dict(config.get("architecture", {}))
+        weights = read_state(folder)
+        examples = None
+        if (folder / "examples.safetensors").is_file():
+            examples = read_safetensors(folder / "examples.safetensors")["x"].double()
+    else:
+        architecture, weights = huggingface.convert(config, read_state(folder), _pooling(folder))
+        examples = None
+    return _build(architecture, weights, name=name, tokenizer=tokenizer, examples=examples)
+
+
+def _pooling(folder: Path) -> str | None:
+    """How a sentence encoder pools its tokens, if the folder says so (sentence-transformers' layout)."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        modes = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not readable JSON: {error}") from error
+    return "mean" if modes.get("pooling_mode_mean_tokens") else "first"
+
+
+def _load_module(module: Any) -> Transformer:
+    config = module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
+    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    name = str(getattr(module.config, "_name_or_path", "") or config.get("model_type", "model"))
+    return _build(*huggingface.convert(config, state), name=name)
+
+
+def _build(architecture: Architecture, weights: dict[str, Tensor], **extra: Any) -> Transformer:
+    """float64, on the cpu, contiguous: the one place where weights change their type."""
+    held = {
+        key: tensor.detach().to(device="cpu", dtype=torch.float64).contiguous()
+        for key, tensor in weights.items()
+    }
+    return Transformer(architecture, held, **extra)

@@ -1,0 +1,202 @@
+"""The steps a transformer is made of: affine maps between a few kinds of *site*.
+
+Every step names its inputs and its output with TransformerLens' hook names and can evaluate itself on tensors
+with any leading batch dimensions. Engines walk the same steps and give each kind their own meaning (an
+interval, a set, a linear bound); nothing else describes the model.
+
+Shapes without batch: residual stream [S, d]; queries, keys, values and head outputs [S, H, d_h]; scores and
+patterns [H, S, S] (query, key).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from einops import repeat
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prooflens.models.architecture import Activation
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a program: reads the values named `inputs`, writes the value named `out`."""
+
+    out: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Step):
+    """y_s = W x_s + b for every token s. `in_dims` trailing dimensions are read; y gets `out_shape`."""
+
+    weight: Float[Tensor, "o i"]
+    bias: Float[Tensor, " o"] | None
+    in_dims: int
+    out_shape: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        y = torch.nn.functional.linear(x.flatten(-self.in_dims), self.weight, self.bias)
+        return y.reshape(*y.shape[:-1], *self.out_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary(Step):
+    """RoPE, a fixed rotation per position: y = x ⊙ cos + rotate_half(x) ⊙ sin. Linear."""
+
+    cos: Float[Tensor, "S d_h"]
+    sin: Float[Tensor, "S d_h"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        half = x.shape[-1] // 2
+        rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        return x * self.cos[:, None, :] + rotated * self.sin[:, None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Step):
+    """A residual connection: the sum of two values. Linear."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return x + y
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Step):
+    """LayerNorm (`centred`) or RMSNorm: γ ⊙ Px/√(‖Px‖²/d + ε) + β, with P the centring map or the identity."""
+
+    weight: Float[Tensor, " d"] | None
+    bias: Float[Tensor, " d"] | None
+    eps: float
+    centred: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        m = x - x.mean(-1, keepdim=True) if self.centred else x
+        z = m * torch.rsqrt(m.square().mean(-1, keepdim=True) + self.eps)
+        z = z if self.weight is None else z * self.weight
+        return z if self.bias is None else z + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Step):
+    """Bilinear site: a_hij = scale · q_hi·k_hj + bias_hij. Entries outside `mask` take no part in anything."""
+
+    scale: float
+    bias: Float[Tensor, "H S S"] | None
+    mask: Bool[Tensor, "S S"]
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        """Evaluate the step; masked entries hold the plain product and are ignored by `Softmax`."""
+        scores = torch.einsum("...ihc,...jhc->...hij", q, share_heads(k, q.shape[-2])) * self.scale
+        return scores if self.bias is None else scores + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Step):
+    """s_hij = exp(a_hij)/Σ_k exp(a_hik) over the keys of `mask`; masked weights are exactly 0."""
+
+    mask: Bool[Tensor, "S S"]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return torch.softmax(scores.masked_fill(~self.mask, -torch.inf), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Step):
+    """Softmax mixing: z_ih = Σ_j s_hij v_hj."""
+
+    def __call__(self, pattern: Tensor, v: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return torch.einsum("...hij,...jhc->...ihc", pattern, share_heads(v, pattern.shape[-3]))
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise(Step):
+    """y = φ(x), coordinate by coordinate."""
+
+    function: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return ACTIVATIONS[self.function](x)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Step):
+    """Gated product y = g ⊙ u of a gated feed-forward network."""
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return gate * up
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Step):
+    """A fixed weighted sum over tokens, y = Σ_s w_s x_s: mean pooling, or the choice of one token. Linear."""
+
+    weights: Float[Tensor, " S"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return torch.einsum("s,...sd->...d", self.weights, x)
+
+
+AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | Product | Pool
+
+
+def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, "... S H d_h"]:
+    """Grouped heads: give each key-value head to the `n_heads / G` query heads that read it."""
+    groups = x.shape[-2]
+    return x if groups == n_heads else repeat(x, "... g c -> ... (g r) c", r=n_heads // groups)
+
+
+def rotary_tables(
+    n_tokens: int, d_head: int, theta: float, like: Tensor
+) -> tuple[Float[Tensor, "S d_h"], Float[Tensor, "S d_h"]]:
+    """The cosines and sines of RoPE, with each frequency twice (the halves convention of Llama).
+
+    Llama's own code makes these tables in float32, on whatever precision the model runs. They are constants of
+    the network, so the network that we certify has the same ones: float32 values, made on the cpu, then cast.
+    """
+    inverse = 1.0 / theta ** (torch.arange(0, d_head, 2).float() / d_head)
+    angles = torch.outer(torch.arange(n_tokens).float(), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(like), angles.sin().to(like)
+
+
+def relative_bias(
+    table: Float[Tensor, "buckets H"], n_tokens: int, max_distance: int
+) -> Float[Tensor, "H S S"]:
+    """MPNet's relative position bias: half the buckets for each direction, exact near, logarithmic far."""
+    half = table.shape[0] // 2
+    exact = half // 2
+    position = torch.arange(n_tokens, device=table.device)
+    relative = position[None, :] - position[:, None]
+    distance = relative.abs()
+    # transformers evaluates this logarithm in float32; the bucket edges are where that matters.
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (half - exact)
+    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=half - 1))
+    bucket = bucket + half * (relative > 0)
+    return table[bucket].permute(2, 0, 1)

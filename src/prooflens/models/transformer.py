@@ -1,0 +1,203 @@
+"""The canonical transformer: an architecture, float64 weights, and one forward pass as a program of steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prooflens.errors import ModelError, PromptError
+from prooflens.models.architecture import Architecture
+from prooflens.models.program import (
+    OUTPUT,
+    Program,
+    attention_mask,
+    build_program,
+    pattern_name,
+    scores_name,
+)
+from prooflens.models.weights import check_weights
+
+if TYPE_CHECKING:
+    from prooflens.models.prompt import Prompt, Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Transformer:
+    """A transformer that one can print, run, differentiate and certify.
+
+    `weights` maps canonical names (`blocks.0.q.weight`, …: see `weights.expected_shapes`) to float64 tensors,
+    exactly as they were given: nothing is folded, centred or otherwise processed. `processing` says what an
+    adapter knows of processing that was done before (TransformerLens' folded norms).
+    """
+
+    architecture: Architecture
+    weights: Mapping[str, Tensor]
+    name: str = "model"
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+    examples: Float[Tensor, "n S d"] | None = field(default=None, repr=False)
+    processing: str = "none"
+
+    def __post_init__(self) -> None:
+        check_weights(self.architecture, self.weights)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights["blocks.0.q.weight"].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64, unless `to` made a copy for search and training."""
+        return self.weights["blocks.0.q.weight"].dtype
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of scalars held."""
+        return sum(tensor.numel() for tensor in self.weights.values())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""
+        digest = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
+        for name in sorted(self.weights):
+            tensor = self.weights[name]
+            digest.update(f"\0{name}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.detach().cpu().double().contiguous().numpy().astype("<f8", copy=False).data)
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
+        """A copy on another device, or in another precision (proofs need float64)."""
+        moved = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.weights.items()}
+        examples = None if self.examples is None else self.examples.to(device=device, dtype=dtype)
+        return replace(self, weights=moved, examples=examples)
+
+    def program(
+        self,
+        n_tokens: int,
+        until: str | Iterable[str] = OUTPUT,
+        padding: Bool[Tensor, " S"] | None = None,
+    ) -> Program:
+        """The steps from the post-embedding input to the values named `until`, and no step more.
+
+        `padding` is True at real tokens. Masked tokens take no part: no query attends to them and mean pooling
+        leaves them out.
+        """
+        wanted = (until,) if isinstance(until, str) else tuple(until)
+        return build_program(self.architecture, self.weights, n_tokens, padding).slice(wanted)
+
+    def __call__(
+        self, x: Float[Tensor, "... S d"], padding: Bool[Tensor, " S"] | None = None
+    ) -> Float[Tensor, "... out"]:
+        """The output at the post-embedding input x; batched, differentiable, works under `torch.func`."""
+        return self.run(x, OUTPUT, padding)[OUTPUT]
+
+    def run(
+        self,
+        x: Float[Tensor, "... S d"],
+        until: str | Iterable[str] = OUTPUT,
+        padding: Bool[Tensor, " S"] | None = None,
+    ) -> dict[str, Tensor]:
+        """The values named `until` at x."""
+        self.check_input(x)
+        wanted = (until,) if isinstance(until, str) else tuple(until)
+        return self.program(x.shape[-2], wanted, padding).run(x, wanted)
+
+    def run_with_cache(
+        self, x: Float[Tensor, "... S d"], padding: Bool[Tensor, " S"] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output and every value on the way, by TransformerLens name (`blocks.0.attn.hook_pattern`, …)."""
+        self.check_input(x)
+        cache = self.program(x.shape[-2], OUTPUT, padding).run(x)
+        return cache[OUTPUT], cache
+
+    def scores(self, x: Float[Tensor, "... S d"], layer: int) -> Float[Tensor, "... H S S"]:
+        """Pre-softmax attention scores of a layer."""
+        name = scores_name(self.check_layer(layer))
+        return self.run(x, name)[name]
+
+    def pattern(self, x: Float[Tensor, "... S d"], layer: int) -> Float[Tensor, "... H S S"]:
+        """Attention weights of a layer."""
+        name = pattern_name(self.check_layer(layer))
+        return self.run(x, name)[name]
+
+    def mask(self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None) -> Bool[Tensor, "S S"]:
+        """Which keys (columns) each query (row) may attend to."""
+        return attention_mask(self.architecture, n_tokens, padding, self.device)
+
+    def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
+        """The post-embedding input of a sequence of token ids: where every region is centred."""
+        n_tokens = ids.shape[-1]
+        architecture, weights = self.architecture, self.weights
+        if architecture.d_vocab is None:
+            raise ModelError(
+                f"{self.name} has no vocabulary: give an input of shape [S, {architecture.d_model}]"
+            )
+        if n_tokens == 0:
+            raise PromptError("the text has no tokens: give at least one")
+        if architecture.context is not None and n_tokens > architecture.context:
+            raise PromptError(
+                f"the text has {n_tokens} tokens, {self.name} reads at most {architecture.context}: shorten it"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= architecture.d_vocab:
+            raise PromptError(f"token ids must lie in 0 … {architecture.d_vocab - 1}")
+        ids = ids.to(self.device)
+        x = weights["embed.tokens"][ids]
+        if "embed.positions" in weights:
+            x = x + weights["embed.positions"][torch.arange(n_tokens) + architecture.position_offset]
+        if "embed.types" in weights:
+            x = x + weights["embed.types"][0]
+        if "embed.norm.weight" in weights:
+            x = torch.nn.functional.layer_norm(
+                x,
+                x.shape[-1:],
+                weights["embed.norm.weight"],
+                weights["embed.norm.bias"],
+                architecture.norm_eps,
+            )
+        return x
+
+    def prompt(self, text: str) -> Prompt:
+        """Tokenise a text and embed it."""
+        from prooflens.models.prompt import make_prompt
+
+        return make_prompt(self, text)
+
+    def example(self, index: int = 0) -> Prompt:
+        """An embedded example input of a model without text (`toy`, …)."""
+        from prooflens.models.prompt import example_prompt
+
+        return example_prompt(self, index)
+
+    def check_layer(self, layer: int) -> int:
+        """The layer's index, or an error that names the layers there are."""
+        if not 0 <= layer < self.architecture.n_layers:
+            raise ModelError(f"{self.name} has layers 0 … {self.architecture.n_layers - 1}, not {layer}")
+        return layer
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise unless x has shape [..., S, d], is finite, and fits the weights' dtype."""
+        if x.ndim < 2 or x.shape[-1] != self.architecture.d_model or x.shape[-2] == 0:
+            raise ModelError(
+                f"the input must have shape [..., S, {self.architecture.d_model}], got {list(x.shape)}"
+            )
+        if x.dtype != self.dtype:
+            raise ModelError(
+                f"the input is {x.dtype}, the model {self.dtype}: convert one of them with .to()"
+            )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}  ({self.n_parameters:,} parameters, sha256 {self.sha256[:12]}…)",
+            f"  {self.architecture}",
+        ]
+        if self.processing != "none":
+            lines.append(f"  processing: {self.processing}")
+        return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""Which tensors a model holds: canonical names, shapes, and the checks before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from prooflens.errors import ModelError
+from prooflens.models.architecture import Architecture
+
+Shape = tuple[int, ...]
+
+
+def required_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """Names and shapes of the weight matrices that every model of this architecture has."""
+    a = architecture
+    q_width, kv_width = a.n_heads * a.head_dim, a.kv_heads * a.head_dim
+    shapes: dict[str, Shape] = {}
+    for layer in range(a.n_layers):
+        block = f"blocks.{layer}"
+        shapes[f"{block}.q.weight"] = (q_width, a.d_model)
+        shapes[f"{block}.k.weight"] = shapes[f"{block}.v.weight"] = (kv_width, a.d_model)
+        shapes[f"{block}.o.weight"] = (a.d_model, q_width)
+        shapes[f"{block}.up.weight"] = (a.d_ff, a.d_model)
+        shapes[f"{block}.down.weight"] = (a.d_model, a.d_ff)
+        if a.gated:
+            shapes[f"{block}.gate.weight"] = (a.d_ff, a.d_model)
+    if a.d_vocab is not None:
+        shapes["embed.tokens"] = (a.d_vocab, a.d_model)
+    if a.relative_buckets is not None:
+        shapes["relative_bias"] = (a.relative_buckets, a.n_heads)
+    if a.pooler:
+        shapes["pooler.weight"] = (a.d_model, a.d_model)
+    return shapes
+
+
+def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
+    """Names and shapes of what a model may hold besides: biases, norms' scales, positions, an untied head."""
+    a = architecture
+    shapes: dict[str, Shape] = {
+        name.removesuffix("weight") + "bias": (shape[0],)
+        for name, shape in required_shapes(a).items()
+        if name.endswith(".weight")
+    }
+    norms = [f"blocks.{layer}.norm{i}" for layer in range(a.n_layers) for i in (1, 2)]
+    if a.norm_place == "pre":
+        norms.append("final_norm")
+    if a.d_vocab is not None:
+        norms.append("embed.norm")
+        shapes["embed.types"] = (2, a.d_model)
+        if a.context is not None:
+            shapes["embed.positions"] = (a.context + a.position_offset, a.d_model)
+    for norm in norms:
+        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (a.d_model,)
+    if a.d_out is not None:
+        shapes["head.weight"], shapes["head.bias"] = (a.d_out, a.d_model), (a.d_out,)
+    return shapes
+
+
+def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> None:
+    """Raise one clear error if a tensor is missing, unknown, of a wrong shape, or not finite."""
+    required = required_shapes(architecture)
+    shapes = optional_shapes(architecture) | required
+    if missing := sorted(set(required) - set(weights)):
+        raise ModelError(f"the weights lack {missing[0]!r} ({len(missing)} tensors missing)")
+    if architecture.d_out is not None and not {"head.weight", "embed.tokens"} & set(weights):
+        raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
+    if unknown := sorted(set(weights) - set(shapes)):
+        raise ModelError(f"the weights hold {unknown[0]!r}, which this architecture does not use")
+    for name, tensor in weights.items():
+        if tuple(tensor.shape) != shapes[name] and not (
+            name == "embed.types" and tensor.shape[1:] == shapes[name][1:]
+        ):
+            raise ModelError(f"{name} has shape {list(tensor.shape)}, expected {list(shapes[name])}")
+        if not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ModelError(f"{name} holds {bad} values that are NaN or infinite: the weights are broken")

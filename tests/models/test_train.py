@@ -1,0 +1,55 @@
+"""The recipes: deterministic for a seed, and what the embedded models can do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from prooflens.errors import ModelError
+from prooflens.models import EMBEDDED, Transformer, load
+from prooflens.models.train import RECIPES, read_sst2, sst2_folder, train
+from tests.conftest import SHARED
+
+
+def test_toy_is_the_papers_size(toy: Transformer) -> None:
+    assert toy.n_parameters == 1218
+    assert toy.architecture.norm_eps == 1e-5
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_models_do_their_task(name: str) -> None:
+    model, recipe = load(name), RECIPES[name]
+    x, y = recipe.task(1000, recipe.n_tokens, model.architecture.d_model, torch.Generator().manual_seed(99))
+    accuracy = float((model(x.double()).argmax(-1) == y).double().mean())
+    assert accuracy == 1.0 if name in ("toy", "toy-induction") else accuracy > 0.98
+    assert model.examples is not None
+    assert model.examples.shape == (20, recipe.n_tokens, model.architecture.d_model)
+
+
+def test_the_largest_scaled_model_has_the_papers_size() -> None:
+    architecture = RECIPES["toy-d128"].architecture
+    assert (architecture.d_model, architecture.n_heads, architecture.d_ff) == (128, 4, 256)
+
+
+def test_training_is_deterministic(tmp_path: Path) -> None:
+    first = train("toy", seed=3, target=tmp_path / "a", epochs=1)
+    second = train("toy", seed=3, target=tmp_path / "b", epochs=1)
+    other = train("toy", seed=4, target=tmp_path / "c", epochs=1)
+    assert load(first.folder).sha256 == load(second.folder).sha256 != load(other.folder).sha256
+    assert first.accuracy == second.accuracy
+
+
+def test_unknown_recipe_and_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="recipes: toy"):
+        train("toys")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="--data FOLDER"):
+        sst2_folder(tmp_path)
+
+
+def test_sst2_is_read_line_by_line() -> None:
+    if not (SHARED / "data" / "sst2").is_dir():
+        pytest.skip("SST-2 is not beside this checkout")
+    rows = read_sst2(SHARED / "data" / "sst2" / "test.tsv")
+    assert len(rows) == 872
+    assert {label for _, label in rows} == {0, 1}

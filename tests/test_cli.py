@@ -1,0 +1,49 @@
+"""The command line's contract: fast help, JSON documents, doctor."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import prooflens
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prooflens.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys, prooflens.cli\n"
+        "from typer.testing import CliRunner\n"
+        "out = CliRunner().invoke(prooflens.cli.app, ['--help'])\n"
+        "assert out.exit_code == 0, out.output\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"prooflens {prooflens.__version__}"
+
+
+def test_doctor_as_json() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert set(found) == {"versions", "devices", "memory", "models", "missing"}
+    assert found["versions"]["prooflens"] == prooflens.__version__
+
+
+def test_show_prints_the_fingerprint() -> None:
+    done = run("show", "toy", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["sha256"] == prooflens.load("toy").sha256
+
+
+def test_unknown_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = prooflens.nothing

@@ -1,0 +1,125 @@
+"""Regions: every way to make one, what they contain, and what they refuse."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prooflens.errors import RegionError
+from prooflens.models import Prompt
+from prooflens.regions import Ball, Constraints, Paraphrases, Region
+
+X = torch.arange(12, dtype=torch.float64).reshape(4, 3)
+
+
+def test_ball_on_all_tokens() -> None:
+    region = Ball(0.1).around(X)
+    assert region.n_factors == 12
+    assert region.contains(X + 0.1 * 0.999)
+    assert not region.contains(X + 0.11)
+    assert torch.equal(region.spread(), torch.full_like(X, 0.1))
+
+
+def test_ball_on_chosen_tokens() -> None:
+    region = Ball(0.1, tokens=[1, -1]).around(X)
+    assert region.n_factors == 6
+    moved = X.clone()
+    moved[0, 0] += 0.01
+    assert not region.contains(moved)
+    moved = X.clone()
+    moved[3] += 0.05
+    assert region.contains(moved)
+
+
+def test_per_token_radii() -> None:
+    listed = Ball([0.1, 0.0, 0.2, 0.3]).around(X)
+    mapped = Ball({0: 0.1, 2: 0.2, 3: 0.3}).around(Prompt(X, ("a", "b", "c", "d")))
+    assert torch.equal(listed.spread(), mapped.spread())
+    assert listed.n_factors == 9
+
+
+def test_paraphrase_hull_holds_the_paraphrases() -> None:
+    texts = [X, X + 1, X * 0.5, X - 2]
+    for convex in (False, True):
+        region = Paraphrases(texts, convex).region()
+        assert region.n_factors == 4
+        for text in texts:
+            assert region.contains(text, 1e-7)
+        assert not region.contains(X + 50)
+    assert not Paraphrases(texts, convex=True).region().contains(X + 2, 1e-7)
+
+
+def test_constraints_are_respected_by_samples_and_corners() -> None:
+    generators = torch.eye(3, dtype=torch.float64)[:, None, :] * torch.ones(1, 2, 1, dtype=torch.float64)
+    sum_is_one = Constraints.of(3, torch.ones(1, 3), torch.ones(1))
+    region = Region(torch.zeros(2, 3, dtype=torch.float64), generators=generators, constraints=sum_is_one)
+    _, alpha = region.sample(200, seed=1)
+    assert len(alpha) > 150
+    assert float((alpha.sum(-1) - 1).abs().max()) < 1e-8
+    assert region.corners().shape[0] == 3
+    assert region.contains(torch.tensor([[1.0, 1.0, -1.0]] * 2, dtype=torch.float64), 1e-7)
+    assert not region.contains(torch.tensor([[1.0, 1.0, 1.0]] * 2, dtype=torch.float64), 1e-7)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10_000), eps=st.floats(1e-6, 10.0), corners=st.floats(0.0, 1.0))
+def test_samples_lie_inside(seed: int, eps: float, corners: float) -> None:
+    region = Ball(eps, tokens=[0, 2]).around(X)
+    points, alpha = region.sample(8, seed, corners)
+    assert points.shape == (8, 4, 3)
+    assert float(alpha.abs().max()) <= 1.0
+    for point in points:
+        assert region.contains(point, 1e-12 * (1 + eps))
+
+
+def test_samples_are_reproducible() -> None:
+    region = Ball(0.1).around(X)
+    assert torch.equal(region.sample(5, seed=7)[0], region.sample(5, seed=7)[0])
+    assert not torch.equal(region.sample(5, seed=7)[0], region.sample(5, seed=8)[0])
+
+
+def test_pullback_is_the_adjoint_of_point() -> None:
+    dense = Region(X, generators=Ball(0.1, tokens=[1]).around(X).dense_generators())
+    for region in (Ball(0.1, tokens=[1]).around(X), dense):
+        alpha = torch.randn(region.n_factors, dtype=torch.float64)
+        covector = torch.randn(4, 3, dtype=torch.float64)
+        left = (region.point(alpha) - X).mul(covector).sum()
+        assert torch.allclose(left, alpha @ region.pullback(covector))
+
+
+def test_corners_of_a_small_ball() -> None:
+    corners = Ball(0.5, tokens=[0]).around(X).corners()
+    assert corners.shape == (8, 4, 3)
+    assert torch.equal(corners[:, 1:], X[1:].expand(8, 3, 3))
+    with pytest.raises(RegionError, match="too many corners"):
+        Ball(0.5).around(torch.zeros(3, 7, dtype=torch.float64)).corners()
+
+
+def test_scaling_multiplies_the_radius() -> None:
+    region = Ball(0.1).around(X).scaled(3.0)
+    assert torch.allclose(region.spread(), torch.full_like(X, 0.3))
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_radii(eps: float) -> None:
+    with pytest.raises(RegionError, match="positive finite"):
+        Ball(eps).around(X)
+
+
+def test_other_bad_regions() -> None:
+    with pytest.raises(RegionError, match="no token 4"):
+        Ball(0.1, tokens=[4]).around(X)
+    with pytest.raises(RegionError, match="3 radii for 4 tokens"):
+        Ball([0.1, 0.1, 0.1]).around(X)
+    with pytest.raises(RegionError, match="no token moves"):
+        Ball([0.0] * 4).around(X)
+    with pytest.raises(RegionError, match="equal length"):
+        Paraphrases([X, X[:3]]).region()
+    with pytest.raises(RegionError, match="at least two"):
+        Paraphrases([X]).region()
+    with pytest.raises(RegionError, match="NaN"):
+        Region(X * float("nan"), radius=torch.ones_like(X))
+    with pytest.raises(RegionError, match="not both"):
+        Region(X)
+    with pytest.raises(RegionError, match="constraints"):
+        Constraints.of(3, torch.ones(1, 2), torch.ones(1))
