@@ -1,0 +1,128 @@
+"""Verified positive semidefiniteness: a floating Cholesky factor guesses, its residual proves.
+
+Rump, *Verification of positive definiteness* (BIT 46, 2006), shifts M by a bound of the factorisation's error and
+asks whether Cholesky runs through. We take his shift, but prove with the residual of the factor instead of with an
+error analysis of the factorisation: M = LLᵀ + (M − LLᵀ), and LLᵀ ⪰ 0 whatever L is. So nothing is assumed of the
+LAPACK, MKL or cuSOLVER routine that produced L, only that a matrix product is made of dot products with error γ_n.
+
+A True is a proof about the real numbers that the float64 entries stand for. A False means *not proved*.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prooflens.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
+
+_SAFE_EXPONENT = 400
+"""Diagonals outside 2^±400 are not proved: inside, underflow is far below the slack that the checks leave."""
+
+
+def is_psd(M: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
+    """Whether each symmetric M is proved positive semidefinite.
+
+    With s_i = σ m_ii (σ about 3n²u) and L the floating Cholesky factor of M − diag(s), write
+    M = LLᵀ + diag(s) + F. Then diag(s) + F ⪰ 0, hence M ⪰ 0, if for some w > 0 and every i
+    s_i w_i ≥ Σ_j |F_ij| w_j (generalised diagonal dominance); w_i = m_ii^{-1/2} makes the test invariant under
+    diagonal scaling. Covered: the rounding of LLᵀ (γ_n |L||L|ᵀ), of both subtractions, and of the test itself.
+
+    Complexity: O(n³) per matrix, one Cholesky factorisation and one product.
+    """
+    if not bool(((M.mT == M) | M.isnan()).all()):
+        raise ValueError(
+            "is_psd needs exactly symmetric matrices; symmetrise and account for the rounding first"
+        )
+    n = M.shape[-1]
+    if n == 0:
+        return torch.ones(M.shape[:-2], dtype=torch.bool, device=M.device)
+    # A row of zeros says nothing about the others: 1 in its place on the diagonal leaves definiteness unchanged.
+    silent = (M == 0).all(dim=-1)
+    M = M + torch.diag_embed(silent.to(M.dtype))
+    m = M.diagonal(dim1=-2, dim2=-1)
+    usable = ((m > 2.0**-_SAFE_EXPONENT) & (m < 2.0**_SAFE_EXPONENT)).all(dim=-1) & M.isfinite().all(
+        dim=(-2, -1)
+    )
+    m = torch.where(usable[..., None], m, torch.ones_like(m))
+    M = torch.where(usable[..., None, None], M, torch.diag_embed(m))
+    s = n * gamma(3 * n + 16) * m
+    L, info = torch.linalg.cholesky_ex(M - torch.diag_embed(s))
+    L = torch.where((info == 0)[..., None, None], L, torch.zeros_like(L)).tril()
+    w = m.rsqrt()
+    D = M - L @ L.mT
+    F = D - torch.diag_embed(s)
+    size = L.abs()
+    product_error = gamma(n) * _apply(size, _apply(size.mT, w))
+    total = _apply(F.abs() + 4.0 * UNIT_ROUNDOFF * D.abs(), w) + product_error
+    holds = s * w * (1.0 - 8.0 * UNIT_ROUNDOFF) >= total * (1.0 + gamma(4 * n + 32))
+    factored: Tensor = (info == 0) & holds.all(dim=-1)
+    return usable & (factored | _diagonally_dominant(M))
+
+
+def dominates(d: Float[Tensor, "*batch n"], H: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
+    """Whether diag(d) ⪰ H is proved, for symmetric H.
+
+    The matrix handed to `is_psd` has its diagonal rounded down, so it lies below diag(d) − H in the Loewner order.
+    """
+    diagonal = H.diagonal(dim1=-2, dim2=-1)
+    off = torch.diag_embed(diagonal) - H
+    return is_psd(off + torch.diag_embed(down(d - diagonal)))
+
+
+def gershgorin_shift(H: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
+    """d_k ≥ H_kk + Σ_{l≠k} |H_kl|, so diag(d) ⪰ H by diagonal dominance: the row sums, rounded up."""
+    n = H.shape[-1]
+    diagonal = H.diagonal(dim1=-2, dim2=-1)
+    radius = (H - torch.diag_embed(diagonal)).abs().sum(dim=-1)
+    return up(diagonal + up(radius * (1.0 + gamma(n + 2))))
+
+
+def lambda_max_upper(
+    H: Float[Tensor, "*batch n n"], scale: Float[Tensor, "*batch n"] | None = None, *, attempts: int = 5
+) -> Float[Tensor, "*batch"]:
+    """λ with λ·diag(scale) ⪰ H proved: an upper bound of the largest eigenvalue of S^{-½}HS^{-½} (S = I by default).
+
+    A floating eigenvalue is a guess; it is inflated until `dominates` proves it, sixteenfold at each attempt. Where
+    no attempt succeeds the answer is Gershgorin's, max_k (H_kk + Σ|H_kl|)/s_k. May be negative.
+    """
+    n = H.shape[-1]
+    weights = torch.ones_like(H[..., 0]) if scale is None else scale.expand(H.shape[:-1])
+    if not bool((weights > 0).all()):
+        raise ValueError("lambda_max_upper needs a positive scale")
+    if n == 0:
+        return torch.zeros(H.shape[:-2], dtype=H.dtype, device=H.device)
+    best = up(gershgorin_shift(H) / weights).amax(dim=-1)
+    if not bool(H.isfinite().all()):
+        return best
+    root = weights.rsqrt()
+    scaled = root[..., :, None] * H * root[..., None, :]
+    guess = torch.linalg.eigvalsh(scaled)[..., -1]
+    unit = n * gamma(4 * n + 32) * scaled.abs().sum(dim=-1).amax(dim=-1)
+    open_ = torch.ones_like(guess, dtype=torch.bool)
+    for attempt in range(attempts):
+        candidate = guess + unit * 16.0**attempt
+        # λ s_k ≥ the float below fl(λ s_k), so proving that one proves λ.
+        proved = dominates(down(candidate[..., None] * weights), H) & open_
+        best = torch.where(proved, torch.minimum(best, candidate), best)
+        open_ = open_ & ~proved
+        if not bool(open_.any()):
+            break
+    return best
+
+
+def certified_shift(
+    H: Float[Tensor, "*batch n n"], scale: Float[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch n"]:
+    """d = λ·scale, rounded up, with diag(d) ⪰ H proved (`lambda_max_upper`)."""
+    weights = torch.ones_like(H[..., 0]) if scale is None else scale.expand(H.shape[:-1])
+    return up(lambda_max_upper(H, weights)[..., None] * weights)
+
+
+def _apply(A: Tensor, x: Tensor) -> Tensor:
+    return (A @ x[..., None])[..., 0]
+
+
+def _diagonally_dominant(M: Tensor) -> Tensor:
+    m = M.diagonal(dim1=-2, dim2=-1)
+    radius = (M - torch.diag_embed(m)).abs().sum(dim=-1)
+    dominant: Tensor = (m >= radius * (1.0 + gamma(M.shape[-1] + 4))).all(dim=-1)
+    return dominant

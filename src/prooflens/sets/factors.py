@@ -1,0 +1,150 @@
+"""Factors: aligning them across sets, evaluating monomials, bounding monomials, drawing feasible ones."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.errors import SetError
+from prooflens.sets.arrays import as_float, is_rational, join, take
+from prooflens.sets.constrained import ConstrainedPolynomialZonotope
+from prooflens.sets.interval import Interval
+
+
+def merge_ids(
+    *sets: ConstrainedPolynomialZonotope,
+) -> tuple[tuple[int, ...], list[Int[Tensor, "p h"]], list[Int[Tensor, "p r"]]]:
+    """The common id vector in order of first appearance, and every E and R padded to it (`mergeID`).
+
+    Only rows of zeros are added, so no set changes: a factor with exponent 0 everywhere does not act.
+    """
+    ids = tuple(dict.fromkeys(label for z in sets for label in z.ids))
+    position = {label: k for k, label in enumerate(ids)}
+    rows = [torch.tensor([position[label] for label in z.ids], dtype=torch.int64) for z in sets]
+
+    def padded(exponents: Tensor, where: Tensor) -> Tensor:
+        full = torch.zeros((len(ids), exponents.shape[1]), dtype=torch.int64)
+        full[where] = exponents
+        return full
+
+    return (
+        ids,
+        [padded(z.E, where) for z, where in zip(sets, rows, strict=True)],
+        [padded(z.R, where) for z, where in zip(sets, rows, strict=True)],
+    )
+
+
+def monomials(alpha: Float[Tensor, "*points p"], E: Int[Tensor, "p h"]) -> Float[Tensor, "*points h"]:
+    """∏_k α_k^{E_ki} for every column i; 0⁰ = 1."""
+    if is_rational(alpha):
+        powers: Any = np.asarray(alpha)[..., :, None] ** E.numpy().astype(object)
+        product: Any = (
+            np.prod(powers, axis=-2) if E.shape[0] else np.ones((*alpha.shape[:-1], E.shape[1]), object)
+        )
+        return product  # type: ignore[no-any-return]
+    return (alpha[..., :, None] ** E.to(alpha.device)).prod(dim=-2)
+
+
+def evaluate(
+    z: ConstrainedPolynomialZonotope,
+    alpha: Float[Tensor, "*points p"],
+    beta: Float[Tensor, "*points m"] | None = None,
+) -> Float[Tensor, "*points n"]:
+    """The point c + Σ α^E G + GI β of the set at given factors (β = 0 if not given), rounded to nearest."""
+    if alpha.shape[-1] != z.factors:
+        raise SetError(f"{alpha.shape[-1]} factor values for {z.factors} factors")
+    point = z.c + monomials(alpha, z.E) @ z.G.T
+    return point if beta is None else point + beta @ z.GI.T
+
+
+def constraint_residual(
+    z: ConstrainedPolynomialZonotope, alpha: Float[Tensor, "*points p"]
+) -> Float[Tensor, "*points q"]:
+    """Σ_j α^{R_j} A_j − b: zero where the factors are feasible."""
+    return monomials(alpha, z.R) @ z.A.T - z.b
+
+
+def even_columns(E: Int[Tensor, "p h"]) -> Tensor:
+    """Which columns have even exponents only: those monomials lie in [0,1], the others in [−1,1]."""
+    return (E % 2 == 0).all(dim=0)
+
+
+def monomial_range(E: Int[Tensor, "p h"]) -> Interval:
+    """The exact range of every monomial over [−1,1]ᵖ: {1}, [0,1] or [−1,1]."""
+    even = even_columns(E).to(torch.float64)
+    constant = (E == 0).all(dim=0).to(torch.float64)
+    return Interval(even + constant - 1.0, torch.ones_like(even))
+
+
+def substitute_factor(
+    G: Float[Tensor, "n h"], E: Int[Tensor, "p h"], k: int, middle: Fraction, radius: Fraction
+) -> tuple[Float[Tensor, "n g"], Int[Tensor, "p g"]]:
+    """α_k = middle + radius·α' in Σ g_i α^{E_i}: α_k^e = Σ_j C(e,j) middle^{e−j} radius^j α'^j, terms not merged."""
+    columns, exponents = [G[:, :0]], [E[:, :0]]
+    for e in E[k].unique().tolist():
+        chosen = torch.nonzero(E[k] == e).flatten()
+        for j in range(e + 1):
+            weight = math.comb(e, j) * middle ** (e - j) * radius**j
+            columns.append(take(G, chosen) * (weight if is_rational(G) else float(weight)))
+            power = E[:, chosen].clone()
+            power[k] = j
+            exponents.append(power)
+    return join(columns, 1), join(exponents, 1)
+
+
+def sample_factors(
+    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator
+) -> Float[Tensor, "points p"]:
+    """Up to `count` feasible α, drawn on the box, uniformly and at corners, and pulled onto the constraints.
+
+    Points that do not reach the constraints are dropped, so fewer (perhaps none) may come back. Samples show, they
+    never prove.
+    """
+    alpha = torch.rand((count, z.factors), generator=generator, dtype=torch.float64) * 2.0 - 1.0
+    corners = torch.rand((count, z.factors), generator=generator, dtype=torch.float64) < 0.3
+    return pull_to_constraints(z, torch.where(corners, alpha.sign(), alpha))
+
+
+def pull_to_constraints(
+    z: ConstrainedPolynomialZonotope,
+    alpha: Float[Tensor, "points p"],
+    *,
+    tolerance: float = 1e-10,
+    rounds: int = 40,
+) -> Float[Tensor, "reached p"]:
+    """The points moved onto the constraints by Gauss–Newton with clipping, those that reach `tolerance`."""
+    if z.constraints == 0:
+        return alpha
+    A, b = as_float(z.A), as_float(z.b)
+    for _ in range(rounds if z.factors else 0):
+        J = A @ _monomial_jacobian(alpha, z.R)
+        residual = monomials(alpha, z.R) @ A.T - b
+        step = torch.linalg.pinv(J) @ residual[..., None]
+        alpha = (alpha - step[..., 0]).clamp(-1.0, 1.0)
+    residual = monomials(alpha, z.R) @ A.T - b
+    return alpha[residual.abs().amax(dim=-1) <= tolerance]
+
+
+def sample(
+    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator
+) -> Float[Tensor, "points n"]:
+    """Points of the set from `sample_factors`, independent factors drawn at random and at corners."""
+    alpha = sample_factors(z, count, generator)
+    beta = torch.rand((len(alpha), z.independent), generator=generator, dtype=torch.float64) * 2.0 - 1.0
+    beta = torch.where(beta.abs() > 0.5, beta.sign(), beta)
+    points = as_float(z.c) + monomials(alpha, z.E) @ as_float(z.G).T + beta @ as_float(z.GI).T
+    return points if z.box is None else points[z.box.contains(points)]
+
+
+def _monomial_jacobian(alpha: Tensor, R: Tensor) -> Tensor:
+    """∂(α^{R_j})/∂α_k, points × r × p."""
+    columns: Sequence[Tensor] = [
+        R[k] * monomials(alpha, (R - torch.eye(len(R), dtype=torch.int64)[:, k : k + 1]).clamp(min=0))
+        for k in range(len(R))
+    ]
+    return torch.stack(list(columns), dim=-1)
