@@ -1,7 +1,10 @@
 """Random weight boxes, a tenth of them of each degenerate kind, all with a point of the simplex inside."""
 
+import itertools
+from collections.abc import Iterator
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 KINDS = 5
@@ -31,3 +34,20 @@ def random_boxes(
     below[kind == 2], above[kind == 2] = below[kind == 2, :1], above[kind == 2, :1]
     above[kind == 3] = 0.0
     return point * (1.0 - below), (point * (1.0 + above)).clamp_max(1.0), point
+
+
+def candidate_vertices(
+    lower: Float[Tensor, "N S"], upper: Float[Tensor, "N S"]
+) -> Iterator[tuple[Float[Tensor, "N S"], Bool[Tensor, " N"]]]:
+    """All vertices of Δ_S ∩ [s̲, s̄]: one free token, every choice of a bound for the others; and where they fit."""
+    size = lower.shape[1]
+    for free in range(size):
+        others = [j for j in range(size) if j != free]
+        for sides in itertools.product((0, 1), repeat=size - 1):
+            vertex = lower.clone()
+            for j, side in zip(others, sides, strict=True):
+                vertex[:, j] = upper[:, j] if side else lower[:, j]
+            weight = 1 - vertex[:, others].sum(-1)
+            fits = (weight >= lower[:, free] - 1e-12) & (weight <= upper[:, free] + 1e-12)
+            vertex[:, free] = weight.clamp(lower[:, free], upper[:, free])
+            yield vertex, fits

@@ -1,6 +1,5 @@
 """Entropy ranges against dense vertex enumeration, bisection, samples; rows 5 and 6 of the soundness list."""
 
-import itertools
 import math
 
 import pytest
@@ -9,24 +8,15 @@ import torch
 from prooflens.queries.entropy import entropy_of, entropy_range
 from prooflens.queries.simplex import argmin
 
-from .boxes import random_boxes
+from .boxes import candidate_vertices, random_boxes
 
 
 def brute_minimum(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """The least entropy over all vertices: one free token, every choice of a bound for the others."""
-    count, size = lower.shape
-    best = torch.full((count,), math.inf, dtype=torch.float64)
-    for free in range(size):
-        others = [j for j in range(size) if j != free]
-        for sides in itertools.product((0, 1), repeat=size - 1):
-            vertex = lower.clone()
-            for j, side in zip(others, sides, strict=True):
-                vertex[:, j] = upper[:, j] if side else lower[:, j]
-            weight = 1 - vertex[:, others].sum(-1)
-            fits = (weight >= lower[:, free] - 1e-12) & (weight <= upper[:, free] + 1e-12)
-            vertex[:, free] = weight.clamp(lower[:, free], upper[:, free])
-            entropy = torch.special.entr(vertex).sum(-1)
-            best = torch.where(fits, torch.minimum(best, entropy), best)
+    best = torch.full((lower.shape[0],), math.inf, dtype=torch.float64)
+    for vertex, fits in candidate_vertices(lower, upper):
+        entropy = torch.special.entr(vertex).sum(-1)
+        best = torch.where(fits, torch.minimum(best, entropy), best)
     return best
 
 

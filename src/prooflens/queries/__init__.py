@@ -1,1 +1,57 @@
-"""What is asked of attention: functionals and claims, and the simplex programs over weight boxes."""
+"""What is asked of attention: queries and their functionals, and the simplex programs over weight boxes.
+
+`parse_query("2.4:top1@-1").bind(setting)` gives claims; an engine bounds `claim.functionals` over a region and
+`claim.decide` says whether the bounds prove it, or weight boxes do, through `claim.program`.
+"""
+
+from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
+from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
+from prooflens.queries.circuit import Argmax, Circuit
+from prooflens.queries.entropy import entropy_range
+from prooflens.queries.functionals import Atom, Functional, Logit, LogSumExp, RowEntropy, Score
+from prooflens.queries.masks import causal_mask, full_mask, padding_mask
+from prooflens.queries.parse import parse_query
+from prooflens.queries.programs import functional_bounds
+from prooflens.queries.remainder import remainder
+from prooflens.queries.rows import Row, parse_heads
+from prooflens.queries.simplex import Box
+from prooflens.queries.tables import Linearisation, MarginTable, linearise, margin_table
+from prooflens.queries.weights import differences_from_scores, weight_box
+
+__all__ = [
+    "Argmax",
+    "Atom",
+    "Box",
+    "Circuit",
+    "Claim",
+    "Condition",
+    "Entropy",
+    "Functional",
+    "Linearisation",
+    "LogSumExp",
+    "Logit",
+    "MarginTable",
+    "Mass",
+    "Query",
+    "Ranking",
+    "Row",
+    "RowEntropy",
+    "RowQuery",
+    "Score",
+    "Sense",
+    "Setting",
+    "Specialised",
+    "TopK",
+    "causal_mask",
+    "differences_from_scores",
+    "entropy_range",
+    "full_mask",
+    "functional_bounds",
+    "linearise",
+    "margin_table",
+    "padding_mask",
+    "parse_heads",
+    "parse_query",
+    "remainder",
+    "weight_box",
+]

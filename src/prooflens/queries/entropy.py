@@ -10,8 +10,9 @@ Above, by weak duality (row 6; a stopped bisection is a point, not a bound). For
 
     H(s) ≤ ν + Σ max_{s̲≤x≤s̄} (h(x) − νx) = Σ h(x_j) + ν(1 − Σ x_j),   x_j = min(s̄_j, max(s̲_j, θ)),
 
-with h(x) = −x log x, because h(x) − νx is concave with its peak at x = θ. The x_j are floats without error, so only sums and logarithms
-round. θ is the root of Σx = 1, by Newton steps or by sorting; wherever that stops, the bound is a bound.
+with h(x) = −x log x, because h(x) − νx is concave with its peak at x = θ. The x_j are floats without error, so only
+sums and logarithms round. θ is the root of Σx = 1, by Newton steps or by sorting; wherever that stops, the
+bound is a bound.
 """
 
 import math

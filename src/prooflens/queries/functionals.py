@@ -6,7 +6,7 @@ A functional is a constant plus a weighted sum of atoms, each a function of one 
 |---|---|---|
 | `Score(row, key)` | a_key | e_key |
 | `LogSumExp(row, keys)` | log Σ_keys e^a | p = softmax of a over the keys |
-| `Entropy(row, keys)` | H(s), s = softmax of a over the keys that take part | −s_j (log s_j + H) |
+| `RowEntropy(row, keys)` | H(s), s = softmax of a over the keys that take part | −s_j (log s_j + H) |
 | `Logit(index)` | an output | e_index (of the logits) |
 
 What an engine needs beyond the linear term is in `remainder`; many functionals at once are in `tables`.
@@ -61,7 +61,7 @@ class LogSumExp:
 
 
 @dataclass(frozen=True)
-class Entropy:
+class RowEntropy:
     """Shannon entropy, in nats, of the attention over the keys that take part."""
 
     row: Row
@@ -87,7 +87,7 @@ class Logit:
     index: int
 
 
-AttentionAtom: TypeAlias = Score | LogSumExp | Entropy
+AttentionAtom: TypeAlias = Score | LogSumExp | RowEntropy
 Atom: TypeAlias = AttentionAtom | Logit
 
 

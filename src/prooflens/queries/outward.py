@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 700.0
 
 def together(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in float64, broadcast to one shape."""
-    shared: tuple[Tensor, ...] = torch.broadcast_tensors(*(t.double() for t in tensors))  # type: ignore[no-untyped-call]
+    shared: tuple[Tensor, ...] = torch.broadcast_tensors(*(t.double() for t in tensors))
     return shared
 
 

@@ -8,7 +8,7 @@ deviations). Both atoms see u only up to a common shift, so this is all they nee
 - log(1 + Σ p_j ψ(ũ_j)), ψ(x) = e^x − 1 − x, since Σ p_j ũ_j = 0; ũ_j = Σ_k p_k (u_j − u_k) is within D's averages.
   It is small where one key dominates.
 
-`Entropy`: along a⁰ + tu the second derivative is −Σ g_j(t) (u_j − ū_t)², g_j = s_j(1 + log s_j + H), ū_t = s(t)·u.
+`RowEntropy`: along a⁰ + tu the second derivative is −Σ g_j(t) (u_j − ū_t)², g_j = s_j(1 + log s_j + H), ū_t = s(t)·u.
 (K(t) = log Σ s⁰e^{tu} gives H' = −Cov_t(log s, u) and H'' = −Var_t(u) − E_t[(log s − E_t log s)(u − ū_t)²].) With a box
 of weights valid for all t ∈ [0, 1], ranges of g_j over it and ρ_j ≥ |u_j − ū_t| by a linear program over that box, the
 rest ½H''(τ) lies in [−½Σ max(g_j, 0)ρ_j², ½Σ max(−g_j, 0)ρ_j²].
@@ -23,7 +23,7 @@ from torch import Tensor
 from prooflens.errors import QueryError
 from prooflens.numerics.rounding import down, up
 from prooflens.queries.entropy import entropy_range
-from prooflens.queries.functionals import Entropy, Functional, LogSumExp, Scores
+from prooflens.queries.functionals import Functional, LogSumExp, RowEntropy, Scores
 from prooflens.queries.outward import exp_down, exp_up, log_down, log_up, scaled_up, sum_up
 from prooflens.queries.rows import Row
 from prooflens.queries.simplex import maximise
@@ -40,7 +40,7 @@ def remainder(functional: Functional, scores: Scores, differences: Differences) 
     low: Tensor | None = None
     high: Tensor | None = None
     for weight, atom in functional.terms:
-        if not isinstance(atom, LogSumExp | Entropy):
+        if not isinstance(atom, LogSumExp | RowEntropy):
             continue
         if atom.row not in differences:
             raise QueryError(

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prooflens.errors import QueryError
@@ -31,15 +31,15 @@ class Row:
         return f"{self.layer}.{self.head}"
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` for the nearest known word, or nothing."""
+def suggestion(word: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """`; did you mean …?` for the nearest known word (as `shown` writes it), or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {(shown or {}).get(near[0], near[0])!r}?" if near else ""
 
 
 def parse_heads(text: str, n_layers: int, n_heads: int) -> list[tuple[int, int]]:
     """Heads as (layer, head): `1.10`, a layer `2`, layers `0-2`, a comma list of these, or `all`; in order, once."""
-    if text.strip() in ("all", "*"):
+    if text.strip() == "all":
         return [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
     heads: dict[tuple[int, int], None] = {}
     for part in text.split(","):

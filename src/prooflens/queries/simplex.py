@@ -163,7 +163,7 @@ def group_difference(
     for nu in (-1.0, 0.0, 1.0):
         reduced = cost - nu
         terms = reduced * torch.where(reduced >= 0, low, high)
-        bounds.append(down(nu + terms.sum(-1) - sum_slack(1.0 + terms.abs().sum(-1), cost.shape[-1] + 2)))
+        bounds.append(down(nu + terms.sum(-1) - sum_slack(abs(nu) + terms.abs().sum(-1), cost.shape[-1] + 2)))
     return torch.stack(bounds).amax(0)
 
 

@@ -1,0 +1,243 @@
+"""Queries about one row of attention at a time: top-k, ranking, evidence mass, specialisation, entropy."""
+
+import itertools
+import json
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from prooflens.errors import QueryError
+from prooflens.numerics.rounding import up
+from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
+from prooflens.queries.functionals import Functional, RowEntropy, group_log_ratio, margin
+from prooflens.queries.rows import Row, Token, find_tokens
+
+
+class Reading(NamedTuple):
+    """A row as a query reads it: the keys that take part, most attended first, and their clean scores."""
+
+    row: Row
+    order: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    def tied(self, rank: int) -> bool:
+        """Whether the keys at `rank` and `rank` + 1 (from 0) have the same clean score."""
+        return rank + 1 < len(self.order) and self.scores[rank] == self.scores[rank + 1]
+
+    def tie_between(self, rank: int) -> str:
+        """A sentence about that tie."""
+        return f"row {self.row}: keys {self.order[rank]} and {self.order[rank + 1]} tie in the clean pattern"
+
+
+def _write_tokens(tokens: tuple[Token, ...]) -> str:
+    return ",".join(str(t) if isinstance(t, int) else json.dumps(t, ensure_ascii=False) for t in tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowQuery(Query):
+    """A query asked of every row that `heads` (default: those of `bind`) and `positions` (default: all) name."""
+
+    heads: str | None = None
+    positions: tuple[Token, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Tokens may be given in any collection; they are kept as tuples, so that queries compare and hash."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list | set | frozenset | range):
+                object.__setattr__(self, field.name, tuple(value))
+            if isinstance(getattr(self, field.name), tuple) and not getattr(self, field.name):
+                raise QueryError(f"{type(self).__name__} was given no {field.name}: name at least one token")
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The short form without heads and positions."""
+
+    @abstractmethod
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """The conditions on one row, and the tie that keeps the clean answer from being unique."""
+
+    def __str__(self) -> str:
+        head = "" if self.heads is None else f"{self.heads}:"
+        if self.positions is None:
+            return head + self.kind
+        inner = _write_tokens(self.positions)
+        return f"{head}{self.kind}@{inner if len(self.positions) == 1 else f'[{inner}]'}"
+
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """One claim per head × position."""
+        claims = []
+        for layer, head in setting.heads(self.heads or heads):
+            for position in setting.positions(self.positions):
+                row = Row(layer, head, position)
+                conditions, tie = self.ask(setting, _read(setting, row))
+                claims.append(make_claim(self, setting, (row,), conditions, tie))
+        return claims
+
+
+def _read(setting: Setting, row: Row) -> Reading:
+    scores = setting.row(row).tolist()
+    order = sorted(setting.keys(row.position), key=lambda key: -scores[key])
+    return Reading(row, tuple(order), tuple(scores[key] for key in order))
+
+
+def _positive(functionals: list[Functional]) -> list[Condition]:
+    return [Condition(functional, Sense.POSITIVE) for functional in functionals]
+
+
+def _check_count(kind: str, k: int) -> None:
+    if k < 1:
+        raise QueryError(f"{kind}{k} asks for no token: use a count of at least 1, as in {kind}1")
+
+
+@dataclass(frozen=True)
+class TopK(RowQuery):
+    """The set of the k most attended tokens stays the clean one (`def:topk_stability`, `prop:cert_attn`).
+
+    By monotonicity of the softmax: a_i − a_j > 0 for every i inside and j outside (`thm:margin_sound`).
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count("top", self.k)
+
+    @property
+    def kind(self) -> str:
+        """`top3`."""
+        return f"top{self.k}"
+
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """k(S−k) margins; none if all keys that take part are in the set."""
+        inside, outside = reading.order[: self.k], reading.order[self.k :]
+        pairs = [margin(reading.row, i, j) for i, j in itertools.product(inside, outside)]
+        return _positive(pairs), reading.tie_between(self.k - 1) if reading.tied(self.k - 1) else None
+
+
+@dataclass(frozen=True)
+class Ranking(RowQuery):
+    """The k most attended tokens stay the clean ones, in the clean order (`cor:topk_ranking`)."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count("rank", self.k)
+
+    @property
+    def kind(self) -> str:
+        """`rank3`."""
+        return f"rank{self.k}"
+
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """Each of the top k above the next, and the last of them above all others: these imply all pairs."""
+        inside, outside = reading.order[: self.k], reading.order[self.k :]
+        pairs = [*itertools.pairwise(inside), *((inside[-1], j) for j in outside)]
+        tied = next((rank for rank in range(self.k) if reading.tied(rank)), None)
+        conditions = _positive([margin(reading.row, i, j) for i, j in pairs])
+        return conditions, None if tied is None else reading.tie_between(tied)
+
+
+@dataclass(frozen=True)
+class Mass(RowQuery):
+    """The evidence tokens keep a mass of at least τ (`prop:evidence_mass`); by default the clean top-attended key.
+
+    In scores: LSE(E) − LSE(rest) − log(τ/(1−τ)) ≥ 0, the log-odds, with the constant rounded to the strict side.
+    """
+
+    tokens: tuple[Token, ...] | None = None
+    tau: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.tau < 1.0:
+            raise QueryError(f"a mass threshold lies strictly between 0 and 1, got {self.tau}")
+
+    @property
+    def kind(self) -> str:
+        """`mass>=0.2` or `mass>=0.2@{0,1}`."""
+        targets = "" if self.tokens is None else f"@{{{_write_tokens(self.tokens)}}}"
+        return f"mass>={self.tau!r}{targets}"
+
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """One log-odds; a constant where the evidence is all that takes part (mass 1) or takes no part (mass 0)."""
+        row, tie = reading.row, None
+        if self.tokens is None:
+            wanted = [reading.order[0]]
+            tie = reading.tie_between(0) if reading.tied(0) else None
+        else:
+            wanted = find_tokens(self.tokens, setting.size, setting.tokens)
+        inside = tuple(sorted(set(wanted) & set(reading.order)))
+        rest = tuple(sorted(set(reading.order) - set(inside)))
+        if not inside or not rest:
+            mass = 1.0 if inside else 0.0
+            functional = Functional((), mass - self.tau, f"{row}: mass is {mass:g} by the mask")
+        else:
+            ratio = group_log_ratio(row, inside, rest)
+            # log τ and log(1−τ) each within 4 ulp, and 1−τ and the difference rounded once.
+            log_odds = math.log(self.tau) - math.log1p(-self.tau)
+            slack = up(16 * math.ulp(max(-math.log(self.tau), -math.log1p(-self.tau))))
+            functional = Functional(ratio.terms, -(log_odds + slack), f"{ratio.name} - log odds {self.tau:g}")
+        return [Condition(functional, Sense.NONNEGATIVE)], tie
+
+
+@dataclass(frozen=True)
+class Specialised(RowQuery):
+    """Mass on A stays above mass on B (`prop:head_spec`): LSE(A) − LSE(B) > 0."""
+
+    A: tuple[Token, ...]
+    B: tuple[Token, ...]
+
+    @property
+    def kind(self) -> str:
+        """`spec{1,2}>{3}`."""
+        return f"spec{{{_write_tokens(self.A)}}}>{{{_write_tokens(self.B)}}}"
+
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """One ratio of masses; a constant where a group takes no part (then A must, and B must not)."""
+        groups = [set(find_tokens(group, setting.size, setting.tokens)) for group in (self.A, self.B)]
+        if shared := groups[0] & groups[1]:
+            raise QueryError(f"groups of {self.kind} must be disjoint; both hold token {min(shared)}")
+        plus, minus = (tuple(sorted(group & set(reading.order))) for group in groups)
+        if plus and minus:
+            return _positive([group_log_ratio(reading.row, plus, minus)]), None
+        verdict = 1.0 if plus else -1.0
+        name = f"{reading.row}: {'B' if plus else 'A'} takes no part"
+        return _positive([Functional((), verdict, name)]), None
+
+
+@dataclass(frozen=True)
+class Entropy(RowQuery):
+    """The entropy of the row in nats: its range, or thresholds that it keeps (`prop:entropy`)."""
+
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lower is not None and self.upper is not None and self.lower > self.upper:
+            raise QueryError(f"entropy cannot lie between {self.lower} and {self.upper}: swap the thresholds")
+
+    @property
+    def kind(self) -> str:
+        """`entropy`, `entropy<=1.5`, `entropy>=0.5` or `0.5<=entropy<=1.5`."""
+        if self.lower is not None and self.upper is not None:
+            return f"{self.lower!r}<=entropy<={self.upper!r}"
+        if self.lower is not None:
+            return f"entropy>={self.lower!r}"
+        return "entropy" if self.upper is None else f"entropy<={self.upper!r}"
+
+    def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
+        """H itself (range), or H − lower ≥ 0 and upper − H ≥ 0."""
+        atom = RowEntropy(reading.row, tuple(sorted(reading.order)))
+        if self.lower is None and self.upper is None:
+            return [Condition(Functional(((1.0, atom),), name=f"{reading.row}: entropy"), Sense.RANGE)], None
+        found = []
+        if self.lower is not None:
+            found.append(Functional(((1.0, atom),), -self.lower, f"{reading.row}: entropy - {self.lower:g}"))
+        if self.upper is not None:
+            found.append(Functional(((-1.0, atom),), self.upper, f"{reading.row}: {self.upper:g} - entropy"))
+        return [Condition(functional, Sense.NONNEGATIVE) for functional in found], None

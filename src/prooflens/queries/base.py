@@ -1,0 +1,181 @@
+"""What a query is bound to (`Setting`), what binding makes of it (`Claim`), and the query itself (`Query`)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prooflens.errors import QueryError
+from prooflens.queries.functionals import Functional, Scores
+from prooflens.queries.masks import keys_of
+from prooflens.queries.programs import Boxes, functional_bounds
+from prooflens.queries.rows import Row, Token, find_tokens, parse_heads
+
+Decision = Literal["holds", "unknown"]
+
+
+class Sense(StrEnum):
+    """What is wanted of a functional."""
+
+    POSITIVE = ">0"
+    NONNEGATIVE = ">=0"
+    RANGE = "range"
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A prompt in a model, as far as queries need it: clean scores, mask and names."""
+
+    scores: Mapping[int, Float[Tensor, "H S S"]]
+    mask: Bool[Tensor, "S S"]
+    n_layers: int
+    n_heads: int
+    tokens: tuple[str, ...] | None = None
+    logits: Float[Tensor, " C"] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return self.mask.shape[0]
+
+    def keys(self, position: int) -> tuple[int, ...]:
+        """The keys that take part in the row of a position."""
+        return keys_of(self.mask, position)
+
+    def row(self, row: Row) -> Float[Tensor, " S"]:
+        """The clean scores of a row, in float64."""
+        return self.scores[row.layer][row.head, row.position].double()
+
+    def rows(self, rows: Iterable[Row]) -> dict[Row, Float[Tensor, " S"]]:
+        """The clean scores of several rows."""
+        return {row: self.row(row) for row in rows}
+
+    def heads(self, text: str | None) -> list[tuple[int, int]]:
+        """The heads a text names, or all of the layers whose scores are here."""
+        if text is None:
+            return [(layer, head) for layer in sorted(self.scores) for head in range(self.n_heads)]
+        found = parse_heads(text, self.n_layers, self.n_heads)
+        if missing := sorted({layer for layer, _ in found} - set(self.scores)):
+            raise QueryError(f"heads {text!r} need the scores of layers {missing}, which were not computed")
+        return found
+
+    def positions(self, tokens: tuple[Token, ...] | None) -> list[int]:
+        """The query positions that tokens name, or all that read at least one key."""
+        if tokens is None:
+            return [i for i in range(self.size) if self.keys(i)]
+        found = find_tokens(tokens, self.size, self.tokens)
+        for position in found:
+            if not self.keys(position):
+                raise QueryError(f"position {position} is padding: it attends to nothing")
+        return found
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One functional and what is wanted of it."""
+
+    functional: Functional
+    sense: Sense
+
+    def met(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Whether a value, or a proved lower bound, satisfies the sense; NaN never does."""
+        if self.sense is Sense.RANGE:
+            return ~value.isnan()
+        return value > 0 if self.sense is Sense.POSITIVE else value >= 0
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A statement about one setting: all its conditions hold. An empty list of them is true by the mask alone."""
+
+    query: "Query"
+    rows: tuple[Row, ...]
+    conditions: tuple[Condition, ...]
+    clean: Float[Tensor, " F"]
+    """The functionals' values on the clean input."""
+    tie: str | None = None
+    """Why the clean answer is not unique, if it is not: then the verdict is `unknown` with this reason."""
+
+    def __str__(self) -> str:
+        return f"{self.query} on {', '.join(map(str, self.rows))}" if self.rows else str(self.query)
+
+    @property
+    def functionals(self) -> tuple[Functional, ...]:
+        """The functionals, in the order of every bound that `decide` takes."""
+        return tuple(condition.functional for condition in self.conditions)
+
+    @property
+    def wants_range(self) -> bool:
+        """Whether the answer is a proved range, not a sign."""
+        return any(condition.sense is Sense.RANGE for condition in self.conditions)
+
+    @property
+    def clean_holds(self) -> bool:
+        """Whether the clean input satisfies it; if not it `fails` with the zero perturbation."""
+        return bool(self._all_met(self.clean))
+
+    def values(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "... F"]:
+        """The functionals on concrete points."""
+        if not self.conditions:
+            batch = next(iter((*scores.values(), torch.zeros(1))))
+            return torch.zeros((*batch.shape[:-1], 0), dtype=torch.float64)
+        return torch.stack([f.value(scores, logits) for f in self.functionals], -1)
+
+    def holds_on(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Bool[Tensor, "..."]:
+        """Whether concrete points satisfy it, by the same functionals that engines bound."""
+        return self._all_met(self.values(scores, logits))
+
+    def decide(self, lower: Float[Tensor, " F"], upper: Float[Tensor, " F"] | None = None) -> Decision:
+        """`holds` if proved bounds of the functionals show it; a range holds when it is finite on both sides."""
+        if self.tie is not None or lower.shape[-1] != len(self.conditions):
+            return "unknown"
+        if self.wants_range and (upper is None or not bool((lower.isfinite() & upper.isfinite()).all())):
+            return "unknown"
+        return "holds" if bool(self._all_met(lower)) else "unknown"
+
+    def bounds(self, boxes: Boxes) -> tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]:
+        """Proved bounds of its functionals over weight boxes Δ_S ∩ [s̲, s̄] of its rows."""
+        if not self.conditions:
+            empty = torch.zeros(0, dtype=torch.float64)
+            return empty, empty
+        return functional_bounds(self.functionals, {row: boxes[row] for row in self.rows if row in boxes})
+
+    def program(self, boxes: Boxes) -> Float[Tensor, "..."]:
+        """A proved lower bound of its smallest functional over weight boxes: its margin (∞ without conditions)."""
+        lower, _ = self.bounds(boxes)
+        return lower.amin(-1) if self.conditions else torch.tensor(float("inf"), dtype=torch.float64)
+
+    def _all_met(self, values: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
+        met = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)
+        for index, condition in enumerate(self.conditions):
+            met = met & condition.met(values[..., index])
+        return met
+
+
+class Query(ABC):
+    """A question, not yet about a prompt. `str(query)` is its short form, which `parse_query` reads back."""
+
+    @abstractmethod
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """The claims it makes about a setting; `heads` are those asked when the query names none itself."""
+
+
+def make_claim(
+    query: Query,
+    setting: Setting,
+    rows: tuple[Row, ...],
+    conditions: Iterable[Condition],
+    tie: str | None = None,
+) -> Claim:
+    """A claim with its clean values computed from the setting."""
+    conditions = tuple(conditions)
+    scores = setting.rows(rows)
+    logits = None if setting.logits is None else setting.logits.double()
+    clean = [condition.functional.value(scores, logits).double() for condition in conditions]
+    values = torch.stack(clean) if clean else torch.zeros(0, dtype=torch.float64)
+    return Claim(query, rows, conditions, values, tie)

@@ -1,0 +1,81 @@
+"""Queries about several rows at once, and about outputs."""
+
+from dataclasses import dataclass
+
+from prooflens.errors import QueryError
+from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
+from prooflens.queries.functionals import Functional, logit_margin
+
+
+@dataclass(frozen=True)
+class Circuit(Query):
+    """All of several queries; or, with weights, Σ w_h f_h > 0 of their functionals, bounded jointly.
+
+    The paper's cross-head remark. A part of a weighted sum is about one row and has one functional: the log-odds of
+    `mass`, the log-ratio of `spec` (a score margin for single tokens), or the slack of an entropy threshold.
+    """
+
+    parts: tuple[Query, ...]
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        if not self.parts:
+            raise QueryError("a circuit needs at least one part")
+        if any(isinstance(part, Circuit) for part in self.parts):
+            raise QueryError("a circuit cannot hold another circuit; list all parts in one")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
+            if len(self.weights) != len(self.parts):
+                raise QueryError(f"{len(self.parts)} parts need as many weights, got {len(self.weights)}")
+
+    def __str__(self) -> str:
+        if self.weights is None:
+            return " & ".join(map(str, self.parts))
+        terms = (f"{weight!r} * {part}" for weight, part in zip(self.weights, self.parts, strict=True))
+        return f"{' + '.join(terms)} > 0"
+
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """One claim over all rows of all parts."""
+        bound = [part.bind(setting, heads) for part in self.parts]
+        claims = [claim for part in bound for claim in part]
+        rows = tuple(dict.fromkeys(row for claim in claims for row in claim.rows))
+        tie = next((claim.tie for claim in claims if claim.tie is not None), None)
+        if self.weights is None:
+            conditions = [condition for claim in claims for condition in claim.conditions]
+        else:
+            conditions = [Condition(self._sum(bound, self.weights), Sense.POSITIVE)]
+        return [make_claim(self, setting, rows, conditions, tie)]
+
+    def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Functional:
+        total = Functional(())
+        for part, claims, weight in zip(self.parts, bound, weights, strict=True):
+            conditions = [condition for claim in claims for condition in claim.conditions]
+            if len(conditions) != 1 or conditions[0].sense is Sense.RANGE:
+                raise QueryError(
+                    f"part {str(part)!r} of a weighted sum has {len(conditions)} functionals and needs one with a "
+                    "threshold: use mass, spec or an entropy threshold, one head and one position, as in "
+                    "'0.3:spec{1}>{2}@-1'"
+                )
+            total = total + conditions[0].functional.scaled(weight)
+        return Functional(total.terms, total.constant, str(self))
+
+
+@dataclass(frozen=True)
+class Argmax(Query):
+    """The model's answer stays the clean one: Logit(y) − Logit(c) > 0 for every other class c."""
+
+    def __str__(self) -> str:
+        return "argmax"
+
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """One claim, about no row of attention."""
+        if setting.logits is None:
+            raise QueryError("argmax asks about outputs, but this model or setting has no logits")
+        logits = setting.logits.double().tolist()
+        best = max(range(len(logits)), key=logits.__getitem__)
+        others = [index for index in range(len(logits)) if index != best]
+        equal = next((index for index in others if logits[index] == logits[best]), None)
+        tie = None if equal is None else f"outputs {best} and {equal} tie on the clean input"
+        conditions = [Condition(logit_margin(best, index), Sense.POSITIVE) for index in others]
+        return [make_claim(self, setting, (), conditions, tie)]

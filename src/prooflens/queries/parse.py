@@ -1,0 +1,148 @@
+"""Short strings for queries.
+
+    query    = part {"&" part} | weight "*" part {" + " weight "*" part} ">" "0"
+    part     = [heads ":"] kind ["@" position]
+    kind     = "top" K | "rank" K | "mass>=" x ["@" set] | "spec" set ">" set
+             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax"
+    set      = "{" token {"," token} "}"
+    position = token | "[" token {"," token} "]" | "all"
+    token    = an index, negative from the end | a word | a text in double quotes
+    heads    = "1.10" | a layer "2" | layers "0-2" | a comma list of these | "all"
+
+Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A bare
+number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from prooflens.errors import QueryError
+from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
+from prooflens.queries.base import Query
+from prooflens.queries.circuit import Argmax, Circuit
+from prooflens.queries.rows import Token, suggestion
+
+NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+
+SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
+    r"top(\d+)": lambda m: TopK(int(m[1])),
+    r"rank(\d+)": lambda m: Ranking(int(m[1])),
+    rf"mass\s*>=\s*{NUMBER}": lambda m: Mass(tau=float(m[1])),
+    r"spec\s*\{(.*)\}\s*>\s*\{(.*)\}": lambda m: Specialised(_tokens(m[1]), _tokens(m[2])),
+    r"entropy": lambda m: Entropy(),
+    rf"entropy\s*<=\s*{NUMBER}": lambda m: Entropy(upper=float(m[1])),
+    rf"entropy\s*>=\s*{NUMBER}": lambda m: Entropy(lower=float(m[1])),
+    rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m: Entropy(float(m[1]), float(m[2])),
+    r"argmax": lambda m: Argmax(),
+}
+
+EXAMPLES = {
+    "top": "top1",
+    "rank": "rank3",
+    "mass": "mass>=0.2",
+    "spec": "spec{1,2}>{3}",
+    "entropy": "entropy<=1.5",
+    "argmax": "argmax",
+}
+"""One well-formed query per kind, for messages."""
+
+
+def parse_query(text: str) -> Query:
+    """The query that a short string means; `parse_query(str(query)) == query`."""
+    if len(list(_split(text, "*"))) > 1:
+        return _parse_sum(text)
+    parts = [_parse_part(part) for part in _split(text, "&")]
+    return parts[0] if len(parts) == 1 else Circuit(tuple(parts))
+
+
+def _parse_sum(text: str) -> Circuit:
+    body = re.fullmatch(r"(.*)>\s*0\s*", text, re.DOTALL)
+    if body is None:
+        raise QueryError(f"a weighted sum ends in '> 0', as in '1 * 0.3:spec{{1}}>{{2}} > 0'; got {text!r}")
+    weights, parts = [], []
+    for term in _split(body[1], " + "):
+        weight, star, part = term.partition("*")
+        if not star or not re.fullmatch(NUMBER, weight.strip()):
+            raise QueryError(f"{term.strip()!r} is not 'weight * query', as in '0.5 * 0.3:spec{{1}}>{{2}}'")
+        weights.append(float(weight))
+        parts.append(_parse_part(part))
+    return Circuit(tuple(parts), tuple(weights))
+
+
+def _parse_part(text: str) -> Query:
+    first, *suffixes = (piece.strip() for piece in _split(text, "@"))
+    *prefix, kind = (piece.strip() for piece in _split(first, ":"))
+    query = _parse_kind(kind)
+    if suffixes and suffixes[0].startswith("{"):
+        if not isinstance(query, Mass) or not suffixes[0].endswith("}"):
+            raise QueryError(
+                f"only mass takes tokens in braces, as in 'mass>=0.2@{{0,1}}'; got {text.strip()!r}"
+            )
+        query = replace(query, tokens=_tokens(suffixes.pop(0)[1:-1]))
+    if len(prefix) > 1 or len(suffixes) > 1:
+        raise QueryError(f"{text.strip()!r} names heads or a position twice; write 'heads:query@position'")
+    if isinstance(query, RowQuery):
+        query = replace(query, heads=prefix[0] if prefix else None)
+        return replace(query, positions=_positions(suffixes[0])) if suffixes else query
+    if prefix or suffixes:
+        raise QueryError(f"{kind} is about outputs and takes no heads and no position; got {text.strip()!r}")
+    return query
+
+
+def _parse_kind(kind: str) -> Query:
+    for shape, make in SHAPES.items():
+        if match := re.fullmatch(shape, kind):
+            return make(match)
+    stem = re.match(r"[A-Za-z]*", kind)
+    word = stem[0].lower() if stem else ""
+    if word in EXAMPLES:
+        raise QueryError(f"query {kind!r} is not complete or has too much; write it as in {EXAMPLES[word]!r}")
+    hint = suggestion(word, EXAMPLES, EXAMPLES)
+    raise QueryError(f"unknown query {kind!r}{hint or '; known are ' + ', '.join(EXAMPLES.values())}")
+
+
+def _positions(text: str) -> tuple[Token, ...] | None:
+    if text == "all":
+        return None
+    return _tokens(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+
+
+def _tokens(text: str) -> tuple[Token, ...]:
+    return tuple(_token(piece.strip()) for piece in _split(text, ","))
+
+
+def _token(text: str) -> Token:
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if text.startswith('"'):
+        try:
+            return str(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise QueryError(f"{text} is not a text in double quotes: {error.msg}") from error
+    if not text or re.search(r"[\s{}\[\]]", text):
+        raise QueryError(f"{text!r} does not name a token; use an index, a word, or a text in double quotes")
+    return text
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """The pieces of a text between separators that are outside double quotes, braces and brackets."""
+    pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    if any('"' in piece for piece in pieces[::2]):
+        raise QueryError(f"a double quote is not closed in {text!r}")
+    depth, current = 0, ""
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            current += piece
+            continue
+        start = 0
+        for at, letter in enumerate(piece):
+            depth += (letter in "{[") - (letter in "}]")
+            if depth == 0 and at >= start and piece.startswith(separator, at):
+                yield current + piece[start:at]
+                current, start = "", at + len(separator)
+        current += piece[start:]
+    if depth != 0:
+        raise QueryError(f"brackets do not match in {text!r}")
+    yield current

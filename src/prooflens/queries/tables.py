@@ -1,0 +1,84 @@
+"""Many functionals at once, as index tensors: what an engine reads instead of looping over Python objects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.errors import QueryError
+from prooflens.queries.functionals import Functional, Logit, Score, Scores
+
+
+@dataclass(frozen=True, eq=False)
+class MarginTable:
+    """The functionals among a list that are a_plus − a_minus + constant in one row, one entry each."""
+
+    index: Int[Tensor, " M"]
+    """Which functional of the list."""
+    layer: Int[Tensor, " M"]
+    head: Int[Tensor, " M"]
+    position: Int[Tensor, " M"]
+    plus: Int[Tensor, " M"]
+    minus: Int[Tensor, " M"]
+    constant: Float[Tensor, " M"]
+
+    def values(self, scores: Float[Tensor, "... L H S S"]) -> Float[Tensor, "... M"]:
+        """All margins of stacked scores [..., layer, head, query, key], without a loop."""
+        where = self.layer, self.head, self.position
+        return scores[..., *where, self.plus] - scores[..., *where, self.minus] + self.constant
+
+
+def margin_table(functionals: Sequence[Functional]) -> MarginTable:
+    """The score margins among functionals; the others keep their place outside `index`."""
+    found: list[tuple[int, ...]] = []
+    for number, functional in enumerate(functionals):
+        match functional.terms:
+            case ((1.0, Score(row=row, key=winner)), (-1.0, Score(row=same, key=loser))) if row == same:
+                found.append((number, row.layer, row.head, row.position, winner, loser))
+    index, layer, head, position, plus, minus = (
+        torch.tensor(found, dtype=torch.long).reshape(-1, 6).unbind(-1)
+    )
+    constants = [functionals[entry[0]].constant for entry in found]
+    constant = torch.tensor(constants, dtype=torch.float64)
+    return MarginTable(index, layer, head, position, plus, minus, constant)
+
+
+@dataclass(frozen=True, eq=False)
+class Linearisation:
+    """Clean values and gradients of F functionals: gradients in coordinate form, one entry per score that counts."""
+
+    value: Float[Tensor, " F"]
+    index: Int[Tensor, " N"]
+    """Which functional."""
+    layer: Int[Tensor, " N"]
+    head: Int[Tensor, " N"]
+    position: Int[Tensor, " N"]
+    key: Int[Tensor, " N"]
+    weight: Float[Tensor, " N"]
+    """∂f/∂a at the clean scores."""
+
+    def dense(self, layer: int, n_heads: int, size: int) -> Float[Tensor, "F H S S"]:
+        """The gradients with respect to all scores of one layer: covectors for a backward pass."""
+        out = torch.zeros(len(self.value), n_heads, size, size, dtype=self.weight.dtype)
+        here = self.layer == layer
+        where = self.index[here], self.head[here], self.position[here], self.key[here]
+        return out.index_put(where, self.weight[here], accumulate=True)
+
+
+def linearise(functionals: Sequence[Functional], scores: Scores) -> Linearisation:
+    """Values and gradients of attention functionals at clean scores (one prompt, no batch dimensions)."""
+    values, entries, weights = [], [], []
+    for number, functional in enumerate(functionals):
+        if any(isinstance(atom, Logit) for _, atom in functional.terms):
+            raise QueryError(f"functional {functional.name!r} is about outputs; use its logit_gradient")
+        values.append(functional.value(scores))
+        for row, gradient in functional.gradient(scores).items():
+            for at in gradient.nonzero().flatten().tolist():
+                entries.append((number, row.layer, row.head, row.position, at))
+                weights.append(gradient[at])
+    index, layer, head, position, key = torch.tensor(entries, dtype=torch.long).reshape(-1, 5).unbind(-1)
+    stacked = torch.stack(weights) if weights else torch.zeros(0, dtype=torch.float64)
+    value = torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
+    return Linearisation(value, index, layer, head, position, key, stacked)
