@@ -263,6 +263,36 @@ def test_a_weighted_sum_is_one_joint_functional() -> None:
             parse_query(text).bind(two_heads())
 
 
+def test_many_programs_at_once_equal_one_by_one() -> None:
+    setting = two_heads()
+    claims = [
+        claim
+        for text in ("top1", "rank3", "mass>=0.4", "entropy<=1.0")
+        for claim in parse_query(text).bind(setting)
+    ]
+    width = torch.rand(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows = {row for claim in claims for row in claim.rows}
+    boxes = {row: weight_box(setting.row(row) - width, setting.row(row) + width) for row in rows}
+    together = Claim.programs(claims, boxes)
+    assert together.shape == (5, len(claims))
+    for index, claim in enumerate(claims):
+        torch.testing.assert_close(together[:, index], claim.program(boxes), rtol=0, atol=1e-13)
+
+
+def test_wider_score_boxes_never_help() -> None:
+    """Rule 4 through the whole chain: score box, weight box, program."""
+    setting = two_heads()
+    claims = [
+        claim
+        for text in ("top2", "mass>=0.4", "0.2<=entropy<=1.0")
+        for claim in parse_query(text).bind(setting)
+    ]
+    rows = {row for claim in claims for row in claim.rows}
+    width = torch.linspace(0, 2, 40, dtype=torch.float64)[:, None]
+    boxes = {row: weight_box(setting.row(row) - width, setting.row(row) + width) for row in rows}
+    assert (Claim.programs(claims, boxes).diff(dim=0) <= 1e-13).all()
+
+
 def test_argmax() -> None:
     (claim,) = parse_query("argmax").bind(two_heads())
     assert claim.clean.tolist() == [2.0, 1.0]

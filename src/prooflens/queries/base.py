@@ -1,7 +1,7 @@
 """What a query is bound to (`Setting`), what binding makes of it (`Claim`), and the query itself (`Query`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -138,17 +138,22 @@ class Claim:
             return "unknown"
         return "holds" if bool(self._all_met(lower)) else "unknown"
 
+    @staticmethod
+    def programs(claims: Sequence["Claim"], boxes: Boxes) -> Float[Tensor, "... N"]:
+        """`program` of many claims at once: all heads, positions and samples in one batch."""
+        sizes = [len(claim.conditions) for claim in claims]
+        lower, _ = functional_bounds([f for claim in claims for f in claim.functionals], boxes)
+        parts = lower.split(sizes, -1)
+        none = torch.full(lower.shape[:-1], float("inf"), dtype=lower.dtype, device=lower.device)
+        return torch.stack([part.amin(-1) if part.shape[-1] else none for part in parts], -1)
+
     def bounds(self, boxes: Boxes) -> tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]:
         """Proved bounds of its functionals over weight boxes Δ_S ∩ [s̲, s̄] of its rows."""
-        if not self.conditions:
-            empty = torch.zeros(0, dtype=torch.float64)
-            return empty, empty
         return functional_bounds(self.functionals, {row: boxes[row] for row in self.rows if row in boxes})
 
     def program(self, boxes: Boxes) -> Float[Tensor, "..."]:
         """A proved lower bound of its smallest functional over weight boxes: its margin (∞ without conditions)."""
-        lower, _ = self.bounds(boxes)
-        return lower.amin(-1) if self.conditions else torch.tensor(float("inf"), dtype=torch.float64)
+        return Claim.programs([self], {row: boxes[row] for row in self.rows if row in boxes})[..., 0]
 
     def _all_met(self, values: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
         met = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)

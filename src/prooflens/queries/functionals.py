@@ -110,6 +110,8 @@ class Functional:
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) for number in (self.constant, *(w for w, _ in self.terms))):
             raise QueryError(f"functional {self.name!r} has a weight or constant that is not finite")
+        if any(weight == 0.0 for weight, _ in self.terms):
+            object.__setattr__(self, "terms", tuple(term for term in self.terms if term[0] != 0.0))
 
     def __str__(self) -> str:
         return self.name

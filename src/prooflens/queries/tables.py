@@ -27,7 +27,8 @@ class MarginTable:
     def values(self, scores: Float[Tensor, "... L H S S"]) -> Float[Tensor, "... M"]:
         """All margins of stacked scores [..., layer, head, query, key], without a loop."""
         where = self.layer, self.head, self.position
-        return scores[..., *where, self.plus] - scores[..., *where, self.minus] + self.constant
+        difference = scores[..., *where, self.plus] - scores[..., *where, self.minus]
+        return difference + self.constant.to(scores.device)
 
 
 def margin_table(functionals: Sequence[Functional]) -> MarginTable:
@@ -47,7 +48,7 @@ def margin_table(functionals: Sequence[Functional]) -> MarginTable:
 
 @dataclass(frozen=True, eq=False)
 class Linearisation:
-    """Clean values and gradients of F functionals: gradients in coordinate form, one entry per score that counts."""
+    """Clean values and gradients of F functionals: gradients in coordinate form, entries of equal place add up."""
 
     value: Float[Tensor, " F"]
     index: Int[Tensor, " N"]
@@ -61,24 +62,33 @@ class Linearisation:
 
     def dense(self, layer: int, n_heads: int, size: int) -> Float[Tensor, "F H S S"]:
         """The gradients with respect to all scores of one layer: covectors for a backward pass."""
-        out = torch.zeros(len(self.value), n_heads, size, size, dtype=self.weight.dtype)
+        out = torch.zeros(
+            len(self.value), n_heads, size, size, dtype=self.weight.dtype, device=self.weight.device
+        )
         here = self.layer == layer
-        where = self.index[here], self.head[here], self.position[here], self.key[here]
-        return out.index_put(where, self.weight[here], accumulate=True)
+        columns = (self.index, self.head, self.position, self.key)
+        where = tuple(column[here].to(out.device) for column in columns)
+        return out.index_put(where, self.weight[here.to(out.device)], accumulate=True)
 
 
 def linearise(functionals: Sequence[Functional], scores: Scores) -> Linearisation:
     """Values and gradients of attention functionals at clean scores (one prompt, no batch dimensions)."""
-    values, entries, weights = [], [], []
+    values: list[Tensor] = []
+    entries: list[tuple[int, int, int, int, int]] = []
+    weights: list[Tensor] = []
     for number, functional in enumerate(functionals):
-        if any(isinstance(atom, Logit) for _, atom in functional.terms):
-            raise QueryError(f"functional {functional.name!r} is about outputs; use its logit_gradient")
         values.append(functional.value(scores))
-        for row, gradient in functional.gradient(scores).items():
-            for at in gradient.nonzero().flatten().tolist():
-                entries.append((number, row.layer, row.head, row.position, at))
-                weights.append(gradient[at])
+        for weight, atom in functional.terms:
+            if isinstance(atom, Logit):
+                raise QueryError(f"functional {functional.name!r} is about outputs; use its logit_gradient")
+            row = atom.row
+            keys = (atom.key,) if isinstance(atom, Score) else atom.keys
+            if isinstance(atom, Score):
+                weights.append(torch.tensor([weight], dtype=torch.float64, device=scores[row].device))
+            else:
+                weights.append(weight * atom.gradient(scores[row].double())[list(keys)])
+            entries.extend((number, row.layer, row.head, row.position, at) for at in keys)
     index, layer, head, position, key = torch.tensor(entries, dtype=torch.long).reshape(-1, 5).unbind(-1)
-    stacked = torch.stack(weights) if weights else torch.zeros(0, dtype=torch.float64)
+    stacked = torch.cat(weights) if weights else torch.zeros(0, dtype=torch.float64)
     value = torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
     return Linearisation(value, index, layer, head, position, key, stacked)
