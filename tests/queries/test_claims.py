@@ -15,8 +15,10 @@ from prooflens.queries import (
     causal_mask,
     entropy_range,
     full_mask,
+    functional_bounds,
     padding_mask,
     parse_query,
+    score_bounds,
     weight_box,
 )
 from prooflens.queries.simplex import group_difference, minimum_mass
@@ -24,6 +26,7 @@ from prooflens.queries.simplex import group_difference, minimum_mass
 from .boxes import candidate_vertices, random_boxes
 
 ROW = Row(0, 0, 0)
+BOXES = 1430  # seven sizes: 10,010 boxes
 
 
 def setting_of(scores: list[float], **more: object) -> Setting:
@@ -49,7 +52,7 @@ def sorted_boxes(count: int, size: int, seed: int) -> tuple[Box, torch.Tensor]:
 @pytest.mark.parametrize("text", ["top1", "top2", "rank2", "rank3"])
 def test_top_k_and_ranking_programs_against_enumeration(size: int, text: str) -> None:
     """The least log-ratio over all vertices; its sign is that of the least difference of weights."""
-    box, _ = sorted_boxes(360, size, seed=900 + size)
+    box, _ = sorted_boxes(BOXES, size, seed=900 + size)
     claim = claim_of(f"{text}@0", [float(-j) for j in range(size)])
     program = claim.program({ROW: box})
     k = int(text[-1])
@@ -60,7 +63,7 @@ def test_top_k_and_ranking_programs_against_enumeration(size: int, text: str) ->
         assert claim.conditions == ()
         return
     first, second = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    truth = torch.full((360,), math.inf, dtype=torch.float64)
+    truth = torch.full((BOXES,), math.inf, dtype=torch.float64)
     apart = truth.clone()
     for vertex, fits in candidate_vertices(*box):
         ratio = (vertex[:, first].log() - vertex[:, second].log()).nan_to_num(nan=math.inf).amin(1)
@@ -293,6 +296,36 @@ def test_wider_score_boxes_never_help() -> None:
     assert (Claim.programs(claims, boxes).diff(dim=0) <= 1e-13).all()
 
 
+def test_score_boxes_bound_functionals_exactly() -> None:
+    """Over a box of scores: monotone atoms reach their ends at corners; nothing is wider than going through weights."""
+    setting = two_heads()
+    texts = (
+        "top1",
+        "mass>=0.4",
+        "spec{0}>{1,2}",
+        "entropy",
+        "1 * 0.0:spec{0}>{1}@2 + -2 * 0.1:entropy<=1@2 > 0",
+    )
+    claims = [claim for text in texts for claim in parse_query(text).bind(setting)]
+    functionals = [f for claim in claims for f in claim.functionals]
+    clean = setting.rows({row for f in functionals for row in f.rows})
+    width = torch.tensor([0.3, 0.1, 0.7], dtype=torch.float64)
+    boxes = {row: Box(scores - width, scores + width) for row, scores in clean.items()}
+    low, high = score_bounds(functionals, boxes)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    moved = {row: scores + width * corners for row, scores in clean.items()}
+    values = torch.stack([f.value(moved) for f in functionals], -1)
+    assert (low <= values + 1e-15).all()
+    assert (values <= high + 1e-15).all()
+    for index, functional in enumerate(functionals):
+        if len(functional.rows) == 1 and "entropy" not in functional.name:
+            assert float(low[index]) == pytest.approx(float(values[:, index].min()), abs=1e-13)
+            assert float(high[index]) == pytest.approx(float(values[:, index].max()), abs=1e-13)
+    through = functional_bounds(functionals, {row: weight_box(*box) for row, box in boxes.items()})
+    assert (through[0] <= low + 1e-12).all()
+    assert (high <= through[1] + 1e-12).all()
+
+
 def test_argmax() -> None:
     (claim,) = parse_query("argmax").bind(two_heads())
     assert claim.clean.tolist() == [2.0, 1.0]
@@ -306,7 +339,7 @@ def test_argmax() -> None:
 
 def test_programs_refuse_what_weights_do_not_say() -> None:
     claim = claim_of("top1@0", [2.0, 1.0])
-    with pytest.raises(QueryError, match=r"needs a weight box of row 0\.0@0"):
+    with pytest.raises(QueryError, match=r"needs a box of row 0\.0@0"):
         claim.program({})
 
 

@@ -11,7 +11,7 @@ from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import Atom, Functional, Logit, LogSumExp, RowEntropy, Score
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_query
-from prooflens.queries.programs import functional_bounds
+from prooflens.queries.programs import functional_bounds, score_bounds
 from prooflens.queries.remainder import remainder
 from prooflens.queries.rows import Row, parse_heads
 from prooflens.queries.simplex import Box
@@ -53,5 +53,6 @@ __all__ = [
     "parse_heads",
     "parse_query",
     "remainder",
+    "score_bounds",
     "weight_box",
 ]

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from prooflens.errors import QueryError
@@ -42,13 +42,15 @@ class RowQuery(Query):
     positions: tuple[Token, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Tokens may be given in any collection; they are kept as tuples, so that queries compare and hash."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, list | set | frozenset | range):
-                object.__setattr__(self, field.name, tuple(value))
-            if isinstance(getattr(self, field.name), tuple) and not getattr(self, field.name):
-                raise QueryError(f"{type(self).__name__} was given no {field.name}: name at least one token")
+        """Tokens may be given one or in any collection; they are kept as tuples, so that queries compare and hash."""
+        for name in ("positions", "tokens", "A", "B"):
+            given = getattr(self, name, None)
+            if given is None:
+                continue
+            tokens = (given,) if isinstance(given, int | str) else tuple(given)
+            if not tokens:
+                raise QueryError(f"{type(self).__name__} was given no {name}: name at least one token")
+            object.__setattr__(self, name, tokens)
 
     @property
     @abstractmethod

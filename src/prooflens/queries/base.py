@@ -117,7 +117,7 @@ class Claim:
     @property
     def clean_holds(self) -> bool:
         """Whether the clean input satisfies it; if not it `fails` with the zero perturbation."""
-        return bool(self._all_met(self.clean))
+        return bool(self.met(self.clean))
 
     def values(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "... F"]:
         """The functionals on concrete points."""
@@ -128,7 +128,7 @@ class Claim:
 
     def holds_on(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Bool[Tensor, "..."]:
         """Whether concrete points satisfy it, by the same functionals that engines bound."""
-        return self._all_met(self.values(scores, logits))
+        return self.met(self.values(scores, logits))
 
     def decide(self, lower: Float[Tensor, " F"], upper: Float[Tensor, " F"] | None = None) -> Decision:
         """`holds` if proved bounds of the functionals show it; a range holds when it is finite on both sides."""
@@ -136,7 +136,7 @@ class Claim:
             return "unknown"
         if self.wants_range and (upper is None or not bool((lower.isfinite() & upper.isfinite()).all())):
             return "unknown"
-        return "holds" if bool(self._all_met(lower)) else "unknown"
+        return "holds" if bool(self.met(lower)) else "unknown"
 
     @staticmethod
     def programs(claims: Sequence["Claim"], boxes: Boxes) -> Float[Tensor, "... N"]:
@@ -155,7 +155,8 @@ class Claim:
         """A proved lower bound of its smallest functional over weight boxes: its margin (∞ without conditions)."""
         return Claim.programs([self], {row: boxes[row] for row in self.rows if row in boxes})[..., 0]
 
-    def _all_met(self, values: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
+    def met(self, values: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
+        """Whether values, or proved lower bounds, of the functionals satisfy all conditions (ties not considered)."""
         met = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)
         for index, condition in enumerate(self.conditions):
             met = met & condition.met(values[..., index])

@@ -32,7 +32,10 @@ NEWTON_STEPS = 8
 """Steps for θ before a row is solved by sorting."""
 
 CHUNK = 2**16
-"""Numbers worked on at a time, so that a chunk and its temporaries stay in the cache."""
+"""Numbers worked on at a time on a CPU, so that a chunk and its temporaries stay in the cache."""
+
+DEVICE_CHUNK = 2**26
+"""The same on an accelerator, where one launch should do much and a chunk takes half a gigabyte."""
 
 
 def entropy_range(
@@ -46,7 +49,7 @@ def entropy_range(
     box = checked_box(lower, upper)
     size = box.lower.shape[-1]
     lows, highs = box.lower.reshape(-1, size), box.upper.reshape(-1, size)
-    step = max(1, CHUNK // size)
+    step = max(1, _chunk(lows) // size)
     below = torch.empty(lows.shape[0], dtype=torch.float64, device=lows.device)
     above = torch.empty_like(below)
     for start in range(0, lows.shape[0], step):
@@ -57,6 +60,10 @@ def entropy_range(
         _enumerate_open(lows, highs, below)
     shape = box.lower.shape[:-1]
     return below.reshape(shape), above.reshape(shape)
+
+
+def _chunk(tensor: Tensor) -> int:
+    return CHUNK if tensor.device.type == "cpu" else DEVICE_CHUNK
 
 
 def entropy_of(weights: Float[Tensor, "... S"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
@@ -157,7 +164,7 @@ def _enumerate_open(
     size = low.shape[-1]
     witness = _entropy_with_slack(argmin(-high, low, high))[0]
     open_rows = (witness > below + gamma(64 * size) * math.log(size + 1)).nonzero().flatten()
-    step = max(1, CHUNK // 2**size)
+    step = max(1, _chunk(low) // 2**size)
     for start in range(0, len(open_rows), step):
         rows = open_rows[start : start + step]
         below[rows] = torch.maximum(below[rows], vertex_minimum(low[rows], high[rows]))

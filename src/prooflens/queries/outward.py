@@ -7,8 +7,10 @@ Assumption (the only one about the platform): `exp` and `log` of torch are withi
 place, a relative error of at most 8u. SLEEF, MKL (high accuracy) and CUDA document 1 ulp for both.
 """
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.numerics.rounding import TINY, UNIT_ROUNDOFF, down, gamma, up
@@ -79,6 +81,22 @@ def log_up(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """At least the real log x (−∞ at 0)."""
     y = x.log()
     return torch.where(x > 0, up(y + (LIBM_ROUNDINGS + 2) * UNIT_ROUNDOFF * y.abs()), y)
+
+
+def log_sum_exp_down(x: Float[Tensor, "... n"], member: Bool[Tensor, "... n"]) -> Float[Tensor, "..."]:
+    """At most the real log Σ e^x over the members; a single member's x itself."""
+    shift = x.masked_fill(~member, -math.inf).amax(-1)
+    terms = exp_down(down(x - shift[..., None])).masked_fill(~member, 0.0)
+    bound = down(shift + log_down(sum_down(terms)))
+    return torch.where(member.sum(-1) == 1, shift, bound)
+
+
+def log_sum_exp_up(x: Float[Tensor, "... n"], member: Bool[Tensor, "... n"]) -> Float[Tensor, "..."]:
+    """At least the real log Σ e^x over the members; a single member's x itself."""
+    shift = x.masked_fill(~member, -math.inf).amax(-1)
+    terms = exp_up(up(x - shift[..., None])).masked_fill(~member, 0.0)
+    bound = up(shift + log_up(sum_up(terms)))
+    return torch.where(member.sum(-1) == 1, shift, bound)
 
 
 def exclusive_sum(x: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:

@@ -1,48 +1,72 @@
-"""Bounds of functionals over weight boxes: the simplex programs of the queries, in the functionals' own units.
+"""Bounds of functionals over boxes of weights or scores: the queries' programs, in the functionals' own units.
 
-Within a row the weights of `Score` and `LogSumExp` terms add up to 0, so the row's normaliser cancels and the terms
-are Σ w log(mass of a group). A group's least mass and another's greatest are reached by one greedy pattern (fill the
-second group first and the first group last), so for the difference of two disjoint groups the sum of the separate
-bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the tests of `prop:cert_attn`,
-`cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are independent (the paper's
-remark on circuits), which is sound.
+Over weights: within a row the coefficients of `Score` and `LogSumExp` terms add up to 0, so the row's normaliser
+cancels and the terms are Σ w log(mass of a group). A group's least mass and another's greatest are reached by one
+greedy pattern (fill the second group first and the first group last), so for the difference of two disjoint groups the
+sum of the separate bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the tests of
+`prop:cert_attn`, `cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are
+independent (the paper's remark on circuits), which is sound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.numerics.rounding import TINY, down, gamma, up
 from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import Functional, Logit, LogSumExp, RowEntropy, Score
-from prooflens.queries.outward import log_down, log_up
+from prooflens.queries.outward import log_down, log_sum_exp_down, log_sum_exp_up, log_up
 from prooflens.queries.rows import Row
 from prooflens.queries.simplex import Box, maximum_mass, minimum_mass
+from prooflens.queries.weights import weight_box
 
 Boxes = Mapping[Row, Box]
-"""Weight boxes of rows, all of one shape."""
+"""Boxes of rows (of weights or of scores), all of one shape."""
 
 Group = tuple[Row, tuple[int, ...]]
 Bounds = tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]
 
 
-@dataclass
 class _Terms:
-    """The terms of many functionals as columns: which functional, its weight, and which group or entropy."""
+    """The terms of one kind in many functionals, as columns: whose, with which weight, about which group of keys."""
 
-    owner: list[int] = field(default_factory=list)
-    weight: list[float] = field(default_factory=list)
-    column: list[int] = field(default_factory=list)
+    def __init__(
+        self, functionals: Sequence[Functional], *kinds: type[Score | LogSumExp | RowEntropy]
+    ) -> None:
+        places: dict[Group, int] = {}
+        self.owner: list[int] = []
+        self.weight: list[float] = []
+        self.column: list[int] = []
+        for index, functional in enumerate(functionals):
+            for weight, atom in functional.terms:
+                if not isinstance(atom, Logit) and isinstance(atom, kinds):
+                    keys = (atom.key,) if isinstance(atom, Score) else atom.keys
+                    self.owner.append(index)
+                    self.weight.append(weight)
+                    self.column.append(places.setdefault((atom.row, keys), len(places)))
+        self.groups = list(places)
 
-    def add(self, owner: int, weight: float, column: int) -> None:
-        self.owner.append(owner)
-        self.weight.append(weight)
-        self.column.append(column)
+    def boxes(self, boxes: Boxes) -> Box:
+        """The boxes of the groups' rows as [..., group, S]."""
+        rows = [row for row, _ in self.groups]
+        if missing := [row for row in rows if row not in boxes]:
+            raise QueryError(f"the program needs a box of row {missing[0]}, which is not given")
+        return Box(
+            torch.stack([boxes[row].lower for row in rows], -2),
+            torch.stack([boxes[row].upper for row in rows], -2),
+        )
+
+    def member(self, size: int, device: torch.device) -> Bool[Tensor, "G S"]:
+        """Which keys belong to each group."""
+        member = torch.zeros(len(self.groups), size, dtype=torch.bool)
+        lengths = torch.tensor([len(keys) for _, keys in self.groups])
+        flat = torch.tensor([key for _, keys in self.groups for key in keys])
+        member[torch.arange(len(self.groups)).repeat_interleave(lengths), flat] = True
+        return member.to(device)
 
 
 def functional_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds:
@@ -50,23 +74,50 @@ def functional_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds
 
     All rows and functionals at once: one program per distinct group of keys, one entropy range per row.
     """
-    groups: dict[Group, int] = {}
-    rows: dict[Row, int] = {}
-    masses, entropies = _Terms(), _Terms()
-    for index, functional in enumerate(functionals):
+    for functional in functionals:
         _check(functional)
-        for weight, atom in functional.terms:
-            if isinstance(atom, RowEntropy):
-                entropies.add(index, weight, rows.setdefault(atom.row, len(rows)))
-            elif isinstance(atom, Score | LogSumExp):
-                keys = (atom.key,) if isinstance(atom, Score) else atom.keys
-                masses.add(index, weight, groups.setdefault((atom.row, keys), len(groups)))
-    parts = []
-    if groups:
-        parts.append(_weighted(masses, *_log_masses(list(groups), boxes)))
-    if rows:
-        parts.append(_weighted(entropies, *entropy_range(*_stack(list(rows), boxes))))
-    return _add_up(functionals, masses.owner + entropies.owner, parts, boxes)
+
+    def log_masses(member: Bool[Tensor, "G S"], box: Box) -> Bounds:
+        least, most = minimum_mass(member, *box), maximum_mass(member, *box)
+        return log_down(least), log_up(most.clamp_max(1.0))
+
+    return _bounds(functionals, boxes, log_masses, lambda _, box: entropy_range(*box))
+
+
+def score_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds:
+    """Proved bounds of functionals over boxes of **scores** a̲ ≤ a ≤ ā of their rows.
+
+    Score and log-sum-exp grow with every score, so for groups that share no key the range is exact; it is never wider
+    than going through weights. Entropy goes through the exact weight box.
+    """
+
+    def log_sums(member: Bool[Tensor, "G S"], box: Box) -> Bounds:
+        return log_sum_exp_down(box.lower, member), log_sum_exp_up(box.upper, member)
+
+    def entropies(member: Bool[Tensor, "G S"], box: Box) -> Bounds:
+        return entropy_range(*weight_box(box.lower, box.upper, mask=member.expand(box.lower.shape)))
+
+    return _bounds(functionals, boxes, log_sums, entropies)
+
+
+GroupBounds = Callable[[Bool[Tensor, "G S"], Box], Bounds]
+
+
+def _bounds(
+    functionals: Sequence[Functional], boxes: Boxes, groups: GroupBounds, entropies: GroupBounds
+) -> Bounds:
+    owner: list[int] = []
+    parts: list[Bounds] = []
+    for terms, bound in (
+        (_Terms(functionals, Score, LogSumExp), groups),
+        (_Terms(functionals, RowEntropy), entropies),
+    ):
+        if terms.groups:
+            box = terms.boxes(boxes)
+            member = terms.member(box.lower.shape[-1], box.lower.device)
+            owner += terms.owner
+            parts.append(_weighted(terms, *bound(member, box)))
+    return _add_up(functionals, owner, parts, boxes)
 
 
 def _weighted(terms: _Terms, low: Float[Tensor, "... C"], high: Float[Tensor, "... C"]) -> Bounds:
@@ -98,32 +149,6 @@ def _add_up(functionals: Sequence[Functional], owner: list[int], parts: list[Bou
         slack = gamma(2 * most_terms + 4) * magnitude + TINY
         sums.append(up(total + slack) if side else down(total - slack))
     return sums[0], sums[1]
-
-
-def _stack(rows: list[Row], boxes: Boxes) -> Box:
-    """The boxes of rows as [..., row, S]."""
-    for row in rows:
-        if row not in boxes:
-            raise QueryError(f"the program needs a weight box of row {row}, which is not given")
-    return Box(
-        torch.stack([boxes[row].lower for row in rows], -2),
-        torch.stack([boxes[row].upper for row in rows], -2),
-    )
-
-
-def _log_masses(groups: list[Group], boxes: Boxes) -> Bounds:
-    """Bounds of the logarithm of each group's mass."""
-    rows = list(dict.fromkeys(row for row, _ in groups))
-    place = {row: index for index, row in enumerate(rows)}
-    stacked = _stack(rows, boxes)
-    low, high = (side[..., [place[row] for row, _ in groups], :] for side in stacked)
-    member = torch.zeros(len(groups), low.shape[-1], dtype=torch.bool)
-    lengths = torch.tensor([len(keys) for _, keys in groups])
-    flat = torch.tensor([key for _, keys in groups for key in keys])
-    member[torch.arange(len(groups)).repeat_interleave(lengths), flat] = True
-    member = member.to(low.device)
-    least, most = minimum_mass(member, low, high), maximum_mass(member, low, high)
-    return log_down(least), log_up(most.clamp_max(1.0))
 
 
 def _check(functional: Functional) -> None:
