@@ -28,34 +28,37 @@ def is_psd(M: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
 
     Complexity: O(n³) per matrix, one Cholesky factorisation and one product.
     """
-    if not bool(((M.mT == M) | M.isnan()).all()):
+    symmetric = (M.mT == M).all(dim=-1).all(dim=-1)
+    if not bool(symmetric.all()) and not bool((symmetric | M.isnan().any(dim=-1).any(dim=-1)).all()):
         raise ValueError(
             "is_psd needs exactly symmetric matrices; symmetrise and account for the rounding first"
         )
     n = M.shape[-1]
     if n == 0:
         return torch.ones(M.shape[:-2], dtype=torch.bool, device=M.device)
-    # A row of zeros says nothing about the others: 1 in its place on the diagonal leaves definiteness unchanged.
-    silent = (M == 0).all(dim=-1)
-    M = M + torch.diag_embed(silent.to(M.dtype))
     m = M.diagonal(dim1=-2, dim2=-1)
-    usable = ((m > 2.0**-_SAFE_EXPONENT) & (m < 2.0**_SAFE_EXPONENT)).all(dim=-1) & M.isfinite().all(
-        dim=(-2, -1)
-    )
+    if bool((m == 0).any()):
+        # A row of zeros says nothing about the others: 1 on its diagonal leaves definiteness unchanged.
+        M = M + torch.diag_embed((M == 0).all(dim=-1).to(M.dtype))
+        m = M.diagonal(dim1=-2, dim2=-1)
+    usable = ((m > 2.0**-_SAFE_EXPONENT) & (m < 2.0**_SAFE_EXPONENT)).all(dim=-1)
     m = torch.where(usable[..., None], m, torch.ones_like(m))
-    M = torch.where(usable[..., None, None], M, torch.diag_embed(m))
     s = n * gamma(3 * n + 16) * m
-    L, info = torch.linalg.cholesky_ex(M - torch.diag_embed(s))
-    L = torch.where((info == 0)[..., None, None], L, torch.zeros_like(L)).tril()
+    L = torch.linalg.cholesky_ex(_shifted(M, -s)).L
     w = m.rsqrt()
-    D = M - L @ L.mT
-    F = D - torch.diag_embed(s)
-    size = L.abs()
-    product_error = gamma(n) * _apply(size, _apply(size.mT, w))
-    total = _apply(F.abs() + 4.0 * UNIT_ROUNDOFF * D.abs(), w) + product_error
+    P = L @ L.mT
+    # (|L||L|ᵀ)_ij ≤ ‖L_i‖‖L_j‖ by Cauchy and Schwarz, and ‖L_i‖² = P_ii up to rounding.
+    norms = (P.diagonal(dim1=-2, dim2=-1) * (1.0 + gamma(2 * n + 4))).sqrt()
+    product_error = gamma(n + 2) * norms * (norms * w).sum(dim=-1, keepdim=True)
+    F = torch.sub(M, P, out=P)
+    diagonal = F.diagonal(dim1=-2, dim2=-1)
+    diagonal_error = 4.0 * UNIT_ROUNDOFF * (diagonal.abs() + s) * w
+    diagonal.sub_(s)
+    # The subtractions err by u|F|, and by a little more on the diagonal; the last factor covers them and the test.
+    total = _apply(F.abs_(), w) + diagonal_error + product_error
     holds = s * w * (1.0 - 8.0 * UNIT_ROUNDOFF) >= total * (1.0 + gamma(4 * n + 32))
-    factored: Tensor = (info == 0) & holds.all(dim=-1)
-    return usable & (factored | _diagonally_dominant(M))
+    proved: Tensor = usable & holds.all(dim=-1)
+    return proved if bool(proved.all()) else proved | usable & _diagonally_dominant(M)
 
 
 def dominates(d: Float[Tensor, "*batch n"], H: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
@@ -63,9 +66,9 @@ def dominates(d: Float[Tensor, "*batch n"], H: Float[Tensor, "*batch n n"]) -> B
 
     The matrix handed to `is_psd` has its diagonal rounded down, so it lies below diag(d) − H in the Loewner order.
     """
-    diagonal = H.diagonal(dim1=-2, dim2=-1)
-    off = torch.diag_embed(diagonal) - H
-    return is_psd(off + torch.diag_embed(down(d - diagonal)))
+    M = -H
+    M.diagonal(dim1=-2, dim2=-1).copy_(down(d - H.diagonal(dim1=-2, dim2=-1)))
+    return is_psd(M)
 
 
 def gershgorin_shift(H: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
@@ -93,8 +96,10 @@ def lambda_max_upper(
     best = up(gershgorin_shift(H) / weights).amax(dim=-1)
     if not bool(H.isfinite().all()):
         return best
-    root = weights.rsqrt()
-    scaled = root[..., :, None] * H * root[..., None, :]
+    scaled = H
+    if scale is not None:
+        root = weights.rsqrt()
+        scaled = root[..., :, None] * H * root[..., None, :]
     guess = torch.linalg.eigvalsh(scaled)[..., -1]
     unit = n * gamma(4 * n + 32) * scaled.abs().sum(dim=-1).amax(dim=-1)
     open_ = torch.ones_like(guess, dtype=torch.bool)
@@ -115,6 +120,13 @@ def certified_shift(
     """d = λ·scale, rounded up, with diag(d) ⪰ H proved (`lambda_max_upper`)."""
     weights = torch.ones_like(H[..., 0]) if scale is None else scale.expand(H.shape[:-1])
     return up(lambda_max_upper(H, weights)[..., None] * weights)
+
+
+def _shifted(A: Tensor, shift: Tensor) -> Tensor:
+    """A + diag(shift), in a fresh tensor."""
+    moved = A.clone()
+    moved.diagonal(dim1=-2, dim2=-1).add_(shift)
+    return moved
 
 
 def _apply(A: Tensor, x: Tensor) -> Tensor:

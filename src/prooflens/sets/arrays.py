@@ -14,7 +14,6 @@ from torch import Tensor
 
 from prooflens.errors import SetError
 from prooflens.numerics import gamma, up
-from prooflens.numerics.rounding import TINY
 
 
 def is_rational(x: Any) -> bool:
@@ -73,10 +72,10 @@ def sum_up(terms: Tensor, dim: int = -1) -> Tensor:
     """
     if is_rational(terms):
         return terms.sum(dim)
-    n = terms.shape[dim]
-    if n == 0:
-        return terms.sum(dim)
-    return up(terms.sum(dim) + (gamma(2 * n + 2) * terms.abs().sum(dim) + TINY))
+    size = terms.abs().sum(dim)
+    total = terms.sum(dim)
+    # A sum of zeros is exact. Additions do not underflow, and the step up covers the underflow of γΣ|x|.
+    return torch.where(size > 0, up(total + gamma(2 * terms.shape[dim] + 2) * size), total)
 
 
 def sum_down(terms: Tensor, dim: int = -1) -> Tensor:

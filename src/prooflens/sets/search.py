@@ -63,6 +63,8 @@ def support(
     system = _System.of(z, f)
     attained, alpha = _best_sample(z, system, seed)
     upper = _branch(system, attained, tolerance, max_cells)
+    if upper == float("-inf"):
+        return Support(upper, upper, ())
     return Support(float(up(upper + margin)), attained + float(spread), alpha)
 
 
