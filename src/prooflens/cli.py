@@ -83,11 +83,8 @@ def doctor(as_json: Json = False) -> None:
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for section, entries in found.items():
-        for key, value in entries.items():
-            table.add_row(
-                section if section else "", str(key) if isinstance(entries, dict) else "", str(value)
-            )
-            section = ""
+        for i, (key, value) in enumerate(entries.items()):
+            table.add_row(Text("" if i else section), Text(str(key)), Text(str(value)))
     Console().print(table)
 
 

@@ -1,0 +1,28 @@
+"""Who answers: engines that bound scalars of a model over a region. Importing this package registers them all."""
+
+from prooflens.engines import layer0 as _layer0
+from prooflens.engines.base import (
+    Bounds,
+    Engine,
+    FormBounds,
+    Forms,
+    Guarantee,
+    Problem,
+    engine_names,
+    forms_of,
+    get_engine,
+)
+
+__all__ = [
+    "Bounds",
+    "Engine",
+    "FormBounds",
+    "Forms",
+    "Guarantee",
+    "Problem",
+    "engine_names",
+    "forms_of",
+    "get_engine",
+]
+
+del _layer0
