@@ -21,7 +21,7 @@ condition bounds the smallest eigenvalue.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import SetError
@@ -124,7 +124,11 @@ def column_scale(
 
 @dataclass(frozen=True, eq=False)
 class GramBlocks:
-    """XXᵀ, YXᵀ, YYᵀ divided by 4^exponent, and a bound of what rounding may have cost them in the 2-norm."""
+    """XXᵀ/4ⁱ, YXᵀ/2ⁱ⁺ʲ, YYᵀ/4ʲ, both traces near 1, and a bound of what rounding may have cost them in the 2-norm.
+
+    XᵀY is unchanged when X and Y are scaled by inverse factors, so normalising each by itself loses nothing.
+    `exponent` is i + j. Where a trace is `negligible` (a token without perturbation, say) the blocks are zero.
+    """
 
     XX: Float[Tensor, "*batch m m"]
     YX: Float[Tensor, "*batch m m"]
@@ -132,40 +136,60 @@ class GramBlocks:
     mass: Float[Tensor, "*batch"]
     rounding: Float[Tensor, "*batch"]
     exponent: Float[Tensor, "*batch"]
+    negligible: Bool[Tensor, "*batch"]
 
     @classmethod
     def of(cls, XX: Tensor, YX: Tensor, YY: Tensor, p: int) -> "GramBlocks":
-        """Normalise to a trace near 1, so that nothing below over- or underflows.
+        """Normalise by powers of two, so that nothing below over- or underflows.
 
         The computed blocks differ from the real Gram matrix of U diag(r), V diag(r) by at most γ_{p+3}|X||X|ᵀ entry by
         entry (scaling errs by u in each factor), whose 2-norm is at most γ_{p+3}‖X‖_F², γ_{p+3} times the trace.
+        Traces of at least 2⁻⁹⁰⁰ leave underflow, p·2⁻¹⁰⁷⁴ in an entry, far below that.
         """
         M = XX.shape[-1]
-        trace = _trace(XX) + _trace(YY)
-        if not bool(trace.isfinite().all()):
+        traces = _trace(XX), _trace(YY)
+        if not all(bool(trace.isfinite().all()) for trace in traces):
             raise SetError("the generators of a product must be finite, and their squares too")
-        exponent = torch.ceil(torch.frexp(trace).exponent.to(trace.dtype) / 2.0)
-        shrink = torch.exp2(-2.0 * exponent)
-        mass = up(trace * shrink * (1.0 + gamma(2 * p + 2 * M + 16)))
-        grid = shrink[..., None, None]
-        return cls(XX * grid, YX * grid, YY * grid, mass, up(gamma(p + 8) * mass + TINY), exponent)
+        negligible = (traces[0] < 2.0**-900) | (traces[1] < 2.0**-900)
+        i, j = (
+            torch.where(trace < 2.0**-900, 0.0, torch.ceil(torch.frexp(trace).exponent / 2.0))
+            for trace in traces
+        )
+        kept = (~negligible).to(XX.dtype)
+        shrinkX, shrinkY, shrink = (kept * torch.exp2(-power) for power in (2.0 * i, 2.0 * j, i + j))
+        mass = up((traces[0] * shrinkX + traces[1] * shrinkY) * (1.0 + gamma(2 * p + 2 * M + 16)))
+        return cls(
+            XX * shrinkX[..., None, None],
+            YX * shrink[..., None, None],
+            YY * shrinkY[..., None, None],
+            mass,
+            up(gamma(p + 8) * mass + TINY),
+            i + j,
+            negligible,
+        )
+
+    def restored(self, mu: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """A bound for the normalised form as one for the real form.
+
+        Where ‖X‖² < 2⁻⁸⁹⁹, say, and ‖Y‖ ≤ 1 after its scaling, 2‖X‖‖Y‖ < 2⁻⁴⁴⁰.
+        """
+        return torch.where(self.negligible, 2.0**-440, mu) * torch.exp2(self.exponent)
 
 
 def quick_eigenvalues(gram: GramBlocks) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
     """(μ₋, μ₊), both ≥ 0, with −μ₋I ⪯ XᵀY + YᵀX ⪯ μ₊I proved by the quick certificate.
 
-    a and b balance the traces; b = 1/a is rounded up so that ab ≥ 1. Rounding: the Gram blocks' own enters N at most
+    a and b balance the traces; b = 1/a is rounded up so that ab ≥ 1. The Gram blocks' rounding enters N at most
     (a + b + 2) times, and adding up N costs γ_8 of sizes that are at most (a + b + 1)·mass in the Frobenius norm.
     """
-    ratio = (_trace(gram.YY) / _trace(gram.XX)).sqrt()
-    a = torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
+    a = torch.where(gram.negligible, 1.0, (_trace(gram.YY) / _trace(gram.XX)).sqrt())
     b = up(1.0 / a)
     balanced = a[..., None, None] * gram.XX + b[..., None, None] * gram.YY
     cross = gram.YX + gram.YX.mT
     error = up(up(a + b + 2.0) * up(gram.rounding + gamma(16) * gram.mass))
     both = lambda_max_upper(_symmetrised(torch.stack([balanced - cross, balanced + cross])))
-    minus, plus = up(0.5 * up(both.clamp(min=0.0) + error)) * torch.exp2(2.0 * gram.exponent)
-    return minus, plus
+    minus, plus = up(0.5 * up(both.clamp(min=0.0) + error))
+    return gram.restored(minus), gram.restored(plus)
 
 
 def extreme_eigenvalues(
@@ -193,7 +217,7 @@ def extreme_eigenvalues(
 
     results = []
     for sign, guess in zip((-1.0, 1.0), _eigenvalue_guess(S, rest, eye), strict=True):
-        best, open_ = gram.mass.expand(batch).clone(), sound.expand(batch)
+        best, open_ = gram.mass.expand(batch).clone(), (sound & ~gram.negligible).expand(batch)
         base = guess.clamp(min=0.0)
         step = torch.maximum(
             4.0 * error(base) / torch.maximum(base, 0.01 * gram.mass), _GUESS_ACCURACY * base
@@ -207,7 +231,7 @@ def extreme_eigenvalues(
             open_ = open_ & ~proved
             if not bool(open_.any()):
                 break
-        results.append(best * torch.exp2(2.0 * gram.exponent))
+        results.append(gram.restored(best))
     return results[0], results[1]
 
 

@@ -54,7 +54,7 @@ def _groups(E: Tensor) -> tuple[Tensor, Tensor]:
     improbable case of a collision the columns themselves are sorted.
     """
     weights = torch.randint(-(2**62), 2**62, (E.shape[0],), generator=torch.Generator().manual_seed(1))
-    keys = (E * weights[:, None]).sum(dim=0).numpy()
+    keys = (weights @ E).numpy()
     _, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
     if not torch.equal(E[:, torch.from_numpy(index[inverse])], E):
         _, index, inverse = np.unique(E.numpy(), axis=1, return_index=True, return_inverse=True)

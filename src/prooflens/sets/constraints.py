@@ -60,7 +60,7 @@ def constrain(
 def intersect(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023, Prop. 8). Exact up to rounding.
+    """x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023, Prop. 8). Exact.
 
     Independent generators become dependent first. Sets that share ids meet at equal factors; use `disjoint` before
     for the intersection of the point sets.
@@ -70,7 +70,9 @@ def intersect(
     x, y = absorb(x), absorb(y)
     ids, (Ex, Ey), _ = merge_ids(x, y)
     A, b, R = conjunction(x, y)
-    meeting = (join([x.G, -y.G], 1), y.c - x.c, join([Ex, Ey], 1))
+    # The centres enter as constant monomials, so that their difference is not rounded.
+    constant = torch.zeros((len(ids), 2), dtype=torch.int64)
+    meeting = (join([x.c[:, None], -y.c[:, None], x.G, -y.G], 1), x.c * 0, join([constant, Ex, Ey], 1))
     A, b, R = _stacked([(A, b, R), meeting], x.c, len(ids))
     box = x.box if y.box is None else y.box if x.box is None else x.box.intersect(y.box)
     return ConstrainedPolynomialZonotope(x.c, x.G, Ex, x.GI, A, b, R, ids, box)

@@ -1,0 +1,140 @@
+"""Constructors say in one sentence what is wrong; pictures draw what they say."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from prooflens.errors import SetError
+from prooflens.sets import (
+    ConstrainedPolynomialZonotope,
+    Interval,
+    PolynomialZonotope,
+    Zonotope,
+    affine_map,
+    elementwise_product,
+    exact_sum,
+    fresh_ids,
+    interval_enclosure,
+    quadratic_map,
+    reduce_girard,
+    reduce_keep,
+    relax_exponents,
+    scalar_product,
+    split,
+    stack,
+    support,
+    tighten_independent,
+)
+
+GOOD = {
+    "c": [0.0, 1.0],
+    "G": [[1.0, 2.0], [0.0, 1.0]],
+    "E": [[1, 0], [1, 2]],
+    "GI": [[1.0], [0.0]],
+    "ids": [1, 2],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"c": [[0.0, 1.0]]}, "c must be a vector"),
+        ({"c": [0.0, float("nan")]}, "c contains NaN"),
+        ({"c": "abc"}, "c is not a numeric array"),
+        ({"G": [[1.0, 2.0]]}, "G must be 2 × 2"),
+        ({"G": [[1.0, float("inf")], [0.0, 1.0]]}, "G contains NaN or infinite"),
+        ({"E": [[1, 0], [1, -2]]}, "E must not hold negative"),
+        ({"E": [[1, 0.5], [1, 2]]}, "E must hold integers"),
+        ({"E": [1, 0]}, "E must be a matrix"),
+        ({"E": [[1], [1]]}, "G must be 2 × 1"),
+        ({"GI": [[1.0]]}, "GI must be 2 × any"),
+        ({"ids": [1, 1]}, "must not repeat"),
+        ({"ids": [1]}, "1 ids for 2 factors"),
+        ({"ids": [-1, 2]}, "not be negative"),
+        ({"ids": ["a", "b"]}, "ids must be integers"),
+        ({"A": [[1.0]], "b": [0.0], "R": [[1]]}, "R has 1 rows"),
+        ({"A": [[1.0, 2.0]], "b": [0.0], "R": [[1], [0]]}, "A must be 1 × 1"),
+        ({"A": [[1.0]], "b": [0.0, 1.0], "R": [[1], [0]]}, "A must be 2 × 1"),
+        ({"box": Interval([0.0], [1.0])}, "the box has shape"),
+        ({"c": np.array([Fraction(0), Fraction(1)], dtype=object)}, "not a mixture"),
+    ],
+)
+def test_ill_formed_sets_are_refused(change, message):
+    with pytest.raises(SetError, match=message):
+        ConstrainedPolynomialZonotope(**(GOOD | change))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda z: affine_map(z, torch.zeros(2, 3)), "does not act"),
+        (lambda z: exact_sum(z, PolynomialZonotope([0.0])), "dimensions 2 and 1"),
+        (lambda z: elementwise_product(z, PolynomialZonotope([0.0])), "dimensions 2 and 1"),
+        (lambda z: scalar_product(z, z), "one-dimensional"),
+        (lambda z: quadratic_map(z, []), "at least one matrix"),
+        (lambda z: reduce_keep(z, -1), "cannot keep"),
+        (lambda z: reduce_girard(z, 0.5), "below 1"),
+        (lambda z: relax_exponents(z, 1), "at least 2"),
+        (lambda z: split(z, 5), "no factor 5"),
+        (lambda z: stack(), "at least one set"),
+        (lambda z: support(z, torch.zeros(3, dtype=torch.float64)), "direction"),
+        (lambda z: Interval([1.0], [0.0]), "lower <= upper"),
+        (lambda z: Interval([1.0], [1.0, 2.0]), "shape"),
+        (lambda z: Zonotope([0.0], [[1.0], [2.0]]), "1 rows"),
+        (
+            lambda z: tighten_independent(
+                tighten_independent(z, Interval([0.0] * 2, [1.0] * 2)), Interval([2.0] * 2, [3.0] * 2)
+            ),
+            "do not meet",
+        ),
+    ],
+)
+def test_operations_that_do_not_apply_are_refused(attempt, message):
+    with pytest.raises(SetError, match=message):
+        attempt(ConstrainedPolynomialZonotope(**GOOD))
+
+
+def test_counts_per_stage_are_readable():
+    z = PolynomialZonotope(**GOOD)
+    assert (z.dim, z.factors, z.dependent, z.independent, z.constraints, z.order) == (2, 2, 2, 1, 0, 1.5)
+    assert repr(z) == "PolynomialZonotope(dim=2, factors=2, dependent=2, independent=1, constraints=0)"
+
+
+def test_fresh_ids_never_meet_those_in_use():
+    z = PolynomialZonotope([0.0], [[1.0]], [[1]], ids=[10**6])
+    minted = fresh_ids(3)
+    assert min(minted) > z.ids[0]
+    assert not set(minted) & set(PolynomialZonotope([0.0], [[1.0]]).ids)
+
+
+def test_interval_arithmetic_rounds_outward():
+    """0.1 + 0.2 and 0.1·3 in exact rationals lie inside."""
+    x, y = Interval([0.1], [0.1]), Interval([0.2], [0.3])
+    total, product, difference = x + y, x * y, x - y
+    assert Fraction(total.lower.item()) <= Fraction(0.1) + Fraction(0.2) <= Fraction(total.upper.item())
+    assert Fraction(product.lower.item()) <= Fraction(0.1) * Fraction(0.3) <= Fraction(product.upper.item())
+    assert Fraction(difference.lower.item()) <= Fraction(0.1) - Fraction(0.3)
+    assert x.intersect(y) is None
+    image = y.affine_map(torch.tensor([[-1.0], [2.0]], dtype=torch.float64))
+    assert bool((image.lower <= torch.tensor([-0.3, 0.4], dtype=torch.float64)).all())
+    assert y.dim == 1
+    assert float(y.center[0] - y.radius[0]) <= 0.2
+
+
+def test_plot_shows_points_inside_both_outlines():
+    pytest.importorskip("matplotlib")
+    from prooflens.sets.plot import plot, zonotope_outline
+
+    z = ConstrainedPolynomialZonotope(**GOOD, A=[[1.0, 1.0]], b=[0.25], R=[[1, 0], [0, 1]])
+    axes = plot(z, points=500)
+    assert [line.get_label() for line in axes.lines] == ["zonotope enclosure", "interval enclosure"]
+    cloud = axes.collections[0].get_offsets()
+    assert len(cloud) > 0
+    hull = interval_enclosure(z, method="best")
+    assert bool(hull.contains(torch.tensor(np.asarray(cloud))).all())
+    square = zonotope_outline(Zonotope([1.0, 1.0], [[1.0, 0.0], [0.0, -1.0]]))
+    assert sorted(map(tuple, square.tolist())) == [(0.0, 0.0), (0.0, 2.0), (2.0, 0.0), (2.0, 2.0)]
+    with pytest.raises(SetError, match="cannot draw"):
+        plot(z, dims=(0, 2))
