@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prooflens.errors import SetError
 from prooflens.sets import (
     ConstrainedPolynomialZonotope,
     Interval,
@@ -22,6 +23,7 @@ from prooflens.sets import (
     cartesian_product,
     compact,
     constrain,
+    constrained_enclosure,
     constraint_residual,
     contains,
     disjoint,
@@ -49,6 +51,7 @@ from prooflens.sets import (
     tighten_independent,
     zonotope_enclosure,
 )
+from prooflens.sets.lagrange import constrained_upper, lagrangian_upper
 
 relaxed = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -307,6 +310,39 @@ def test_row_11_the_papers_tightening_cuts_a_point_and_ours_keeps_it():
     assert float(interval_enclosure(gap).upper[0]) >= 2.0
     assert float(ours.GI[0, 0]) >= 2.0
     assert float(interval_enclosure(ours).upper[0]) == 1.0, "and the box is used when a hull is taken"
+
+
+def test_constrained_enclosure_uses_the_constraints():
+    """α₁ + α₂ = 0.2 pins the first coordinate, and leaves [−0.8, 1] of [−1, 1] to α₁."""
+    z = ConstrainedPolynomialZonotope(
+        [0.0, 0.0],
+        [[1.0, 1.0], [1.0, 0.0]],
+        [[1, 0], [0, 1]],
+        [[0.0], [0.5]],
+        [[1.0, 1.0]],
+        [0.2],
+        [[1, 0], [0, 1]],
+    )
+    box = constrained_enclosure(z)
+    assert box.lower.tolist() == pytest.approx([0.2, -1.3])
+    assert box.upper.tolist() == pytest.approx([0.2, 1.5])
+    assert float(box.lower[0]) <= 0.2 <= float(box.upper[0])
+    second = sample(z, 200, torch.Generator().manual_seed(8))[:, 1]
+    assert float(box.lower[1]) <= float(second.min()) <= float(second.max()) <= float(box.upper[1])
+    with pytest.raises(SetError, match="empty"):
+        constrained_enclosure(constrain(z, [[1.0, 1.0]], [0.3], [[1, 0], [0, 1]]))
+
+
+def test_a_wrong_multiplier_is_still_a_bound():
+    """Weak duality: whatever y the solver might return, f + yᵀ(b − h) bounds f on the feasible set."""
+    f, A, b = (torch.tensor(x, dtype=torch.float64) for x in ([1.0, -2.0, 0.5], [[1.0, 1.0, 0.0]], [0.2]))
+    E = torch.tensor([[1, 0, 2], [0, 1, 0]])
+    alpha = torch.linspace(-0.8, 1.0, 1001, dtype=torch.float64)
+    truth = float((alpha - 2 * (0.2 - alpha) + 0.5 * alpha**2).max())
+    for y in (-1e9, -3.0, -2.0, 0.0, 1e-7, 2.7, 1e9):
+        bound = lagrangian_upper(f, A, b, E, torch.tensor([y], dtype=torch.float64))
+        assert bound >= truth
+    assert constrained_upper(f, A, b, E) == pytest.approx(truth, abs=1e-9)
 
 
 def test_cancellation_of_shared_factors():

@@ -172,10 +172,16 @@ def test_product_range_degenerate():
     negative = product_range(zero, none, u[None], -u[None])
     assert float(negative.upper[0]) <= 1e-9
     nothing = product_range(zero, none, torch.zeros(1, 2, 7, dtype=torch.float64), random(1, 2, 7))
-    assert (
-        -1e-9 <= float(nothing.lower[0]) <= 0.0 <= float(nothing.upper[0]) <= 1e-9
-        or float(nothing.upper[0]) < 40
-    )
+    assert -1e-100 <= float(nothing.lower[0]) <= 0.0 <= float(nothing.upper[0]) <= 1e-100
+    quick = product_range(zero, none, torch.zeros(1, 2, 7, dtype=torch.float64), random(1, 2, 7), tight=False)
+    assert float(quick.width[0]) <= 1e-100, "a token without perturbation adds nothing"
+    for tight in (True, False):
+        uneven = product_range(zero, none, 1e-9 * u[None], 1e9 * u[None], tight=tight)
+        assert (
+            float(u.abs().sum() ** 2) * (1 - 1e-12)
+            <= float(uneven.upper[0])
+            <= float(u.abs().sum() ** 2) * 1.001
+        )
     twice = product_range(zero, none, torch.cat([u, u])[None], torch.cat([u, u])[None])
     assert float(twice.upper[0]) >= 2 * float(u.abs().sum() ** 2)
     tiny = product_range(zero, none, 1e-120 * u[None], 1e-120 * u[None])

@@ -17,11 +17,12 @@ from prooflens.sets.linear import (
     minkowski_sum,
     stack,
 )
+from prooflens.sets.plot import plot
 from prooflens.sets.products import elementwise_product, inner_product, quadratic_map, scalar_product
 from prooflens.sets.quadratic import lemma_upper, quadratic_lower, quadratic_range, quadratic_upper
 from prooflens.sets.range_bounds import bernstein_upper, polynomial_range, polynomial_upper
 from prooflens.sets.reduce import reduce_girard, reduce_keep, relax_exponents
-from prooflens.sets.search import Support, contains, is_empty, support
+from prooflens.sets.search import Support, constrained_enclosure, contains, is_empty, support
 from prooflens.sets.zonotope import Zonotope
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "cartesian_product",
     "compact",
     "constrain",
+    "constrained_enclosure",
     "constraint_residual",
     "contains",
     "disjoint",
@@ -52,6 +54,7 @@ __all__ = [
     "lemma_upper",
     "merge_ids",
     "minkowski_sum",
+    "plot",
     "polynomial_range",
     "polynomial_upper",
     "product_range",

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linprog
 from torch import Tensor
 
 from prooflens.numerics import gamma, up
@@ -109,6 +108,9 @@ def _ranges(E: Tensor) -> list[tuple[float, float]]:
 
 def _dual(cost: Array, lhs: Array, rhs: Array, bounds: list[tuple[float, float]]) -> Tensor | None:
     """The dual values of the equality constraints as HiGHS reports them; None where it reports none."""
+    # Imported here: scipy.optimize takes as long to load as the rest of the package.
+    from scipy.optimize import linprog
+
     found = linprog(cost, A_eq=lhs, b_eq=rhs, bounds=bounds, method="highs")
     y = found.eqlin.get("marginals")
     if y is None or not bool(np.isfinite(y).all()):

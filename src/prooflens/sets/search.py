@@ -11,14 +11,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import SetError
-from prooflens.numerics import gamma, up
+from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.sets.absorb import absorb
 from prooflens.sets.arrays import as_float, sum_up
 from prooflens.sets.compact import merge_columns
 from prooflens.sets.constrained import ConstrainedPolynomialZonotope
 from prooflens.sets.constraints import constrain
+from prooflens.sets.enclose import interval_enclosure
 from prooflens.sets.factors import monomials, pull_to_constraints, sample_factors, substitute_factor
+from prooflens.sets.interval import Interval
 from prooflens.sets.lagrange import constrained_upper, infeasible
 
 Cell = tuple[tuple[Fraction, Fraction], ...]
@@ -66,6 +68,26 @@ def support(
     if upper == float("-inf"):
         return Support(upper, upper, ())
     return Support(float(up(upper + margin)), attained + float(spread), alpha)
+
+
+def constrained_enclosure(z: ConstrainedPolynomialZonotope) -> Interval:
+    """The interval enclosure with every constraint used: one Lagrangian bound per coordinate and side, no branching.
+
+    Never wider than `interval_enclosure` with method "best". Raises SetError when z is proved empty.
+    """
+    z = _floats(z)
+    plain = interval_enclosure(z, method="best")
+    spread = sum_up(z.GI.abs())
+    whole = _whole(z.factors)
+    rows = torch.cat([z.c[:, None], z.G], dim=1)
+    upper = torch.tensor([_System.of(z, row).upper_in(whole) for row in rows], dtype=torch.float64)
+    lower = -torch.tensor([_System.of(z, -row).upper_in(whole) for row in rows], dtype=torch.float64)
+    if not bool((upper.isfinite() & lower.isfinite()).all()):
+        raise SetError("the set is empty: its constraints contradict each other")
+    common = plain.intersect(Interval(down(lower - spread), up(upper + spread)))
+    if common is None:
+        raise SetError("the set is empty: its constraints do not meet its box")
+    return common
 
 
 def is_empty(z: ConstrainedPolynomialZonotope, *, max_cells: int = 500, seed: int = 0) -> bool | None:
