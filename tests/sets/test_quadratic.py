@@ -162,6 +162,33 @@ def test_product_range_contains_and_matches_the_dense_form(M, p, seed, tight):
         assert float(box.upper[k] - box.lower[k]) <= 1.7 * float(dense.width)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_product_range_in_exact_arithmetic(seed):
+    """At the best of all points of {−1, 0, 1}ᵖ, with ties, equal factors, silent columns and scales far apart."""
+    p, M = 3 + seed % 5, 1 + seed % 3
+    U, V = 10.0 ** (seed % 13 - 6) * random(M, p, seed=seed), random(M, p, seed=seed + 1)
+    if seed % 4 == 0:
+        V = U.clone()
+    elif seed % 4 == 1:
+        U, V = U.sign(), V.sign()
+    if seed % 7 == 0:
+        U[:, :2] = 0.0
+    c, a = random(1, seed=seed + 2)[0], seed % 3 * random(p, seed=seed + 3)
+    alpha = torch.tensor(list(itertools.product((-1.0, 0.0, 1.0), repeat=p)), dtype=torch.float64)
+    seen = c + alpha @ a + ((alpha @ U.T) * (alpha @ V.T)).sum(-1)
+    product = [
+        [sum(Fraction(u) * Fraction(v) for u, v in zip(x, y, strict=True)) for y in V.T.tolist()]
+        for x in U.T.tolist()
+    ]
+    for tight in (True, False):
+        box = product_range(c, a, U, V, tight=tight)
+        for best in (alpha[seen.argmax()], alpha[seen.argmin()]):
+            x = [int(t) for t in best.tolist()]
+            exact = Fraction(float(c)) + sum(Fraction(g) * t for g, t in zip(a.tolist(), x, strict=True))
+            exact += sum(product[i][j] * x[i] * x[j] for i in range(p) for j in range(p))
+            assert Fraction(float(box.lower)) <= exact <= Fraction(float(box.upper))
+
+
 def test_product_range_degenerate():
     """Equal, opposite, zero and rank-deficient factors; the rank-one square (u·α)² has maximum ‖u‖₁², minimum 0."""
     u = random(1, 7, seed=1)
