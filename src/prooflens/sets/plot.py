@@ -10,10 +10,11 @@ import torch
 from prooflens.errors import SetError
 from prooflens.sets.arrays import as_float
 from prooflens.sets.constrained import ConstrainedPolynomialZonotope
-from prooflens.sets.enclose import interval_enclosure, zonotope_enclosure
+from prooflens.sets.enclose import zonotope_enclosure
 from prooflens.sets.factors import sample
 from prooflens.sets.interval import Interval
 from prooflens.sets.linear import affine_map
+from prooflens.sets.search import constrained_enclosure
 from prooflens.sets.zonotope import Zonotope
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def plot(
     if enclosures:
         for corners, name, colour in (
             (zonotope_outline(zonotope_enclosure(flat)), "zonotope", "#ee6677"),
-            (box_outline(interval_enclosure(flat, method="best")), "interval", "#228833"),
+            (box_outline(constrained_enclosure(flat)), "interval", "#228833"),
         ):
             closed = np.concatenate([corners, corners[:1]])
             axes.plot(closed[:, 0], closed[:, 1], color=colour, linewidth=1.2, label=f"{name} enclosure")
