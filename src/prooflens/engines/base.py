@@ -59,7 +59,15 @@ class Problem:
         names = {layer: scores_name(self.model.check_layer(layer)) for layer in layers}
         wanted = [*names.values(), *([OUTPUT] if output else [])]
         found = self.model.run(x, wanted, self.padding)
-        return {layer: found[name] for layer, name in names.items()}, found.get(OUTPUT)
+        scores = {layer: found[name] for layer, name in names.items()}
+        return scores, self.read_output(found[OUTPUT]) if output else None
+
+    def read_output(self, output: Tensor) -> Float[Tensor, "... C"]:
+        """What `Logit` speaks of: the output or, in a model with one per token, that of the last real token."""
+        if self.model.architecture.pool != "none":
+            return output
+        last = self.n_tokens - 1 if self.padding is None else int(self.padding.nonzero().max())
+        return output[..., last, :]
 
     def setting(
         self, layers: Sequence[int], output: bool = False, tokens: tuple[str, ...] | None = None
