@@ -168,6 +168,22 @@ class FirstLayer:
         weight = step.weight.reshape(*step.out_shape, -1)
         return weight if step is self.q else weight.repeat_interleave(self.group, 0)
 
+    def turned_weights(self, head: int) -> tuple[Float[Tensor, "S d_h d"], Float[Tensor, "S d_h d"], int]:
+        """R_tQ̂ and R_tK̂ for every position t, with γ and centring, and how much larger their terms are than they."""
+        turned, spread = [], 1.0
+        positions = torch.arange(len(self.center), device=self.center.device)
+        for step in (self.q, self.k):
+            weight = self.head_weight(step, head)
+            if self.norm is not None and self.norm.weight is not None:
+                weight = weight * self.norm.weight
+            size = float(weight.norm())
+            if self.norm is not None and self.norm.centred:
+                weight = weight - weight.mean(-1, keepdim=True)
+            spread = max(spread, 2.0 * size / max(float(weight.norm()), 2.0**-500))
+            columns = weight.T.expand(len(positions), -1, -1)
+            turned.append(self.turn(columns, positions[:, None].expand(columns.shape[:2])).mT)
+        return turned[0], turned[1], int(min(spread, 2.0**20)) + 1
+
     @cached_property
     def spectra(self) -> Spectra:
         """The verified spectral norms of all heads, with scale and γ."""

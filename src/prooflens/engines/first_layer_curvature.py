@@ -1,0 +1,144 @@
+"""Curvature of layer-0 forms: vectors D with ∇²f ⪯ diag(D) on the whole region (the derivation is in `layer0`)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.first_layer_forms import Entries, Point
+from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
+from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
+
+SHAPE_FLOOR = 0.1
+"""Shapes do not go below this share of their token's mean; any positive shape is valid."""
+
+SHAPE_ELEMENTS = 2**23
+"""Numbers per temporary of the shaped Gram matrices."""
+
+
+def uniform_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
+    """D ≥ 0 with ∇²f ⪯ diag(D) in x, over the whole region; the same for all coordinates of a token."""
+    view = entries.view
+    sigma, low, high = view.spectra
+    own = entries.own
+    cross = sigma[entries.head, entries.position, entries.key]
+    weight = entries.bent
+    tilt = _tilt(entries, point.slope)[entries.form]
+    eigenvalue = torch.where(entries.weight > 0, high[entries.head], low[entries.head])
+    at_i = weight * torch.where(own, eigenvalue, cross * tilt)
+    at_j = weight * torch.where(own, 0.0, cross / tilt)
+    base = up(entries.per_slot(at_i, at_j) * (1.0 + gamma(entries.longest + 16)))
+    if view.norm is not None:
+        n = view.n_high[entries.tokens]
+        base = up((n.square() * base + _norm_curvature(entries, point)) * (1.0 + gamma(8)))
+    return base[..., None].expand(point.x.shape)
+
+
+def _norm_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
+    """√2 max(1, 3εn²) n²‖Pv‖/√d over the region, per token: ‖Pv‖ at the corner plus what the other tokens can move."""
+    view = entries.view
+    assert view.norm is not None
+    d, n = view.center.shape[-1], view.n_high[entries.tokens]
+    step_i, step_j = _wander(entries)
+    wander = entries.per_slot(step_i, torch.where(entries.own, 0.0, step_j))
+    length = point.read.square().sum(-1).sqrt() * (1.0 + gamma(d + 8))
+    length = length + view.roundoff(entries.longest) * _read_size(entries)
+    bend: Tensor = 2.0**0.5 * (3.0 * view.norm.eps * n.square()).clamp(min=1.0) * n.square() * d**-0.5
+    return up(bend * (length + wander) * (1.0 + gamma(entries.longest + 64)))
+
+
+def _wander(entries: Entries) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """How far each entry's part of v, at its query and at its key token, can be from its value at the corner."""
+    view, i, j = entries.view, entries.position, entries.key
+    cross = view.spectra.cross[entries.head, i, j]
+    # At i = j, v is (M + Mᵀ)y, and ‖M + Mᵀ‖ ≤ 2σ(M).
+    norm = entries.weight.abs() * torch.where(entries.own, 2.0 * cross, cross)
+    moved = 2.0 * view.n_high * view.reach
+    return up(norm * moved[j]), up(norm * moved[i])
+
+
+def shaped_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
+    """D ≥ 0 with ∇²f ⪯ diag(D), its main term shaped like the slope at the corner (regions given by radii)."""
+    view = entries.view
+    steep = point.slope.abs()
+    mean = steep.mean(-1, keepdim=True)
+    X = torch.where(mean > 0, torch.maximum(steep, SHAPE_FLOOR * mean), torch.ones_like(steep))
+    n, own = view.n_high, entries.own
+    main = entries.bent * _shaped_spectra(entries, X) * n[entries.position] * n[entries.key]
+    tilt = _tilt(entries, point.slope)[entries.form]
+    coefficient = entries.per_slot(torch.where(own, main, main * tilt), torch.where(own, 0.0, main / tilt))
+    D = up(up(coefficient * (1.0 + gamma(entries.longest + 32)))[..., None] * X)
+    if view.norm is not None:
+        flat = up(_norm_curvature(entries, point) + _rank_one_curvature(entries, point))
+        D = up(D + flat[..., None])
+    return D
+
+
+def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor, " N"]:
+    """σ(X_i^{-½}MX_j^{-½}) per entry, λ± of the same at i = j; verified, with scale, γ and centring."""
+    view = entries.view
+    out = torch.empty_like(entries.weight)
+    d = X.shape[-1]
+    inverse = 1.0 / X.flatten(0, 1)
+    step = max(1, SHAPE_ELEMENTS // (d * view.q.out_shape[1]))
+    for head, chosen in entries.by_head:
+        Q, K, spread = view.turned_weights(head)
+        for part in torch.split(chosen, step):
+            q, k = Q[entries.position[part]], K[entries.key[part]]
+            inverse_i, inverse_j = inverse[entries.at_i[part], None], inverse[entries.at_j[part], None]
+            QQ, KK = (q * inverse_i) @ q.mT, (k * inverse_j) @ k.mT
+            # Turning, centring and scaling err relative to terms up to `spread` times as large as the result.
+            length = 8 * (d + 64) * spread
+            own = entries.own[part]
+            KQ = torch.where(own[:, None, None], (k * inverse_i) @ q.mT, 0.0)
+            minus, plus = extreme_eigenvalues(GramBlocks.of(QQ, KQ, KK, length))
+            out[part] = torch.where(entries.weight[part] > 0, plus, torch.where(own, minus, plus))
+    return up(out * (view.scores.scale * (1.0 + gamma(8))))
+
+
+def _rank_one_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
+    """What the rank-one part of J = n(P − κeeᵀ) adds to the main term.
+
+    (Jδ_i)ᵀM(Jδ_j) = n_in_j[δ_iᵀM̂δ_j − κ a_i e_iᵀM̂δ_j − κ a_j δ_iᵀM̂e_j + κκ a_ia_j e_iᵀM̂e_j], M̂ = PMP, and κ‖M̂ᵀe‖ ≤
+    ‖M̂ᵀy‖/√d: the last three have 2-norms of at most n_in_j/√d times V_j, V_i and min(V_i, V_j), V_j = ‖wM̂ᵀy_i‖,
+    V_i = ‖wM̂y_j‖. At i = j each side counts once more.
+    """
+    view = entries.view
+    at_i, at_j = entries.pulls(point.x)
+    step_i, step_j = _wander(entries)
+    slack = view.roundoff(entries.longest) * _entry_sizes(entries)
+    V_i, V_j = at_i + step_i + slack[0], at_j + step_j + slack[1]
+    n = view.n_high
+    factor = n[entries.position] * n[entries.key] * view.center.shape[-1] ** -0.5 * (entries.bent > 0)
+    size = up(factor * (V_i + V_j + torch.minimum(V_i, V_j)) * (1.0 + gamma(64)))
+    return up(entries.per_slot(size, size) * (1.0 + gamma(entries.longest + 8)))
+
+
+def _read_size(entries: Entries) -> Float[Tensor, "F T"]:
+    """A bound of the length of v's absolute-value chain, for the rounding of ‖Pv‖."""
+    to_i, to_j = _entry_sizes(entries)
+    return entries.per_slot(to_i, to_j)
+
+
+def _entry_sizes(entries: Entries) -> Float[Tensor, "2 N"]:
+    """Bounds of the lengths of each entry's absolute-value chains at its query and its key token."""
+    view = entries.view
+    gain = 1.0 if view.norm is None or view.norm.weight is None else float(view.norm.weight.abs().max())
+    weight = entries.weight.abs() * view.scores.scale * gain * 4.0
+    q = view.q_size[entries.position, entries.head].norm(dim=-1)
+    k = view.k_size[entries.key, entries.head].norm(dim=-1)
+    Q, K = view.head_weights(view.q), view.head_weights(view.k)
+    to_i = weight * k * Q.flatten(1).norm(dim=-1)[entries.head]
+    to_j = weight * q * K.flatten(1).norm(dim=-1)[entries.head]
+    return torch.stack([to_i, to_j])
+
+
+def _tilt(entries: Entries, slope: Float[Tensor, "F T d"]) -> Float[Tensor, " F"]:
+    """τ per form: a coordinate's share of the slack grows like D²/slope, so curvature goes where slopes are steep."""
+    steep = (slope.abs() * entries.view.problem.region.spread()[entries.tokens]).mean(-1).flatten()
+    of_query = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_i])
+    of_key = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_j])
+    ratio = (of_query / of_key.clamp(min=TINY) / 2.0).clamp(min=2.0**-8, max=2.0**8)
+    return ratio.pow(0.25)

@@ -1,0 +1,224 @@
+"""From linear forms to functionals: how any engine bounds log-odds of mass, entropies and circuits.
+
+An engine bounds linear forms of scores. A functional f that is not linear is bounded in two ways that are intersected:
+
+1. **Directly.** Around the clean scores ã (as computed: any point will do), f(a) = f(ã) + ∇f(ã)·(a − ã) + rest. The
+   middle term is one linear form, so rows and heads keep their shared factors; the rest is bounded by
+   `queries.remainder` from the engine's own bounds of all score differences. The computed weights w differ from ∇f(ã)
+   by rounding: γ times their terms' size, times |a − ã|, is added.
+2. **Through weights.** The differences give weight boxes, and the simplex programs of `queries.programs` the bounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.base import Bounds, Engine, FormBounds, Forms, Problem, Stopwatch, forms_of
+from prooflens.numerics import down, gamma, up
+from prooflens.numerics.rounding import TINY
+from prooflens.queries import Claim, Functional, Row, RowEntropy, remainder
+from prooflens.queries.functionals import Logit
+from prooflens.queries.masks import keys_of
+from prooflens.queries.programs import functional_bounds
+from prooflens.queries.simplex import Box
+from prooflens.queries.weights import weight_box
+
+
+def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> Bounds:
+    """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all."""
+    watch = Stopwatch(problem.model.device)
+    linear = [i for i, f in enumerate(functionals) if f.is_linear]
+    curved = [i for i, f in enumerate(functionals) if not f.is_linear]
+    outputs = problem.model.architecture.d_out or 0
+    forms = forms_of([functionals[i] for i in linear], outputs)
+    curvature = _Curved.of(problem, [functionals[i] for i in curved]) if curved else None
+    if curvature is not None:
+        forms = _joined(forms, curvature.forms)
+    found = engine.bound_forms(problem, forms)
+    lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
+    constants = torch.tensor([functionals[i].constant for i in linear], dtype=torch.float64)
+    n = len(linear)
+    lower[linear] = down(found.lower[:n].cpu() + constants)
+    upper[linear] = up(found.upper[:n].cpu() + constants)
+    if curvature is not None:
+        lower[curved], upper[curved] = curvature.bounds(_slice(found, n))
+    corners = _corners(found, linear, curved)
+    return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds(), *corners)
+
+
+def bound_claims(engine: Engine, problem: Problem, claims: Sequence[Claim]) -> tuple[list[Bounds], Bounds]:
+    """Bounds of the functionals of many claims, claim by claim, and all of them together."""
+    together = bound_functionals(engine, problem, [f for claim in claims for f in claim.functionals])
+    parts, start = [], 0
+    for claim in claims:
+        stop = start + len(claim.functionals)
+        corners = [
+            None if c is None else c[start:stop] for c in (together.lower_corner, together.upper_corner)
+        ]
+        sides = together.lower[start:stop], together.upper[start:stop]
+        parts.append(Bounds(*sides, together.guarantee, together.engine, together.seconds, *corners))
+        start = stop
+    return parts, together
+
+
+def _joined(first: Forms, second: Forms) -> Forms:
+    """Both lists of forms as one; the second reads scores only."""
+    logits = first.logits
+    if logits is not None:
+        logits = torch.cat((logits, logits.new_zeros(second.size, logits.shape[1])))
+
+    def both(name: str) -> Tensor:
+        return torch.cat((getattr(first, name), getattr(second, name)))
+
+    return Forms(
+        first.size + second.size,
+        torch.cat((first.index, second.index + first.size)),
+        both("layer"),
+        both("head"),
+        both("position"),
+        both("key"),
+        both("weight"),
+        logits,
+    )
+
+
+def _slice(found: FormBounds, start: int) -> FormBounds:
+    return FormBounds(found.lower[start:].cpu(), found.upper[start:].cpu())
+
+
+def _corners(found: FormBounds, linear: list[int], curved: list[int]) -> list[Tensor | None]:
+    """Corners per functional: a curved one uses those of its linear part."""
+    place = torch.empty(len(linear) + len(curved), dtype=torch.long)
+    place[linear] = torch.arange(len(linear))
+    place[curved] = len(linear) + torch.arange(len(curved))
+    return [
+        None if corner is None else corner[place.to(corner.device)]
+        for corner in (found.lower_corner, found.upper_corner)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Curved:
+    """Functionals that are not linear, and the forms that bound them: tangents, then differences and single scores."""
+
+    functionals: list[Functional]
+    rows: list[Row]
+    keys: dict[Row, tuple[int, ...]]
+    clean: dict[Row, Float[Tensor, " S"]]
+    mask: Tensor
+    forms: Forms
+
+    @classmethod
+    def of(cls, problem: Problem, functionals: list[Functional]) -> _Curved:
+        """Read the clean scores and list the forms."""
+        rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
+        mask = problem.mask.cpu()
+        keys = {row: keys_of(mask, row.position) for row in rows}
+        scores = problem.setting(sorted({row.layer for row in rows})).rows(rows)
+        clean = {row: value.cpu() for row, value in scores.items()}
+        entries: list[tuple[int, Row, int, float]] = []
+        for number, functional in enumerate(functionals):
+            for row, gradient in functional.gradient(clean).items():
+                entries.extend((number, row, key, float(gradient[key])) for key in keys[row])
+        size = len(functionals)
+        for row in rows:
+            for j, k in itertools.combinations(keys[row], 2):
+                entries += [(size, row, j, 1.0), (size, row, k, -1.0)]
+                size += 1
+            for j in keys[row]:
+                entries.append((size, row, j, 1.0))
+                size += 1
+        return cls(functionals, rows, keys, clean, mask, Forms.of(entries, size))
+
+    def bounds(self, found: FormBounds) -> tuple[Tensor, Tensor]:
+        """Both ways, intersected."""
+        differences, moves, boxes = self._rows(found)
+        lower = torch.full((len(self.functionals),), -math.inf, dtype=torch.float64)
+        upper = torch.full_like(lower, math.inf)
+        for number, functional in enumerate(self.functionals):
+            rows = functional.rows
+            if not any(isinstance(atom, Logit) for _, atom in functional.terms) and _balanced(functional):
+                low, high = functional_bounds([functional], {row: boxes[row] for row in rows})
+                lower[number], upper[number] = low[0], high[0]
+            if all(bool(differences[row].isfinite().all()) for row in rows):
+                low, high = self._direct(number, found, differences, moves)
+                lower[number] = torch.maximum(lower[number], low)
+                upper[number] = torch.minimum(upper[number], high)
+        return lower, upper
+
+    def _rows(self, found: FormBounds) -> tuple[dict[Row, Tensor], dict[Row, Tensor], dict[Row, Box]]:
+        """Per row: D[j, k] ≥ u_j − u_k for the deviations u = a − ã, bounds of |u|, and the weight box."""
+        place = len(self.functionals)
+        differences, moves, boxes = {}, {}, {}
+        for row in self.rows:
+            keys, a = self.keys[row], self.clean[row]
+            S = len(a)
+            gaps = torch.zeros(S, S, dtype=torch.float64)
+            for j, k in itertools.combinations(keys, 2):
+                gaps[j, k], gaps[k, j] = found.upper[place], -found.lower[place]
+                place += 1
+            move = torch.zeros(S, dtype=torch.float64)
+            for j in keys:
+                move[j] = torch.maximum(up(found.upper[place] - a[j]), up(a[j] - found.lower[place])).clamp(
+                    min=0.0
+                )
+                place += 1
+            boxes[row] = weight_box(differences=gaps, mask=self.mask[row.position])
+            differences[row] = up(gaps - down(a[:, None] - a[None, :])).fill_diagonal_(0.0)
+            moves[row] = move
+        return differences, moves, boxes
+
+    def _direct(
+        self, number: int, found: FormBounds, differences: dict[Row, Tensor], moves: dict[Row, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """f(ã) + [tangent's range − its value at ã] + rest, rounded outward."""
+        functional = self.functionals[number]
+        low, high = remainder(functional, self.clean, differences)
+        value = functional.value(self.clean)
+        at_clean, size, mismatch = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+        size = size + abs(functional.constant)
+        for row, gradient in functional.gradient(self.clean).items():
+            keys = list(self.keys[row])
+            a = self.clean[row][keys]
+            at_clean = at_clean + gradient[keys] @ a
+            terms = _gradient_terms(functional, row, self.clean[row], keys)
+            size = size + terms.sum() * (1.0 + a.abs().max() + math.log(len(keys) + 1))
+            mismatch = mismatch + terms @ moves[row][keys]
+        length = 4 * max(len(keys) for keys in self.keys.values()) + 128
+        slack = up(gamma(length) * up(size + mismatch) * (1.0 + gamma(length)) + TINY)
+        base = value - at_clean
+        return (
+            down(down(base + found.lower[number]) + down(low - slack)),
+            up(up(base + found.upper[number]) + up(high + slack)),
+        )
+
+
+def _gradient_terms(functional: Functional, row: Row, a: Tensor, keys: list[int]) -> Float[Tensor, " K"]:
+    """Sizes of the terms that each computed weight ∂f/∂a_j is a sum of."""
+    total = torch.zeros(len(keys), dtype=torch.float64)
+    for weight, atom in functional.terms:
+        if isinstance(atom, Logit) or atom.row != row:
+            continue
+        if isinstance(atom, RowEntropy):
+            logs = a[keys].log_softmax(-1)
+            s = logs.exp()
+            total = total + abs(weight) * s * (1.0 + logs.abs() + (s * logs.abs()).sum())
+        else:
+            total = total + abs(weight) * atom.gradient(a)[keys].abs()
+    return total
+
+
+def _balanced(functional: Functional) -> bool:
+    """Whether score terms cancel row by row, so that weights alone determine the functional."""
+    sums: dict[Row, list[float]] = {}
+    for weight, atom in functional.terms:
+        if not isinstance(atom, Logit | RowEntropy):
+            sums.setdefault(atom.row, []).append(weight)
+    return all(math.fsum(weights) == 0.0 for weights in sums.values())
