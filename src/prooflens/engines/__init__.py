@@ -1,5 +1,6 @@
 """Who answers: engines that bound scalars of a model over a region. Importing this package registers them all."""
 
+from prooflens.engines import attack as _attack
 from prooflens.engines import interval as _interval
 from prooflens.engines import layer0 as _layer0
 from prooflens.engines.base import (
@@ -26,4 +27,4 @@ __all__ = [
     "get_engine",
 ]
 
-del _interval, _layer0
+del _attack, _interval, _layer0

@@ -1,0 +1,162 @@
+"""Engine `attack`: the other side of every proof, MC + PGD as the paper runs it (Tab. `mc_budgets`).
+
+Its bounds are *attained* values: `lower` is the smallest value found and `upper` the largest, so that for every form
+
+    proved lower ≤ true minimum ≤ attack lower ≤ attack upper ≤ true maximum ≤ proved upper,
+
+and a proved bound that an attack crosses is wrong. Every reported value belongs to a float64 point that lies in the
+region and was run through the model in float64, whatever precision the search had. The search is `attack_search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.attack_search import Budget, Landscape, Search, inside
+from prooflens.engines.attack_targets import Targets
+from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.queries import Claim
+
+__all__ = ["BUDGETS", "Attack", "Budget", "Witness", "break_claims"]
+
+BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "synthetic": Budget(500_000, 20, 50),
+        "multilayer": Budget(500_000, 20, 50),
+        "bert-output": Budget(2_000, 5, 30),
+        "layer0": Budget(5_000, 10, 50),
+        "gpt2-layer1": Budget(5_000, 10, 50),
+        "next-token": Budget(2_000, 10, 50),
+        "pruning": Budget(0, 20, 50),
+    }
+)
+"""The rows of Tab. `mc_budgets`, the larger number where the paper gives a range."""
+
+
+@register("attack")
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """The smallest and largest values of linear forms that a search attains."""
+
+    name: str = "attack"
+    guarantee: Guarantee = Guarantee.ESTIMATED
+    budget: Budget = BUDGETS["layer0"]
+    seed: int = 0
+    fast: bool = False
+    """Search in float32; values are float64 all the same."""
+    starts: FormBounds | None = None
+    """Another engine's bounds, whose corners PGD also starts from."""
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        """Nothing."""
+        return None
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        """Attained values of every form, and the factors that attain them."""
+        targets = Targets.of_forms(forms, problem.n_tokens)
+        search = Search(_landscape(problem, targets, self.fast), targets)
+        search.run(self.budget, self.seed, _corners(self.starts))
+        alpha, _ = inside(problem.region, search.alpha)
+        values = _attained(problem, targets, alpha)
+        n = forms.size
+        return FormBounds(values[:n], -values[n:], alpha[:n], alpha[n:])
+
+
+def _landscape(problem: Problem, targets: Targets, fast: bool) -> Landscape:
+    """Projections onto constraints need float64."""
+    slow = not fast or problem.region.constraints is not None
+    dtype = problem.model.dtype if slow else torch.float32
+    return Landscape.of(problem, targets.layers, targets.logits is not None, dtype)
+
+
+def _corners(bounds: FormBounds | None) -> Float[Tensor, "T 1 p"] | None:
+    if bounds is None or bounds.lower_corner is None or bounds.upper_corner is None:
+        return None
+    return torch.cat((bounds.lower_corner, bounds.upper_corner))[:, None]
+
+
+def _attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) -> Float[Tensor, " T"]:
+    """Each target at its own point, through the model itself."""
+    if not targets.size:
+        return alpha.new_zeros(0)
+    landscape = Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype)
+    targets = targets.to(problem.region.center)
+    parts = [
+        landscape.values(targets.select(chosen), alpha[chosen][:, None])[:, 0]
+        for chosen in torch.arange(targets.size, device=alpha.device).split(landscape.capacity)
+    ]
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """A point of the region at which a claim is false, with the values of the claim's functionals there."""
+
+    x: Float[Tensor, "S d"]
+    alpha: Float[Tensor, " p"]
+    values: Float[Tensor, " F"]
+
+
+def break_claims(
+    problem: Problem,
+    claims: Sequence[Claim],
+    budget: Budget,
+    seed: int = 0,
+    starts: Sequence[Float[Tensor, "K p"] | None] | None = None,
+    fast: bool = False,
+) -> list[Witness | None]:
+    """Try to falsify every claim; a claim is left alone as soon as it is broken.
+
+    Each claim's smallest functional is made small. A break counts when `claim.holds_on` is false at a float64 point of
+    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is. None means that nothing was found.
+    """
+    found: list[Witness | None] = [None] * len(claims)
+    n_outputs = 1 + max((i for claim in claims for f in claim.functionals for i in f.logits), default=-1)
+    if n_outputs:
+        n_outputs = int(problem.setting((), output=True).logits.shape[-1])  # type: ignore[union-attr]
+    targets = Targets.of_claims(claims, problem.n_tokens, n_outputs)
+
+    def confirm(chosen: Tensor, alpha: Tensor) -> Tensor:
+        points = inside(problem.region, alpha)
+        for index, factors, x in zip(chosen.tolist(), *points, strict=True):
+            found[index] = _witness(problem, claims[index], factors, x)
+        return torch.tensor([found[index] is not None for index in chosen.tolist()])
+
+    search = Search(_landscape(problem, targets, fast), targets, confirm)
+    search.run(budget, seed, _padded(starts, search.alpha))
+    return found
+
+
+def _witness(
+    problem: Problem, claim: Claim, alpha: Float[Tensor, " p"], x: Float[Tensor, "S d"]
+) -> Witness | None:
+    """The point as a witness, if the claim is false there."""
+    layers = sorted({row.layer for f in claim.functionals for row in f.rows})
+    about_output = any(f.logits for f in claim.functionals)
+    with torch.no_grad():
+        scores, logits = problem.values(x, layers, about_output)
+        rows = {row: scores[row.layer][row.head, row.position] for f in claim.functionals for row in f.rows}
+        values = claim.values(rows, logits)
+    if bool(values.isnan().any()) or bool(claim.holds_on(rows, logits)):
+        return None
+    return Witness(x, alpha, values)
+
+
+def _padded(
+    starts: Sequence[Float[Tensor, "K p"] | None] | None, alpha: Float[Tensor, "T p"]
+) -> Float[Tensor, "T K p"] | None:
+    """The given starts of all claims with the same number for each: missing ones are the best point known."""
+    most = max((len(s) for s in starts or () if s is not None), default=0)
+    if starts is None or not most:
+        return None
+    padded = alpha[:, None].repeat(1, most, 1)
+    for row, some in zip(padded, starts, strict=True):
+        if some is not None:
+            row[: len(some)] = some.to(alpha)
+    return padded
