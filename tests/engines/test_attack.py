@@ -1,12 +1,9 @@
 """What the attack reports is attained, inside the region and reproducible; what it breaks is broken."""
 
-from functools import cache
-
 import pytest
 import torch
-from torch import Tensor
 
-from prooflens import Ball, Paraphrases, Region, Transformer, load
+from prooflens import Ball, Paraphrases, Region
 from prooflens.engines import FormBounds, Forms, Problem, get_engine
 from prooflens.engines.attack import BUDGETS, Attack, Budget, Witness, break_claims
 from prooflens.engines.attack_search import inside
@@ -16,49 +13,9 @@ from prooflens.queries import Claim, Condition, Row, Sense, Setting, TopK, parse
 from prooflens.queries.base import make_claim
 from prooflens.queries.functionals import Functional, Score, margin
 from prooflens.regions import Constraints
-from tests.families import FAMILIES, VOCABULARY
+from tests.engines.cases import MODELS, at, margins, problem_of
 
-MODELS = [*FAMILIES, "toy"]
 SMALL = Budget(300, 6, 20)
-
-
-@cache
-def model_of(name: str) -> Transformer:
-    return load("toy") if name == "toy" else load(FAMILIES[name]())
-
-
-def problem_of(name: str, eps: float = 0.02, seed: int = 1) -> Problem:
-    model = model_of(name)
-    if name == "toy":
-        return Problem(model, Ball(eps).around(model.example(seed).x))
-    ids = torch.randint(4, VOCABULARY, (4,), generator=torch.Generator().manual_seed(seed))
-    return Problem(model, Ball(eps).around(model.embed(ids)))
-
-
-def margins(problem: Problem, layer: int = 0) -> Forms:
-    """All differences of scores that a top-1 question asks for, with one more entry to break the pattern."""
-    entries = []
-    mask = problem.mask
-    number = 0
-    for head in range(problem.model.architecture.n_heads):
-        for i in range(problem.n_tokens):
-            for j in range(1, problem.n_tokens):
-                if mask[i, 0] and mask[i, j]:
-                    entries += [(number, Row(layer, head, i), 0, 1.0), (number, Row(layer, head, i), j, -1.0)]
-                    number += 1
-    return Forms.of(entries, number)
-
-
-def at(problem: Problem, forms: Forms, alpha: Tensor) -> Tensor:
-    """Each form at its own factors, one by one through the model."""
-    found = []
-    for index, factors in enumerate(alpha):
-        with torch.no_grad():
-            scores, output = problem.values(
-                problem.region.point(factors)[None], forms.layers, forms.logits is not None
-            )
-            found.append(forms.evaluate(scores, output)[0, index])
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -3,37 +3,21 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from prooflens import Ball, Paraphrases, Region, Transformer, load
+from prooflens import Ball, Paraphrases, Region, Transformer
 from prooflens.engines import Forms, Problem, get_engine
 from prooflens.engines.interval import region_box, score_boxes, value_boxes
 from prooflens.engines.interval_steps import DIPS, apply_step
 from prooflens.models.sites import ACTIVATIONS, Elementwise, Norm, Product
 from prooflens.queries import Box, Row
-from tests.families import FAMILIES, VOCABULARY
-
-MODELS = [*FAMILIES, "toy"]
-
-
-@cache
-def model_of(name: str) -> Transformer:
-    return load("toy") if name == "toy" else load(FAMILIES[name]())
-
-
-def input_of(name: str, n_tokens: int = 4, seed: int = 1) -> Tensor:
-    model = model_of(name)
-    if name == "toy":
-        return model.example(seed).x
-    ids = torch.randint(4, VOCABULARY, (n_tokens,), generator=torch.Generator().manual_seed(seed))
-    return model.embed(ids)
+from tests.engines.cases import MODELS, input_of, model_of
+from tests.families import FAMILIES
 
 
 def assert_contains(problem: Problem, samples: int = 2000, seed: int = 0) -> None:

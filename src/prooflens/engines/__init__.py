@@ -1,6 +1,7 @@
 """Who answers: engines that bound scalars of a model over a region. Importing this package registers them all."""
 
 from prooflens.engines import attack as _attack
+from prooflens.engines import exact as _exact
 from prooflens.engines import interval as _interval
 from prooflens.engines import layer0 as _layer0
 from prooflens.engines.base import (
@@ -27,4 +28,4 @@ __all__ = [
     "get_engine",
 ]
 
-del _attack, _interval, _layer0
+del _attack, _exact, _interval, _layer0

@@ -23,7 +23,7 @@ from prooflens.engines.attack_targets import Targets
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.queries import Claim
 
-__all__ = ["BUDGETS", "Attack", "Budget", "Witness", "break_claims"]
+__all__ = ["BUDGETS", "Attack", "Budget", "Witness", "attained", "break_claims"]
 
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
@@ -63,7 +63,7 @@ class Attack:
         search = Search(_landscape(problem, targets, self.fast), targets)
         search.run(self.budget, self.seed, _corners(self.starts))
         alpha, _ = inside(problem.region, search.alpha)
-        values = _attained(problem, targets, alpha)
+        values = attained(problem, targets, alpha)
         n = forms.size
         return FormBounds(values[:n], -values[n:], alpha[:n], alpha[n:])
 
@@ -81,7 +81,7 @@ def _corners(bounds: FormBounds | None) -> Float[Tensor, "T 1 p"] | None:
     return torch.cat((bounds.lower_corner, bounds.upper_corner))[:, None]
 
 
-def _attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) -> Float[Tensor, " T"]:
+def attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) -> Float[Tensor, " T"]:
     """Each target at its own point, through the model itself."""
     if not targets.size:
         return alpha.new_zeros(0)
