@@ -6,7 +6,7 @@ import torch
 from prooflens import Ball, Paraphrases, Region
 from prooflens.engines import FormBounds, Forms, Problem, get_engine
 from prooflens.engines.attack import BUDGETS, Attack, Budget, Witness, break_claims
-from prooflens.engines.attack_search import inside
+from prooflens.engines.attack_search import Landscape, inside
 from prooflens.engines.attack_targets import Targets
 from prooflens.errors import EngineError
 from prooflens.queries import Claim, Condition, Row, Sense, Setting, TopK, parse_query
@@ -252,6 +252,18 @@ def test_vectorised_targets_equal_the_functionals_themselves() -> None:
         {layer: value[None] for layer, value in scores.items()}, output[None]
     )
     assert torch.allclose(part, shared[chosen])
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_head_alone_has_the_same_scores(name: str, layer: int) -> None:
+    problem = problem_of(name)
+    landscape = Landscape.of(problem, (layer,), False, torch.float64)
+    _, alpha = problem.region.sample(5)
+    scores, _ = landscape.observe(alpha)
+    for head in range(problem.model.architecture.n_heads):
+        alone, _ = landscape.of_one_head(head).observe(alpha)
+        assert torch.allclose(alone[layer][:, 0], scores[layer][:, head], rtol=1e-12, atol=1e-14)
 
 
 def test_budgets_are_the_papers() -> None:

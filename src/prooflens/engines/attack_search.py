@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +30,7 @@ from prooflens.engines.base import Problem
 from prooflens.errors import EngineError
 from prooflens.models import INPUT, OUTPUT, scores_name
 from prooflens.models.program import Program
+from prooflens.models.sites import Affine, AnyStep, Scores
 from prooflens.regions import Region
 
 CORNER_SHARE = 0.5
@@ -87,6 +89,24 @@ class Landscape:
         output = self.problem.read_output(found[OUTPUT]) if self.output else None
         return {layer: found[name] for layer, name in names.items()}, output
 
+    def of_one_head(self, head: int) -> Landscape:
+        """The same with only one head in the last layer: its rows of the query and key maps, its position bias."""
+        attention = scores_name(self.layers[-1]).rsplit(".", 1)[0]
+        n_heads = self.problem.model.architecture.n_heads
+        steps: list[AnyStep] = []
+        for step in self.program.steps:
+            if isinstance(step, Affine) and step.out in (f"{attention}.hook_q", f"{attention}.hook_k"):
+                heads, width = step.out_shape
+                first = head * heads // n_heads * width
+                bias = None if step.bias is None else step.bias[first : first + width]
+                step = replace(
+                    step, weight=step.weight[first : first + width], bias=bias, out_shape=(1, width)
+                )
+            elif isinstance(step, Scores) and step.out.startswith(attention) and step.bias is not None:
+                step = replace(step, bias=step.bias[head : head + 1])
+            steps.append(step)
+        return replace(self, program=replace(self.program, steps=tuple(steps)))
+
     @cached_property
     def capacity(self) -> int:
         """How many points fit into one chunk."""
@@ -142,6 +162,14 @@ def inside(
     return alpha, x
 
 
+class _Descent(NamedTuple):
+    """Targets that go down together, their numbers in the whole search, and what they need of the model."""
+
+    landscape: Landscape
+    targets: Targets
+    chunk: Int[Tensor, " T"]
+
+
 Confirm = Callable[[Int[Tensor, " M"], Float[Tensor, "M p"]], Bool[Tensor, " M"]]
 """Told which targets seem to be below 0 and where, says which of them are done with."""
 
@@ -168,14 +196,32 @@ class Search:
             return
         self._sample(budget.samples, seed)
         restarts = budget.restarts + (0 if starts is None else starts.shape[1])
+        if not restarts:
+            return
         functionals = max(1, self.targets.n_functionals // max(1, self.targets.size))
-        step = max(1, self.landscape.capacity // max(1, restarts, functionals))
-        for number, begin in enumerate(range(0, self.targets.size, step)):
-            chunk = torch.arange(begin, min(begin + step, self.targets.size), device=self.open.device)
-            chunk = chunk[self.open[chunk]]
-            if len(chunk) and restarts:
-                given = None if starts is None else starts.to(self.alpha)[chunk]
-                self._descend(chunk, self._starts(chunk, budget, seed + number, given), budget.steps)
+        for group, members in self._groups():
+            step = max(1, group.capacity // max(restarts, functionals))
+            for number, part in enumerate(members.split(step)):
+                chunk = part[self.open[part]]
+                if len(chunk):
+                    given = None if starts is None else starts.to(self.alpha)[chunk]
+                    descent = _Descent(group, self._chosen(group, chunk), chunk)
+                    self._descend(descent, self._starts(descent, budget, seed + number, given), budget.steps)
+
+    def _groups(self) -> list[tuple[Landscape, Int[Tensor, " M"]]]:
+        """Targets with what they need of the model: those of one head need no other head of the last layer."""
+        everyone = torch.arange(self.targets.size, device=self.open.device)
+        if self.targets.heads is None:
+            return [(self.landscape, everyone)]
+        heads = torch.tensor(self.targets.heads, device=self.open.device)
+        return [
+            (self.landscape.of_one_head(head), everyone[heads == head])
+            for head in sorted(set(self.targets.heads) - {-1})
+        ]
+
+    def _chosen(self, group: Landscape, chunk: Tensor) -> Targets:
+        chosen = self.targets.select(chunk)
+        return chosen if group is self.landscape else chosen.of_one_head()
 
     def _one_feasible(self) -> Float[Tensor, "1 p"]:
         """The centre, or the first sample that satisfies the constraints."""
@@ -222,41 +268,40 @@ class Search:
         self._record(chunk, self.landscape.values(targets, alpha[None]), alpha[None])
 
     def _starts(
-        self, chunk: Tensor, budget: Budget, seed: int, given: Float[Tensor, "T K p"] | None
+        self, descent: _Descent, budget: Budget, seed: int, given: Float[Tensor, "T K p"] | None
     ) -> Float[Tensor, "T R p"]:
         """Signs of gradients for up to half of the restarts, the best sample, the given corners, random corners."""
-        restarts, p = budget.restarts, self.alpha.shape[-1]
+        chunk, restarts, p = descent.chunk, budget.restarts, self.alpha.shape[-1]
         generator = torch.Generator().manual_seed(seed)
         corners = torch.randint(0, 2, (len(chunk), restarts, p), generator=generator) * 2 - 1
         starts = corners.to(self.alpha)
         if restarts:
-            self._gradient_signs(self.targets.select(chunk), starts[:, : max(1, restarts // 2)])
+            self._gradient_signs(descent, starts[:, : max(1, restarts // 2)])
         if restarts > 1 and budget.samples:
             starts[:, -1] = self.alpha[chunk]
         starts = starts if given is None else torch.cat((given.clamp(-1.0, 1.0), starts), 1)
         return self._project(starts, self._known.expand_as(starts))
 
-    def _gradient_signs(self, targets: Targets, starts: Float[Tensor, "T R p"]) -> None:
+    def _gradient_signs(self, descent: _Descent, starts: Float[Tensor, "T R p"]) -> None:
         """Fill starts with −sign ∇f(centre) of each target's functionals, those that get lowest first."""
-        each = targets.each()
-        center = self._known[None].expand(each.size, -1, -1)
-        _, gradient = self.landscape.descent(each, center)
-        corner = -self.landscape.direction(gradient)
-        value = self.landscape.values(each, corner)[:, 0]
-        order = value.argsort(stable=True)
-        order = order[targets.owner[order].argsort(stable=True)]
-        owner = targets.owner[order]
+        landscape, owners = descent.landscape, descent.targets.owner
+        each = descent.targets.each()
+        _, gradient = landscape.descent(each, self._known[None].expand(each.size, -1, -1))
+        corner = -landscape.direction(gradient)
+        order = landscape.values(each, corner)[:, 0].argsort(stable=True)
+        order = order[owners[order].argsort(stable=True)]
+        owner = owners[order]
         first = torch.searchsorted(owner, owner)
         rank = torch.arange(len(owner), device=owner.device) - first
         kept = rank < starts.shape[1]
         starts[owner[kept], rank[kept]] = corner[order[kept], 0]
 
-    def _descend(self, chunk: Tensor, alpha: Float[Tensor, "T R p"], steps: int) -> None:
-        targets = self.targets.select(chunk)
+    def _descend(self, descent: _Descent, alpha: Float[Tensor, "T R p"], steps: int) -> None:
+        landscape, targets, chunk = descent
         velocity = torch.zeros_like(alpha)
         with_momentum = (torch.arange(alpha.shape[1], device=alpha.device) % 2 == 1)[:, None]
         for k in range(steps):
-            values, gradient = self.landscape.descent(targets, alpha)
+            values, gradient = landscape.descent(targets, alpha)
             still = self._record(chunk, values, alpha)
             if not bool(still.all()):
                 chunk, targets = chunk[still], targets.select(still.nonzero()[:, 0])
@@ -265,10 +310,10 @@ class Search:
                     return
             length = gradient.abs().sum(-1, keepdim=True)
             velocity = MOMENTUM * velocity + gradient / length.clamp(min=torch.finfo(length.dtype).tiny)
-            direction = self.landscape.direction(torch.where(with_momentum, velocity, gradient))
+            direction = landscape.direction(torch.where(with_momentum, velocity, gradient))
             step = 0.5 + 0.5 * math.cos(math.pi * k / steps)
             alpha = self._project(alpha - step * direction, alpha)
-        self._record(chunk, self.landscape.values(targets, alpha), alpha)
+        self._record(chunk, landscape.values(targets, alpha), alpha)
 
     def _project(
         self, alpha: Float[Tensor, "T R p"], before: Float[Tensor, "T R p"]

@@ -179,6 +179,22 @@ class Targets:
         )
 
     @cached_property
+    def heads(self) -> list[int] | None:
+        """The head that each target reads (−1: none), if all read a single head of one layer and no outputs."""
+        found = [-1] * self.size
+        if self.logits is not None or len(self.layers) != 1:
+            return None
+        for owner, head in zip(self.owner[self.function].tolist(), self.head.tolist(), strict=True):
+            if found[owner] not in (-1, head):
+                return None
+            found[owner] = head
+        return found
+
+    def of_one_head(self) -> Targets:
+        """The same targets in a model that has only the head they read."""
+        return replace(self, head=torch.zeros_like(self.head))
+
+    @cached_property
     def _one_each(self) -> bool:
         return self.owner.tolist() == list(range(self.size))
 
