@@ -81,7 +81,7 @@ def test_branch_and_bound_equals_a_fine_grid(name: str, kind: dict[str, object])
         problem = only(tiny_problem(seed, 2, 0.5, **kind), [(1, 0), (1, 2), (0, 1)], 0.2)
         forms = margins(problem)
         assert not bool(enumerable(problem, forms).any())
-        found = Exact(tolerance=5e-3, max_cells=500).solve(problem, forms)
+        found = Exact(tolerance=5e-3, max_cells=500, max_slow_cells=500).solve(problem, forms)
         table = values(problem, forms, grid(problem, 31))
         assert bool((found.upper >= table.amax(0)).all() & (found.lower <= table.amin(0)).all()), name
         assert bool((found.upper <= table.amax(0) + 0.01).all() & (found.lower >= table.amin(0) - 0.01).all())

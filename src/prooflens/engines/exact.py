@@ -69,6 +69,8 @@ class Exact:
     guarantee: Guarantee = Guarantee.PROVED
     tolerance: float = 1e-6
     max_cells: int = 4096
+    max_slow_cells: int = 128
+    """The same where `layer0` bounds cells one by one, some milliseconds each: scores of layer 0 behind a norm."""
     seed: int = 0
 
     def refuses(self, problem: Problem, forms: Forms) -> str | None:
@@ -115,12 +117,17 @@ class Exact:
                 bounds[number], alpha[number] = _enumerate(view, form)
                 visited[number] = 2 ** len(_query_factors(problem, int(form.position[0])))
             else:
-                bounder: Bounder = (
-                    Quadratic.of(view, form) if _is_quadratic(view, form) else ByEngines.of(problem, form)
-                )
-                found = maximise(bounder, first[number], self.tolerance, self.max_cells)
+                bounder, most = self._bounder(view, form)
+                found = maximise(bounder, first[number], self.tolerance, most)
                 bounds[number], alpha[number], visited[number] = found.bound, found.alpha, found.cells
         return bounds, alpha, visited
+
+    def _bounder(self, view: FirstLayer, form: Forms) -> tuple[Bounder, int]:
+        """How the cells of a form are bounded, and how many of them there may be."""
+        if _is_quadratic(view, form):
+            return Quadratic.of(view, form), self.max_cells
+        engines = ByEngines.of(view.problem, form)
+        return engines, min(self.max_cells, self.max_slow_cells) if engines.by_layer0 else self.max_cells
 
     def _first_points(self, problem: Problem, forms: Forms, wanted: Tensor) -> Float[Tensor, "F n p"]:
         """The centre and the best point of a short attack, for the forms that are branched on."""
