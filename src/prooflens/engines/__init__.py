@@ -3,6 +3,7 @@
 from prooflens.engines import attack as _attack
 from prooflens.engines import exact as _exact
 from prooflens.engines import interval as _interval
+from prooflens.engines import jacobian as _jacobian
 from prooflens.engines import layer0 as _layer0
 from prooflens.engines import polyzono as _polyzono
 from prooflens.engines.base import (
@@ -29,4 +30,4 @@ __all__ = [
     "get_engine",
 ]
 
-del _attack, _exact, _interval, _layer0, _polyzono
+del _attack, _exact, _interval, _jacobian, _layer0, _polyzono

@@ -130,11 +130,17 @@ def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores]:
 
 
 def bound_from(
-    sets: dict[str, TensorSet], problem: Problem, forms: Forms, steps: dict[int, Scores]
+    sets: dict[str, TensorSet],
+    problem: Problem,
+    forms: Forms,
+    steps: dict[int, Scores],
+    *,
+    lemma: bool = False,
 ) -> FormBounds:
     """Bounds of forms from the sets of queries, keys and output; ±∞ where one is missing.
 
-    Layers and the output are bounded apart and added up. The corners are those of the first layer.
+    With `lemma` by the paper's `lem:quadratic_bound` alone. Layers and the output are bounded apart and added up. The
+    corners are those of the first layer.
     """
     lower = problem.region.center.new_zeros(forms.size)
     upper = lower.clone()
@@ -145,7 +151,7 @@ def bound_from(
         if q is None or k is None:
             low, high = (torch.where(_touched(part), end, 0.0).to(lower) for end in (-torch.inf, torch.inf))
         else:
-            low, high, *found = bound_scores(step, q, k, part, problem.region.n_factors)
+            low, high, *found = bound_scores(step, q, k, part, problem.region.n_factors, lemma=lemma)
             corners = corners or (found[0], found[1])
         lower, upper = _sum_down(lower, low), up(upper + high)
     if forms.logits is not None:

@@ -5,7 +5,7 @@ challengers share cancels. Over several queries the products are stacked. As a p
 
     f(α) = c + aᵀα + ½αᵀHα  ± rest,     H = UᵀV + VᵀU + the quadratic generators.
 
-For every corner s and every d with diag(d) ⪰ H (the argument of `layer0`, for a quadratic),
+For every corner s and every d ≥ 0 with diag(d) ⪰ H (the argument of `layer0`, for a quadratic),
 
     f(α) ≤ f(s) + Σ_k max(0, 2(d_k − s_k(a + Hs)_k)) + rest,
 
@@ -31,7 +31,7 @@ from prooflens.models.sites import Scores
 from prooflens.numerics import certified_shift, gamma, gershgorin_shift, up
 from prooflens.numerics.rounding import TINY
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
-from prooflens.sets.quadratic import shift_upper
+from prooflens.sets.quadratic import lemma_upper, shift_upper
 
 DENSE_FACTORS = 400
 """Up to so many factors the Hessian of a form is written out."""
@@ -75,7 +75,7 @@ class Quadratics:
         made = _rows(self.U.mT, _rows(self.V, alpha)) + _rows(self.V.mT, _rows(self.U, alpha))
         return made if self.K is None else made + _rows(self.K, alpha)
 
-    def upper(self) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+    def upper(self, lemma: bool = False) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """A proved upper bound of every form, and its corner."""
         s = _signs(self.a)
         for _ in range(SIGN_STEPS):
@@ -84,9 +84,10 @@ class Quadratics:
         G = s * (self.a + bent)
         value = self.c + (self.a * s).sum(-1) + 0.5 * (bent * s).sum(-1)
         slack = up(self.roundings * self.size + TINY)
-        best = torch.full_like(value, torch.inf)
-        for d in self._shifts(G):
-            excess = 2.0 * up(d - G).clamp(min=0.0)
+        best = lemma_upper(self.c, self.a, self._hessian()) if lemma else torch.full_like(value, torch.inf)
+        for d in () if lemma else self._shifts(G):
+            # The two ends of [0, 2] hold the maximum of −Gβ + ½dβ² only for d ≥ 0; a larger d majorises H too.
+            excess = 2.0 * up(d.clamp(min=0.0) - G).clamp(min=0.0)
             total = up(excess.sum(-1) * (1.0 + gamma(2 * G.shape[-1] + 16)))
             best = torch.minimum(best, up(value + total))
             best = torch.minimum(best, shift_upper(self.c, self.a, d))
@@ -102,11 +103,16 @@ class Quadratics:
         if self.K is None:
             yield from map(self._thin_shift, scales)
             return
-        product = self.U.mT @ self.V
-        H = product + product.mT + self.K
-        H = 0.5 * H + 0.5 * H.mT
+        H = self._hessian()
         yield gershgorin_shift(H)
         yield from (certified_shift(H, scale) for scale in scales)
+
+    def _hessian(self) -> Float[Tensor, "F p p"]:
+        """H, exactly symmetric; the rounding of its entries is part of `size`."""
+        assert self.K is not None
+        product = self.U.mT @ self.V
+        H = product + product.mT + self.K
+        return 0.5 * H + 0.5 * H.mT
 
     def _thin_shift(self, scale: Tensor) -> Tensor:
         r = scale.rsqrt()
@@ -136,19 +142,23 @@ def _positive(scale: Tensor) -> Tensor:
 
 
 def bound_scores(
-    step: Scores, q: TensorSet, k: TensorSet, forms: Forms, n_region: int
+    step: Scores, q: TensorSet, k: TensorSet, forms: Forms, n_region: int, *, lemma: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lower and upper bounds of forms of one layer's scores, and the region's factors at both corners."""
+    """Lower and upper bounds of forms of one layer's scores, and the region's factors at both corners.
+
+    With `lemma` the bounds are those of `lem:quadratic_bound`, as the paper has them.
+    """
     keys = shared(k, q.c.shape[-2])
     ids = torch.cat((q.ids, keys.ids)).unique()
-    per_form = len(ids) * (len(ids) if len(ids) <= DENSE_FACTORS else 4 * q.c.shape[-1])
+    dense = lemma or len(ids) <= DENSE_FACTORS
+    per_form = len(ids) * (len(ids) if dense else 4 * q.c.shape[-1])
     chunk = max(1, CHUNK_ELEMENTS // max(per_form, 1))
     parts = []
     for start in range(0, forms.size, chunk):
         some = forms.select(torch.arange(start, min(start + chunk, forms.size)))
-        f = _quadratics(step, q, keys, some, ids)
-        high, top = f.upper()
-        low, bottom = f.negated().upper()
+        f = _quadratics(step, q, keys, some, ids, dense)
+        high, top = f.upper(lemma)
+        low, bottom = f.negated().upper(lemma)
         parts.append((-low, high, *(_of_region(s, ids, n_region) for s in (bottom, top))))
     lower, upper, bottom, top = (torch.cat(part) for part in zip(*parts, strict=True))
     return lower, upper, bottom, top
@@ -162,7 +172,7 @@ def _of_region(corner: Tensor, ids: Tensor, n_region: int) -> Tensor:
 
 
 def _quadratics(
-    step: Scores, q: TensorSet, keys: TensorSet, forms: Forms, ids: Int[Tensor, " p"]
+    step: Scores, q: TensorSet, keys: TensorSet, forms: Forms, ids: Int[Tensor, " p"], dense: bool
 ) -> Quadratics:
     """The polynomials of some forms: queries and weighted key sums, one slot per query that a form reads."""
     device = q.c.device
@@ -208,7 +218,7 @@ def _quadratics(
     U, V = (q.c.new_zeros(F, width, M, p) for _ in range(2))
     U[form, order], V[form, order] = full_x.permute(1, 2, 0), full_y.permute(1, 2, 0)
     K = None
-    if p <= DENSE_FACTORS:
+    if dense:
         K = q.c.new_zeros(F, p * p)
         inside = torch.isin(pairs, ids).all(-1)
         first, second = torch.searchsorted(ids, pairs[inside]).unbind(-1)

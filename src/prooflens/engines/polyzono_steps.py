@@ -88,7 +88,7 @@ class Rules:
             case Affine():
                 return affine(step, *sets)
             case Rotary():
-                return rotary(step, *sets)
+                return sets[0].linear(step, through_rotary(step), 3)
             case sites.Add():
                 return sets[0] + sets[1]
             case Norm():
@@ -206,32 +206,35 @@ class Rules:
         return z.linear(lambda x: x.transpose(-3, -2), lambda x: x.transpose(-3, -2), 0)
 
 
+def through_affine(step: Affine, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The step's map without bias, for its weight or the weight's absolute values, with any leading dimensions."""
+
+    def f(t: Tensor) -> Tensor:
+        y = torch.nn.functional.linear(t.flatten(-step.in_dims), weight)
+        return y.reshape(*y.shape[:-1], *step.out_shape)
+
+    return f
+
+
 def affine(step: Affine, x: TensorSet) -> TensorSet:
     """Exact but for rounding."""
-
-    def through(weight: Tensor) -> Callable[[Tensor], Tensor]:
-        def f(t: Tensor) -> Tensor:
-            y = torch.nn.functional.linear(t.flatten(-step.in_dims), weight)
-            return y.reshape(*y.shape[:-1], *step.out_shape)
-
-        return f
-
     offset = None
     if step.bias is not None:
         shape = (*x.c.shape[: x.c.ndim - step.in_dims], *step.out_shape)
         offset = step.bias.reshape(step.out_shape).expand(shape)
-    return x.linear(through(step.weight), through(step.weight.abs()), step.weight.shape[1], offset)
+    maps = through_affine(step, step.weight), through_affine(step, step.weight.abs())
+    return x.linear(*maps, step.weight.shape[1], offset)
 
 
-def rotary(step: Rotary, x: TensorSet) -> TensorSet:
-    """A fixed rotation per position."""
-    half = x.c.shape[-1] // 2
+def through_rotary(step: Rotary) -> Callable[[Tensor], Tensor]:
+    """The rotation with absolute values: what its sums are made of."""
 
     def size(t: Tensor) -> Tensor:
+        half = t.shape[-1] // 2
         turned = torch.cat((t[..., half:], t[..., :half]), -1)
         return t * step.cos.abs()[:, None, :] + turned * step.sin.abs()[:, None, :]
 
-    return x.linear(step, size, 3)
+    return size
 
 
 def shared(x: TensorSet, n_heads: int) -> TensorSet:

@@ -1,0 +1,131 @@
+"""The Jacobian connector: the paper's estimate breaks where it must, the proved one holds; interval Jacobians."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from prooflens.engines import Forms, Guarantee, Problem, forms_of, get_engine
+from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
+from prooflens.engines.jacobian_interval import interval_jacobian
+from prooflens.engines.polyzono import propagate
+from prooflens.engines.polyzono_steps import Options
+from prooflens.models.program import INPUT
+from prooflens.queries.attention import TopK
+from prooflens.regions import Ball
+from tests.engines.support import center_of, model_of
+from tests.families import FAMILIES
+
+TOLERANCE = 1e-9
+"""Sampled points are computed in floats themselves."""
+
+
+def problem(name: str, eps: float, index: int = 0) -> Problem:
+    model = model_of(name)
+    x = center_of(model, 4, index) if name in FAMILIES else model.example(index).x
+    return Problem(model, Ball(eps).around(x))
+
+
+def margins(asked: Problem, layer: int) -> Forms:
+    return forms_of([f for claim in TopK(k=1).bind(asked.setting([layer])) for f in claim.functionals])
+
+
+def worst(asked: Problem, forms: Forms, layer: int, count: int = 3000) -> tuple[Tensor, Tensor]:
+    """The least and largest values of forms on samples and on the corners that `cpz` proposes."""
+    corners = get_engine("cpz").bound_forms(asked, forms)
+    assert corners.lower_corner is not None
+    assert corners.upper_corner is not None
+    x, _ = asked.region.sample(count, seed=3)
+    x = torch.cat((x, asked.region.point(torch.cat((corners.lower_corner, corners.upper_corner)))))
+    values = forms.evaluate(asked.values(x, [layer], False)[0], None)
+    return values.amin(0), values.amax(0)
+
+
+@pytest.mark.parametrize("eps", [0.003, 0.02])
+@pytest.mark.parametrize("name", [*FAMILIES, "toy", "toy-4layer"])
+def test_interval_jacobians_contain_jacobians_of_points(name: str, eps: float) -> None:
+    asked = problem(name, eps)
+    layer = asked.model.architecture.n_layers - 1
+    program = asked.model.program(4, [f"blocks.{layer}.attn.hook_q", f"blocks.{layer}.attn.hook_attn_scores"])
+    names = [INPUT, *(step.out for step in program.steps)]
+    walk = propagate(program, asked.region, Options(), names)
+    points, _ = asked.region.sample(12, seed=4)
+    for label in names[1::3]:
+        part = program.slice([label])
+        slope = interval_jacobian(part, walk.sets, asked.region.dense_generators(), label)
+        for x in points[:: 4 if "hook_q" not in label else 1]:
+            found = jacobian(part, label, asked.region, x)
+            slack = TOLERANCE * (1.0 + found.abs())
+            assert bool(((found - slope.mid).abs() <= slope.rad + slack).all()), label
+
+
+@pytest.mark.parametrize("columns", [3, 1024])
+@pytest.mark.parametrize("name", [*FAMILIES, "toy", "toy-4layer"])
+def test_the_proved_connector_contains_the_value(name: str, columns: int) -> None:
+    """Also with the region's factors fixed: what they determine plus the box covers the value."""
+    asked = problem(name, 0.01)
+    layer = asked.model.architecture.n_layers - 1
+    source = asked.model.program(4, f"blocks.{layer}.attn.hook_q").steps[-1].inputs[0]
+    made = ProvedConnector(columns=columns)(asked, source)
+    assert made is not None
+    x, alpha = asked.region.sample(1000, seed=5)
+    determined, room = made.evaluate(alpha)
+    found = asked.model.run(x, source)[source]
+    assert bool(((found - determined).abs() <= room + TOLERANCE).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("toy", 0), ("toy", 1), ("toy-4layer", 3), ("gpt2", 1), ("llama", 1)]
+)
+def test_proved_bounds_hold(name: str, layer: int) -> None:
+    asked = problem(name, 0.01)
+    forms = margins(asked, layer)
+    engine = get_engine("jacobian-proved")
+    assert engine.guarantee is Guarantee.PROVED
+    bounds = engine.bound_forms(asked, forms)
+    low, high = worst(asked, forms, layer)
+    assert bool((low >= bounds.lower - TOLERANCE).all())
+    assert bool((high <= bounds.upper + TOLERANCE).all())
+
+
+@pytest.mark.parametrize("columns", [2, 16])
+def test_dropped_columns_on_a_segment_give_false_certificates(columns: int) -> None:
+    """Row 1 of soundness.md. Columns that are dropped go into r_t, and a score reads Σ w_k r_k, signs and all.
+
+    A margin that the estimate certifies is broken by a concrete point. The proved connector keeps the same columns,
+    puts the rest into a box, and claims nothing false.
+    """
+    false, wrong = 0, 0
+    for index in range(5):
+        asked = problem("toy", 0.05, index)
+        forms = margins(asked, 1)
+        low, high = worst(asked, forms, 1)
+        estimate = Jacobian("jacobian", Guarantee.ESTIMATED, SampledConnector(columns=columns))
+        guessed = estimate.bound_forms(asked, forms)
+        false += int(((guessed.lower > 0) & (low < -TOLERANCE)).sum())
+        proof = Jacobian("jacobian-proved", Guarantee.PROVED, ProvedConnector(columns=columns))
+        proved = proof.bound_forms(asked, forms)
+        wrong += int(((low < proved.lower - TOLERANCE) | (high > proved.upper + TOLERANCE)).sum())
+    assert false > 0
+    assert wrong == 0
+
+
+def test_the_sampled_remainder_is_below_what_happens() -> None:
+    """Rows 1 and 2, with every column kept: on toy-4layer, layer 3, concrete points leave the estimated bounds."""
+    asked = problem("toy-4layer", 0.01)
+    forms = margins(asked, 3)
+    engine = get_engine("jacobian")
+    assert engine.guarantee is Guarantee.ESTIMATED
+    guessed = engine.bound_forms(asked, forms)
+    low, high = worst(asked, forms, 3)
+    assert bool(((low < guessed.lower - TOLERANCE) | (high > guessed.upper + TOLERANCE)).any())
+
+
+def test_keeping_more_columns_never_loosens_the_proved_bound() -> None:
+    asked = problem("toy", 0.02)
+    forms = margins(asked, 1)
+    widths = []
+    for columns in (2, 8, 16, 32):
+        proof = Jacobian("jacobian-proved", Guarantee.PROVED, ProvedConnector(columns=columns))
+        bounds = proof.bound_forms(asked, forms)
+        widths.append(float((bounds.upper - bounds.lower).mean()))
+    assert widths == sorted(widths, reverse=True)
