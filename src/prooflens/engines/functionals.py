@@ -53,6 +53,16 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
     return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds(), *corners)
 
 
+def refusal(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> str | None:
+    """Why an engine cannot bound these functionals, or None if it can."""
+    rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
+    linear = forms_of([f for f in functionals if f.is_linear], problem.model.architecture.d_out or 0)
+    read = Forms.of(
+        [(i, row, keys_of(problem.mask.cpu(), row.position)[0], 1.0) for i, row in enumerate(rows)], len(rows)
+    )
+    return engine.refuses(problem, _joined(linear, read))
+
+
 def bound_claims(engine: Engine, problem: Problem, claims: Sequence[Claim]) -> tuple[list[Bounds], Bounds]:
     """Bounds of the functionals of many claims, claim by claim, and all of them together."""
     together = bound_functionals(engine, problem, [f for claim in claims for f in claim.functionals])

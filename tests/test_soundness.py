@@ -1,0 +1,108 @@
+"""A tier of the soundness run that every change goes through, and planted counterexamples."""
+
+import random
+
+import pytest
+import torch
+
+from prooflens.engines import Bounds, FormBounds, Forms, Guarantee, Problem, engine_names, get_engine
+from prooflens.engines.attack import break_claims
+from prooflens.engines.attack_search import Budget
+from prooflens.engines.functionals import bound_claims, refusal
+from prooflens.planted import planted_case
+from prooflens.soundness import FAMILIES, Report, modest, random_case, random_model, run, try_case
+
+PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]
+
+
+FAST = ["exact", "interval", "layer0"]
+
+
+@pytest.mark.parametrize("start", range(0, 100, 20))
+def test_no_proved_bound_is_broken(start: int) -> None:
+    report = run(20, seed=start, engines=FAST, budget=Budget(100, 3, 15))
+    assert report.violations == []
+    assert report.cases == 20
+    assert report.bounds > 100
+    assert report.proved > 0
+
+
+@pytest.mark.parametrize("engine", [name for name in PROVED if name not in FAST])
+def test_no_bound_of_a_slower_engine_is_broken(engine: str) -> None:
+    report = run(7, seed=7, engines=[engine], budget=Budget(50, 2, 10))
+    assert report.violations == []
+    assert report.bounds > 20
+
+
+def test_every_family_is_tried() -> None:
+    report = run(40, seed=500, engines=["interval"], budget=Budget(20, 1, 2))
+    assert {family for family, _, _ in report.attacked} == set(FAMILIES)
+
+
+class _Liar:
+    """An engine that claims a little more than is true."""
+
+    name = "liar"
+    guarantee = Guarantee.PROVED
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        return get_engine("layer0").refuses(problem, forms)
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        honest = get_engine("layer0").bound_forms(problem, forms)
+        middle = (honest.lower + honest.upper) / 2
+        return FormBounds(middle + 0.9 * (honest.lower - middle), middle + 0.9 * (honest.upper - middle))
+
+
+def test_a_false_bound_is_caught() -> None:
+    report = Report()
+    for seed in range(20):
+        case = random_case(seed)
+        if any(row.layer for claim in case.claims for row in claim.rows) or any(
+            not c.rows for c in case.claims
+        ):
+            continue
+        try_case(case, [_Liar()], Budget(100, 3, 15), report)
+    assert len({v.seed for v in report.violations}) > 3
+
+
+@pytest.mark.parametrize("about_output", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_counterexamples_are_not_certified(seed: int, about_output: bool) -> None:
+    planted = planted_case(seed, about_output)
+    problem, claim = planted.problem, planted.claim
+    scores, logits = problem.values(
+        problem.region.point(planted.alpha), [] if about_output else [1], about_output
+    )
+    rows = {row: scores[row.layer][row.head, row.position] for row in claim.rows}
+    assert claim.clean_holds
+    assert not bool(claim.holds_on(rows, logits))
+    assert break_claims(problem, [claim], Budget(200, 5, 20), seed) == [None]
+    for name in PROVED:
+        engine = modest(name)
+        if refusal(engine, problem, claim.functionals) is None:
+            (bounds,), _ = bound_claims(engine, problem, [claim])
+            assert claim.decide(bounds.lower, bounds.upper) == "unknown", name
+
+
+def test_cases_are_reproducible() -> None:
+    first, second = random_case(7), random_case(7)
+    assert first.problem.model.sha256 == second.problem.model.sha256
+    assert torch.equal(first.problem.region.center, second.problem.region.center)
+    assert [str(c) for c in first.claims] == [str(c) for c in second.claims]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_models_attend_unevenly(family: str) -> None:
+    model = random_model(family, random.Random(3))
+    x = torch.randn(
+        4, model.architecture.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    assert float(model.pattern(x, 0).max()) > 0.3
+
+
+def test_a_report_is_json_ready() -> None:
+    report = run(2, seed=3, budget=Budget(10, 1, 1))
+    assert isinstance(report.to_dict()["bounds_attacked"], int)
+    empty = Bounds(torch.zeros(0), torch.zeros(0), Guarantee.PROVED, "x", 0.0)
+    assert len(empty.lower) == 0
