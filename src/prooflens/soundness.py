@@ -174,8 +174,6 @@ def _attack_bounds(case: Case, engine: str, bounds: Bounds, budget: Budget, repo
                     make_claim(case.claims[0].query, setting, rows, [Condition(shifted, Sense.NONNEGATIVE)])
                 )
                 starts.append(None if corners is None else corners[i : i + 1])
-    if not targets:
-        return
     report.bounds += len(targets)
     for target, witness in zip(
         targets, break_claims(case.problem, targets, budget, case.seed, starts), strict=True
@@ -221,8 +219,6 @@ def _attack_claims(case: Case, engine: str, parts: Sequence[Bounds], budget: Bud
         if _reads(claim) and not claim.wants_range and claim.decide(bounds.lower, bounds.upper) == "holds"
     ]
     report.proved += len(held)
-    if not held:
-        return
     for claim, witness in zip(held, break_claims(case.problem, held, budget, case.seed + 1), strict=True):
         if witness is not None:
             report.violations.append(

@@ -7,7 +7,7 @@ from prooflens import Ball, load
 from prooflens.engines import Bounds, Guarantee, Problem, get_engine
 from prooflens.engines.functionals import bound_claims, bound_functionals
 from prooflens.errors import EngineError
-from prooflens.queries import parse_query
+from prooflens.queries import Functional, parse_query
 from tests.engines.support import center_of, model_of
 from tests.families import FAMILIES
 
@@ -71,6 +71,16 @@ def test_proved_and_estimated_bounds_do_not_mix() -> None:
     assert (float(both.lower), float(both.upper)) == (0.0, 0.5)
     with pytest.raises(EngineError, match="contradict"):
         proved.intersect(Bounds(high * 2, high * 3, Guarantee.PROVED, "d", 0.0))
+
+
+def test_a_constant_is_its_own_bound() -> None:
+    model = load("toy")
+    problem = Problem(model, Ball(0.1).around(model.example()))
+    constant = Functional((), 0.25, "a constant")
+    margin = parse_query("top1").bind(problem.setting([0]))[0].functionals[0]
+    for functionals in ([constant], [constant, margin]):
+        found = bound_functionals(get_engine("layer0"), problem, functionals)
+        assert float(found.lower[0]) == float(found.upper[0]) == 0.25
 
 
 def test_nothing_to_bound() -> None:

@@ -117,6 +117,8 @@ def break_claims(
     the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is. None means that nothing was found.
     """
     found: list[Witness | None] = [None] * len(claims)
+    if not any(f.rows or f.logits for claim in claims for f in claim.functionals):
+        return found  # nothing that a point could change
     n_outputs = 1 + max((i for claim in claims for f in claim.functionals for i in f.logits), default=-1)
     if n_outputs:
         n_outputs = int(problem.setting((), output=True).logits.shape[-1])  # type: ignore[union-attr]

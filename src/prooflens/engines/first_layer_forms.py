@@ -65,7 +65,7 @@ class Entries:
 
     @property
     def bent(self) -> Float[Tensor, " N"]:
-        """|w| where both tokens move, else 0: with one token at rest a score is affine in the other, once normalised."""
+        """|w| where both tokens move, else 0: with one token at rest a score is affine in the other."""
         moving = (self.view.problem.region.spread() > 0).any(-1).to(self.weight)
         return self.weight.abs() * moving[self.position] * moving[self.key]
 

@@ -34,22 +34,28 @@ from prooflens.queries.weights import weight_box
 def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> Bounds:
     """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all."""
     watch = Stopwatch(problem.model.device)
-    linear = [i for i, f in enumerate(functionals) if f.is_linear]
+    # What reads nothing is its constant; no engine is asked about it.
+    fixed = [i for i, f in enumerate(functionals) if not (f.rows or f.logits)]
+    linear = [i for i, f in enumerate(functionals) if f.is_linear and i not in fixed]
     curved = [i for i, f in enumerate(functionals) if not f.is_linear]
     outputs = problem.model.architecture.d_out or 0
     forms = forms_of([functionals[i] for i in linear], outputs)
     curvature = _Curved.of(problem, [functionals[i] for i in curved]) if curved else None
     if curvature is not None:
         forms = _joined(forms, curvature.forms)
-    found = engine.bound_forms(problem, forms)
     lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
+    for i in fixed:
+        lower[i] = upper[i] = functionals[i].constant
+    if not forms.size:
+        return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds())
+    found = engine.bound_forms(problem, forms)
     constants = torch.tensor([functionals[i].constant for i in linear], dtype=torch.float64)
     n = len(linear)
     lower[linear] = down(found.lower[:n].cpu() + constants)
     upper[linear] = up(found.upper[:n].cpu() + constants)
     if curvature is not None:
         lower[curved], upper[curved] = curvature.bounds(_slice(found, n))
-    corners = _corners(found, linear, curved)
+    corners = _corners(found, linear, curved, fixed)
     return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds(), *corners)
 
 
@@ -103,15 +109,15 @@ def _slice(found: FormBounds, start: int) -> FormBounds:
     return FormBounds(found.lower[start:].cpu(), found.upper[start:].cpu())
 
 
-def _corners(found: FormBounds, linear: list[int], curved: list[int]) -> list[Tensor | None]:
-    """Corners per functional: a curved one uses those of its linear part."""
-    place = torch.empty(len(linear) + len(curved), dtype=torch.long)
+def _corners(
+    found: FormBounds, linear: list[int], curved: list[int], fixed: list[int]
+) -> list[Tensor | None]:
+    """Corners per functional: a curved one uses those of its linear part, a constant the first there is."""
+    place = torch.zeros(len(linear) + len(curved) + len(fixed), dtype=torch.long)
     place[linear] = torch.arange(len(linear))
     place[curved] = len(linear) + torch.arange(len(curved))
-    return [
-        None if corner is None else corner[place.to(corner.device)]
-        for corner in (found.lower_corner, found.upper_corner)
-    ]
+    corners = (found.lower_corner, found.upper_corner)
+    return [None if corner is None else corner[place.to(corner.device)] for corner in corners]
 
 
 @dataclass(frozen=True, eq=False)
