@@ -1,5 +1,5 @@
-"""Worked examples from the tests of CORA (`@polyZonotope`, `@conPolyZono`) and LazySets (`SparsePolynomialZonotope`),
-re-derived in shared/design/peers.md ("Check values for polynomial zonotopes"); the numbers in the names are its.
+"""Worked examples from CORA's and LazySets' tests, re-derived in the project's design notes (peers.md, "Check values for
+polynomial zonotopes"); the numbers are those of that list.
 
 Each runs on float64 and, where the operation is generic, on exact rationals.
 """
@@ -45,7 +45,7 @@ def num(request):
 
 
 def test_1_exact_sum(num):
-    """CORA test_polyZonotope_exactPlus."""
+    """Check value 1: exactPlus."""
     A = PolynomialZonotope(
         num([-1, 3]), num([[-1, -1, 3, 2], [2, -1, -1, 0]]), [[1, 0, 1, 5], [0, 1, 3, 0]], ids=[1, 2]
     )
@@ -60,7 +60,7 @@ def test_1_exact_sum(num):
 
 
 def test_2_exact_sum_merges_ids(num):
-    """LazySets test/Sets/SparsePolynomialZonotope: exact_sum with index vectors [1,3] and [3,5]."""
+    """Check value 2: exactPlus with ids [1,3] and [3,5]."""
     x = PolynomialZonotope(
         num([4, 4]), num([[2, 1, 2], [0, 2, 2]]), [[1, 0, 3], [0, 1, 1]], num([[1], [0]]), [1, 3]
     )
@@ -74,7 +74,7 @@ def test_2_exact_sum_merges_ids(num):
 
 
 def test_3_linear_map(num):
-    """CORA test_polyZonotope_mtimes."""
+    """Check value 3: linear map."""
     z = PolynomialZonotope(
         num([1, 2]),
         num([[1, 2, 1, -3], [1, -1, 2, -1]]),
@@ -89,7 +89,7 @@ def test_3_linear_map(num):
 
 
 def test_4_quadratic_map(num):
-    """CORA test_polyZonotope_quadMap."""
+    """Check value 4: quadMap."""
     z = PolynomialZonotope(num([1, 2]), num([[1, -2, 1], [2, 3, -1]]), [[1, 0, 2], [0, 1, 1]])
     image = quadratic_map(z, [num([[1, 2], [-1, 2]]), num([[-3, 0], [1, 1]])])
     assert same(image.c, num([11, 3]))
@@ -98,14 +98,14 @@ def test_4_quadratic_map(num):
 
 
 def test_5_girard_to_order_one(num):
-    """CORA test_polyZonotope_reduce: row sums of |G| are 3 and 4."""
+    """Check value 5, reduce (Girard): row sums of |G| are 3 and 4."""
     z = reduce_girard(PolynomialZonotope(num([0, 0]), num([[0, 2, 1], [3, 0, 1]]), [[1, 0, 1], [0, 1, 1]]), 1)
     assert z.dependent == 0
     assert same(z.GI, num([[3, 0], [0, 4]]))
 
 
 def test_6_zonotope_enclosure(num):
-    """CORA test_polyZonotope_zonotope: only the third monomial, α₂², is even."""
+    """Check value 6, zonotope enclosure: only the third monomial, α₂², is even."""
     z = PolynomialZonotope(num([1, 2]), num([[1, 2, 1, -3], [1, -1, 2, -1]]), [[1, 0, 0, 2], [0, 1, 2, 1]])
     enclosure = zonotope_enclosure(z)
     assert same(enclosure.c, num([1.5, 3]))
@@ -113,7 +113,7 @@ def test_6_zonotope_enclosure(num):
 
 
 def test_7_interval(num):
-    """CORA test_polyZonotope_interval: [0,6] × [1,7]; floats may be an ulp wider, never narrower."""
+    """Check value 7, interval: [0,6] × [1,7]; floats may be an ulp wider, never narrower."""
     z = PolynomialZonotope(num([3, 4]), num([[2, 0, 1], [0, 2, 1]]), [[1, 0, 1], [0, 1, 1]])
     hull = interval_enclosure(z)
     if num is rationals:
@@ -127,7 +127,7 @@ def test_7_interval(num):
 
 
 def test_8_relax_exponents(num):
-    """LazySets relax_exponents: t⁴ − t² ∈ [−¼, 0]."""
+    """Check value 8, relaxed exponents: t⁴ − t² ∈ [−¼, 0]."""
     z = relax_exponents(PolynomialZonotope(num([2, 2]), num([[1, -1], [2, 3]]), [[1, 1], [4, 2]]))
     assert same(z.c, num([2, 2]))
     assert same(z.G, num([[0], [5]]))
@@ -136,7 +136,7 @@ def test_8_relax_exponents(num):
 
 
 def test_9_contains():
-    """CORA test_polyZonotope_contains."""
+    """Check value 9: contains."""
     z = PolynomialZonotope(
         floats([0, 0]), floats([[2, 0, 1], [0, 2, 1]]), [[1, 0, 3], [0, 1, 1]], floats([[0.5], [0]])
     )
@@ -145,7 +145,7 @@ def test_9_contains():
 
 
 def test_10_support_function_of_a_constrained_set():
-    """CORA test_conPolyZono_supportFunc: the minimum in direction (1,1) is −¼, at α = (−½, ½, 1)."""
+    """Check value 10, constrained support function: the minimum in direction (1,1) is −¼, at α = (−½, ½, 1)."""
     z = ConstrainedPolynomialZonotope(
         floats([0, 0]),
         floats([[1, 0, 1, -1], [0, 2, 1, 2]]),
@@ -161,7 +161,7 @@ def test_10_support_function_of_a_constrained_set():
 
 
 def test_11_empty():
-    """CORA test_conPolyZono_isemptyobject: α₂ = α₁² and α₁ − α₂ = 1 have no common real root."""
+    """Check value 11, an empty constrained set: α₂ = α₁² and α₁ − α₂ = 1 have no common real root."""
     z = ConstrainedPolynomialZonotope(
         floats([0]),
         floats([[1, 0]]),
@@ -178,7 +178,7 @@ def test_11_empty():
     [((3, 2, 0), 1), ((-3, -1, 2), -3.5), ((1, -2, -5), -6), ((-2, -3, -1), -4), ((-2, 1, 1), -1.5)],
 )
 def test_12_simplex_linear_program(cost, minimum):
-    """jax_verify simplex_bound test: box [0,1]³ with sum 1.5; s = ½ + ½α, so Σα = 0."""
+    """Check value 12, simplex program: box [0,1]³ with sum 1.5; s = ½ + ½α, so Σα = 0."""
     z = ConstrainedPolynomialZonotope(
         [0.5] * 3,
         0.5 * torch.eye(3, dtype=torch.float64),

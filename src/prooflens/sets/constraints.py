@@ -60,7 +60,7 @@ def constrain(
 def intersect(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023, Prop. 8). Exact.
+    """x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023). Exact.
 
     Independent generators become dependent first. Sets that share ids meet at equal factors; use `disjoint` before
     for the intersection of the point sets.

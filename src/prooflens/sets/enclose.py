@@ -15,7 +15,7 @@ from prooflens.sets.zonotope import Zonotope
 
 
 def zonotope_enclosure(z: ConstrainedPolynomialZonotope) -> Zonotope:
-    """A zonotope that contains z (Kochdumper & Althoff 2021, Prop. 5); constraints and box are not used.
+    """A zonotope that contains z (Kochdumper & Althoff 2021); constraints and box are not used.
 
     A monomial with even exponents lies in [0,1] = ½ + ½[−1,1], so half its generator moves into the centre; the
     others lie in [−1,1]. The rounding of the centre becomes a box, when there is any.

@@ -25,7 +25,7 @@ from prooflens.sets.interval import Interval
 def affine_map(
     z: ConstrainedPolynomialZonotope, M: Float[Tensor, "m n"], offset: Float[Tensor, " m"] | None = None
 ) -> ConstrainedPolynomialZonotope:
-    """{Mx + offset | x ∈ z}. Exact: the map goes through the sum (Kochdumper & Althoff 2021, Prop. 8)."""
+    """{Mx + offset | x ∈ z}. Exact: the map goes through the sum (Kochdumper & Althoff 2021)."""
     M = parse(M, "M")
     if len(M.shape) != 2 or M.shape[1] != z.dim:
         raise SetError(f"a matrix of shape {tuple(M.shape)} does not act on dimension {z.dim}")

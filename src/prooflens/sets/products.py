@@ -51,7 +51,7 @@ def inner_product(
 def quadratic_map(
     x: ConstrainedPolynomialZonotope, Q: Sequence[Float[Tensor, "n n"]]
 ) -> ConstrainedPolynomialZonotope:
-    """{(xᵀQ₁x, …, xᵀQ_m x)}. Exact (Kochdumper & Althoff 2021, Prop. 12); the Q_i need not be symmetric."""
+    """{(xᵀQ₁x, …, xᵀQ_m x)}. Exact (Kochdumper & Althoff 2021); the Q_i need not be symmetric."""
     matrices = [parse(each, "Q") for each in Q]
     if not matrices or any(tuple(each.shape) != (x.dim, x.dim) for each in matrices):
         raise SetError(f"a quadratic map needs at least one matrix, each {x.dim} × {x.dim}")

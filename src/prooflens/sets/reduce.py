@@ -31,7 +31,7 @@ def reduce_girard(z: ConstrainedPolynomialZonotope, order: float) -> Constrained
     """At most order·n generators, dependent and independent together; the smallest are boxed. Contains z.
 
     A dropped monomial lies in [−1,1], or in [0,1] when its exponents are even, in which case half of its generator
-    moves into the centre first (Kochdumper & Althoff 2021, Prop. 16). Constraints stay: they restrict α, not β.
+    moves into the centre first (Kochdumper & Althoff 2021). Constraints stay: they restrict α, not β.
     """
     columns = join([z.G, z.GI], 1)
     dropped, _ = smallest_columns(columns, z.dim, order)
