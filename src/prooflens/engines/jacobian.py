@@ -18,8 +18,8 @@ and 2): the guarantee is *estimated*, and bounds of this engine do get broken.
 
 mid ± rad the interval Jacobian over the region of `jacobian_interval`; or, if that is smaller, the local form of the
 spectral fallback (`prop:remainder_analytical`), (sup‖∇f_i‖₂ + ‖J_i‖₂)√p with the supremum over the same region. Both
-are intersected with the hull of (the set that `cpz` propagates) − Jα: interval Jacobians lose a factor per layer, the set
-does not. J may be any matrix, so its own rounding does not matter; f(x₀) is enclosed by a walk over a point.
+are intersected with the hull of (the set that `cpz` propagates) − Jα: interval Jacobians lose a factor per layer, the
+set does not. J may be any matrix, so its own rounding does not matter; f(x₀) is enclosed by a walk over a point.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from prooflens.sets.quadratic import lemma_upper, shift_upper
 DENSE_FACTORS = 400
 """Up to so many factors the Hessian of a form is written out."""
 
-CHUNK_ELEMENTS = 2**23
+CHUNK_ELEMENTS = 2**24
 """Forms are bounded so many numbers at a time."""
 
 SIGN_STEPS = 3
@@ -184,21 +184,18 @@ def _quadratics(
     form, h, i = slots // (H * S), (slots // S) % H, slots % S
     n, longest = len(slots), int(torch.bincount(slot).max()) if len(slot) else 1
 
-    def read(t: Tensor) -> Tensor:
+    def read(t: Tensor, w: Tensor) -> Tensor:
         """Σ_j w_j k_hj for every slot, with any leading generators."""
-        rows = t[..., key, head, :] * weight[:, None]
+        rows = t[..., key, head, :] * w[:, None]
         made = rows.new_zeros(*rows.shape[:-2], n, rows.shape[-1])
         return made.index_add_(-2, slot, rows)
 
-    weight_kept, weight = weight, weight.abs()
-    k_size, k_r, k_lin, k_rest = (
-        read(t) for t in (keys.magnitude(), keys.r, keys.linear_size(), keys.rest_size())
-    )
-    weight = weight_kept
-    y_c, y_L, y_Q = read(keys.c), read(keys.L), read(keys.Q)
+    sizes = (keys.magnitude, keys.r, keys.linear_size, keys.rest_size)
+    k_size, k_r, k_lin, k_rest = (read(t, weight.abs()) for t in sizes)
+    y_c, y_L, y_Q = (read(t, weight) for t in (keys.c, keys.L, keys.Q))
     x_c, x_L, x_Q = q.c[i, h], q.L[:, i, h], q.Q[:, i, h]
-    x_size, x_r = q.magnitude()[i, h], q.r[i, h]
-    x_lin, x_rest = q.linear_size()[i, h], q.rest_size()[i, h]
+    x_size, x_r = q.magnitude[i, h], q.r[i, h]
+    x_lin, x_rest = q.linear_size[i, h], q.rest_size[i, h]
     rest = x_c.abs() * k_r + x_r * y_c.abs() + (x_lin + x_rest) * k_rest + x_rest * k_lin
     full_x, full_y = _on(ids, q.ids, x_L), _on(ids, keys.ids, y_L)
     linear = torch.einsum("pnc,nc->np", full_x, y_c) + torch.einsum("pnc,nc->np", full_y, x_c)

@@ -35,11 +35,11 @@ def bilinear(x: TensorSet, y: TensorSet, equation: str, k: int, contracted: int)
     ll, pairs, shift, rest = _linear_products(form, x, y, chosen)
     Q = torch.cat((form.left(x.Q, y.c), form.right(x.c, y.Q), ll))
     Q, pairs = merge_pairs(Q, torch.cat((x.pairs, y.pairs, pairs)))
-    lin_x, lin_y, e_x, e_y = x.linear_size(), y.linear_size(), x.rest_size(), y.rest_size()
+    lin_x, lin_y, e_x, e_y = x.linear_size, y.linear_size, x.rest_size, y.rest_size
     rest = rest + form(x.c.abs(), y.r) + form(x.r, y.c.abs())
     rest = rest + form(lin_x + e_x, e_y) + form(e_x, lin_y)
     roundings = gamma(2 * contracted + len(x.L) + 64)
-    rest = (rest + roundings * form(x.magnitude(), y.magnitude())) * (1.0 + roundings) + TINY
+    rest = (rest + roundings * form(x.magnitude, y.magnitude)) * (1.0 + roundings) + TINY
     return TensorSet(c + shift, L, x.ids, Q, pairs, rest)
 
 
@@ -53,7 +53,7 @@ def square(x: TensorSet, k: int) -> TensorSet:
 def square_rest(x: TensorSet, k: int) -> Float[Tensor, "*shape"]:
     """About the radius that `square` boxes: what a quadratic relaxation costs beyond its own error. A guide only."""
     chosen = _leading(x, x, k)
-    kept, lost, e = x.L[chosen].abs().sum(0), x.L[~chosen].abs().sum(0), x.rest_size()
+    kept, lost, e = x.L[chosen].abs().sum(0), x.L[~chosen].abs().sum(0), x.rest_size
     return (2.0 * kept + 0.5 * lost) * lost + (2.0 * (kept + lost) + e) * e
 
 

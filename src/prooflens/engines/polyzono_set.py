@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -73,24 +74,27 @@ class TensorSet:
         return int(self._worth().sum())
 
     def _worth(self) -> Tensor:
-        return self.r > NEGLIGIBLE * self.magnitude().amax() + TINY
+        return self.r > NEGLIGIBLE * self.magnitude.amax() + TINY
 
     @property
     def finite(self) -> bool:
         """Whether everything is a number."""
         return all(bool(x.isfinite().all()) for x in (self.c, self.L, self.Q, self.r))
 
+    @cached_property
     def linear_size(self) -> Float[Tensor, "*shape"]:
         """Σ|L_k|, rounded up."""
         return self.L.abs().sum(0) * (1.0 + gamma(len(self.L) + 4))
 
+    @cached_property
     def rest_size(self) -> Float[Tensor, "*shape"]:
         """Σ|Q_kl| + r, rounded up."""
         return (self.Q.abs().sum(0) + self.r) * (1.0 + gamma(len(self.Q) + 6))
 
+    @cached_property
     def magnitude(self) -> Float[Tensor, "*shape"]:
         """|c| + Σ|L| + Σ|Q| + r, rounded up: bounds every value the coefficients can stand for."""
-        return (self.c.abs() + self.linear_size() + self.rest_size()) * (1.0 + gamma(8))
+        return (self.c.abs() + self.linear_size + self.rest_size) * (1.0 + gamma(8))
 
     def hull(self) -> Box:
         """An interval per coordinate. Squares go with their linear term: max_t a t + g t² exactly; pairs termwise."""
@@ -120,7 +124,7 @@ class TensorSet:
     ) -> TensorSet:
         """The image under a linear map f plus an offset; `size` is f with absolute values. Exact but for rounding."""
         c = f(self.c)
-        slack = gamma(roundings + 8) * size(self.magnitude())
+        slack = gamma(roundings + 8) * size(self.magnitude)
         if offset is not None:
             c = c + offset
             slack = slack + gamma(roundings + 8) * offset.abs()
@@ -147,7 +151,7 @@ class TensorSet:
         for part in (self, other):
             L.index_add_(0, torch.searchsorted(ids, part.ids), part.L)
         Q, pairs = merge_pairs(torch.cat((self.Q, other.Q)), torch.cat((self.pairs, other.pairs)))
-        slack = gamma(4) * (self.magnitude() + other.magnitude())
+        slack = gamma(4) * (self.magnitude + other.magnitude)
         return TensorSet(self.c + other.c, L, ids, Q, pairs, (self.r + other.r + slack) * (1.0 + gamma(8)))
 
     def absorbed(self, factors: Factors) -> TensorSet:

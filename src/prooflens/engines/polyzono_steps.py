@@ -131,6 +131,8 @@ class Rules:
         if not self.options.norm:
             return y
         reach = up(up(math.sqrt(d - 1 if step.centred else d)) * weight.abs())
+        if not y.finite:
+            return TensorSet.point(bias.expand(y.c.shape)).widened(reach)
         return y.within(Box(down(bias - reach).expand(y.c.shape), up(bias + reach).expand(y.c.shape)))
 
     def _scores(self, step: Scores, q: TensorSet, k: TensorSet) -> TensorSet:
@@ -155,12 +157,14 @@ class Rules:
         b = b.widened(gamma(2 * S + 64) * (1.0 + depth) * 2.0 * mask)
         low, high = b.hull()
         E = torch.maximum(_above_tangent(low), _above_tangent(high))
-        zeta = (s0 * E).sum(-1, keepdim=True) * (1.0 + gamma(2 * S + 16))
+        zeta = (s0 * E).sum(-1, keepdim=True) * (1.0 + gamma(4 * S + 128))
         w = up(zeta / (1.0 + zeta)).clamp(max=1.0)
         rho_low = -((1.0 + high) * w).clamp(min=0.0)
         rho_high = E - ((1.0 + low) * w).clamp(max=0.0)
         rho = 0.5 * rho_low + 0.5 * rho_high
-        half = torch.maximum(rho_high - rho, rho - rho_low) + gamma(2 * S + 64) * (1.0 + E + high.abs())
+        # |1 + b̃ + ρ| is at most four times this; s⁰ and what is made of it err by that many roundings.
+        size = 1.0 + E + high.abs() + low.abs()
+        half = torch.maximum(rho_high - rho, rho - rho_low) + gamma(8 * S + 256) * size
         poor = torch.full_like(mask[..., :1], not self.options.taylor)
         poor = poor | ((s0 < LEAST_WEIGHT) & mask).any(-1, keepdim=True) | ~E.isfinite().all(-1, keepdim=True)
         rho, half = torch.where(poor, 0.0, rho), torch.where(poor | ~mask, 0.0, half)

@@ -1,0 +1,461 @@
+"""The tables of docs/paper-machinery.md: the paper's engines on its synthetic encoders and on the peer models.
+
+OMP_NUM_THREADS=1 python benchmarks/paper_machinery.py [layer1 ablation generators multilayer columns remainder
+    peers cost minilm] [--peers FOLDER] [--plot FILE]
+
+Seconds are CPU seconds of this process, so that with one thread neighbours on the machine do not count.
+Without names all tables but `minilm` (which needs the pretrained model) are made.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from prooflens import load
+from prooflens.engines import Engine, FormBounds, Forms, Guarantee, Problem, forms_of, get_engine
+from prooflens.engines.attack import Attack, Budget
+from prooflens.engines.interval import value_boxes
+from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
+from prooflens.engines.polyzono import VARIANTS, PolyZono, propagate
+from prooflens.engines.polyzono_steps import Options
+from prooflens.models import Transformer
+from prooflens.models.architecture import Architecture
+from prooflens.models.program import INPUT
+from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.queries import Claim
+from prooflens.queries.attention import TopK
+from prooflens.regions import Ball
+
+SAMPLES = 5
+PAPER_SEQUENTIAL = PolyZono("cpz-paper", Options(taylor=False, k=15, order=7))
+"""Sequential CPZ with the paper's restrictions: centre–residual softmax, k_dep = 15, 30 · d generators (7 S d)."""
+
+BUDGET = Budget(5_000, 10, 50)
+
+
+@dataclass
+class Asked:
+    """Top-1 stability of all heads and positions of a layer, with what an attack reaches."""
+
+    problem: Problem
+    claims: list[Claim]
+    forms: Forms
+    attained: FormBounds | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, layer: int, attack: bool = True, budget: Budget = BUDGET) -> "Asked":
+        claims = TopK(k=1).bind(problem.setting([layer]))
+        forms = forms_of([f for claim in claims for f in claim.functionals])
+        asked = cls(problem, claims, forms)
+        if attack:
+            starts = get_engine("cpz").bound_forms(problem, forms)
+            asked.attained = Attack(budget=budget, starts=starts).bound_forms(problem, forms)
+        return asked
+
+    def holding(self, lower: Tensor) -> list[bool]:
+        """Which claims have only positive lower bounds."""
+        sizes = [len(claim.functionals) for claim in self.claims]
+        return [bool((part > 0).all()) for part in lower.split(sizes)]
+
+
+@dataclass
+class Line:
+    """What an engine did on a list of problems."""
+
+    certified: int = 0
+    total: int = 0
+    false: int = 0
+    crossed: int = 0
+    forms: int = 0
+    width: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> str:
+        return f"{100.0 * self.certified / self.total:.1f}"
+
+
+def measure(engine: Engine, asked: Iterable[Asked]) -> Line:
+    """Rates, false certificates (an attack breaks them) and bounds that an attack crosses, over some problems."""
+    line, count = Line(), 0
+    for one in asked:
+        start = time.process_time()
+        bounds = engine.bound_forms(one.problem, one.forms)
+        line.seconds += time.process_time() - start
+        certified = one.holding(bounds.lower)
+        line.certified += sum(certified)
+        line.total += len(certified)
+        line.width += float((bounds.upper - bounds.lower).mean())
+        line.forms += one.forms.size
+        count += 1
+        if one.attained is not None:
+            survived = one.holding(one.attained.lower)
+            line.false += sum(c and not s for c, s in zip(certified, survived, strict=True))
+            outside = (one.attained.lower < bounds.lower) | (one.attained.upper > bounds.upper)
+            line.crossed += int(outside.sum())
+    line.width, line.seconds = line.width / count, line.seconds / count
+    return line
+
+
+def attacked(asked: list[Asked]) -> Line:
+    """What the attack leaves standing, as a line."""
+    line = Line()
+    for one in asked:
+        assert one.attained is not None
+        line.certified += sum(one.holding(one.attained.lower))
+        line.total += len(one.claims)
+        line.width += float((one.attained.upper - one.attained.lower).mean()) / len(asked)
+    return line
+
+
+def examples(name: str, eps: float, layer: int, attack: bool = True) -> list[Asked]:
+    model = load(name)
+    return [
+        Asked.of(Problem(model, Ball(eps).around(model.example(i))), layer, attack) for i in range(SAMPLES)
+    ]
+
+
+def table(title: str, head: list[str], rows: Iterable[list[str]]) -> None:
+    print(f"\n### {title}\n")
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+def layer1() -> None:
+    """Tab. `layer1_all`, Q1."""
+
+    def rows() -> Iterable[list[str]]:
+        for eps in (0.01, 0.02):
+            asked = examples("toy", eps, 1)
+            best = attacked(asked)
+            yield [f"{eps}", "MC+PGD (not a proof)", best.rate, f"{best.width:.4f}", "", ""]
+            for name in ("cpz", "jacobian-proved", "pz", "interval", "jacobian"):
+                engine = get_engine(name)
+                line = measure(engine, asked)
+                label = f"`{name}`" + (" (estimated)" if engine.guarantee is Guarantee.ESTIMATED else "")
+                yield [
+                    f"{eps}",
+                    label,
+                    line.rate,
+                    f"{line.width:.4f}",
+                    str(line.crossed),
+                    f"{line.seconds:.2f}",
+                ]
+
+    head = [
+        "ε",
+        "engine",
+        "top-1, %",
+        "mean margin width",
+        "bounds crossed by the attack",
+        "CPU s per sample",
+    ]
+    table("toy, layer 1, 5 samples, 40 queries", head, rows())
+
+
+def ablation() -> None:
+    """Tabs `main_app` and `ablation_app`: the mean width of the last norm's output."""
+    model, radii = load("toy"), (0.01, 0.02, 0.05, 0.1)
+    out = "blocks.1.hook_normalized_resid_post"
+
+    def problems(eps: float) -> list[Problem]:
+        return [Problem(model, Ball(eps).around(model.example(i))) for i in range(SAMPLES)]
+
+    def width(engine: PolyZono | None, eps: float) -> float:
+        found = []
+        for problem in problems(eps):
+            if engine is None:
+                box = value_boxes(problem, [out])[out]
+                found.append(float((box.upper - box.lower).mean()))
+            else:
+                found.append(engine.walk(problem, [out]).stages[-1].width)
+        return sum(found) / SAMPLES
+
+    def sampled(eps: float) -> float:
+        spans = []
+        for problem in problems(eps):
+            values = model.run(problem.region.sample(20_000)[0], out)[out]
+            spans.append(float((values.amax(0) - values.amin(0)).mean()))
+        return sum(spans) / SAMPLES
+
+    engines = {"interval": None} | {f"`{name}`": PolyZono(name, o) for name, o in VARIANTS.items()}
+    rows = [[label, *(f"{width(engine, eps):.3g}" for eps in radii)] for label, engine in engines.items()]
+    rows.append(["sampled (lower bound)", *(f"{sampled(eps):.3g}" for eps in radii)])
+    table("toy, mean width after 2 layers, 5 samples", ["engine", *(f"ε={e}" for e in radii)], rows)
+
+
+def generators() -> None:
+    """Tab. `gi_count_app`."""
+    model = load("toy")
+    problem = Problem(model, Ball(0.05).around(model.example(0)))
+    wanted = {
+        "hook_resid_pre": "input",
+        "hook_z": "attention",
+        "ln1.hook_normalized": "norm 1",
+        "hook_normalized_resid_post": "norm 2",
+    }
+    walks = [PolyZono(n, VARIANTS[n]).walk(problem, ["output"]) for n in ("pz", "cpz")]
+    rows = []
+    for pz, cpz in zip(*(walk.stages for walk in walks), strict=True):
+        for end, label in wanted.items():
+            if pz.name.endswith(end):
+                layer = pz.name.split(".")[1]
+                cells = [f"{s.dependent} | {s.independent} | {s.width:.3g}" for s in (pz, cpz)]
+                rows.append([f"L{layer} {label}", *cells])
+    head = ["stage", "`pz` dependent", "G_I", "width", "`cpz` dependent", "G_I", "width"]
+    table("toy, ε = 0.05, example 0: generators before absorption", head, rows)
+
+
+def multilayer() -> None:
+    """Tabs `multilayer` and `connector_ablation`."""
+    names = ("pz", "cpz", "jacobian-proved", "jacobian")
+    engines = [PAPER_SEQUENTIAL, *(get_engine(name) for name in names)]
+
+    def rows() -> Iterable[list[str]]:
+        for eps in (0.005, 0.01):
+            for layer in (1, 2, 3):
+                asked = examples("toy-4layer", eps, layer)
+                lines = [measure(engine, asked) for engine in engines]
+                estimate = lines[-1]
+                yield [
+                    f"{eps}",
+                    f"L{layer}",
+                    *(line.rate for line in lines),
+                    attacked(asked).rate,
+                    f"{estimate.false} of {estimate.certified}",
+                    f"{estimate.crossed} of {estimate.forms}",
+                    f"{sum(line.crossed for line in lines[:-1])}",
+                    " / ".join(f"{line.seconds:.1f}" for line in lines),
+                ]
+
+    head = ["ε", "layer", "`cpz`, paper's restrictions", *(f"`{name}`" for name in names), "MC+PGD"]
+    head += [
+        "false certificates of `jacobian`",
+        "its bounds crossed",
+        "proved bounds crossed",
+        "CPU s per sample",
+    ]
+    table("toy-4layer, top-1 in %, 5 samples, 40 queries", head, rows())
+
+
+def columns() -> None:
+    """False certificates against K_J: the case built to break the estimate (soundness.md, row 1)."""
+
+    def rows() -> Iterable[list[str]]:
+        asked = examples("toy", 0.05, 1)
+        for count in (1, 4, 16, 32):
+            sampled = Jacobian("jacobian", Guarantee.ESTIMATED, SampledConnector(columns=count))
+            proof = Jacobian("jacobian-proved", Guarantee.PROVED, ProvedConnector(columns=count))
+            guess, proved = measure(sampled, asked), measure(proof, asked)
+            yield [
+                str(count),
+                guess.rate,
+                f"{guess.false} of {guess.certified}",
+                f"{guess.crossed} of {guess.forms}",
+                proved.rate,
+                str(proved.crossed),
+            ]
+        yield ["MC+PGD", attacked(asked).rate, "", "", "", ""]
+
+    head = ["K_J", "`jacobian`, %", "false", "bounds crossed", "`jacobian-proved`, %", "bounds crossed"]
+    table("toy, layer 1, ε = 0.05: columns kept", head, rows())
+
+
+def remainder() -> None:
+    """Tab. `analytical_remainder`: largest remainder coordinate, in units of the value."""
+    model = load("toy-4layer")
+
+    def rows() -> Iterable[list[str]]:
+        for layer in (1, 2, 3):
+            for eps in (0.005, 0.01):
+                problem = Problem(model, Ball(eps).around(model.example(0)))
+                name = f"blocks.{layer - 1}.hook_normalized_resid_post"
+                program = model.program(problem.n_tokens, name)
+                J = jacobian(program, name, problem.region, problem.region.center)
+                sampled = SampledConnector().remainder(program, name, problem.region, J)
+                proof = ProvedConnector()
+                walk = propagate(program, problem.region, Options(), [INPUT, *(s.out for s in program.steps)])
+                local = proof.remainder(problem, walk, name, J)
+                box = proof.deviation(problem, name, J)
+                assert box is not None
+                half = 0.5 * (box.upper - box.lower)
+                yield [str(layer), f"{eps}", *(f"{float(r.max()):.2e}" for r in (sampled, half, local))]
+
+    head = ["layer", "ε", "1.5 V̂ (sampled)", "proved, all three", "proved, interval Jacobian alone"]
+    table("toy-4layer, example 0: largest coordinate of the remainder", head, rows())
+
+
+def peer(folder: Path) -> tuple[Transformer, Tensor]:
+    """A peer model and its clean input."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {name: t.double() for name, t in load_file(folder / "model.safetensors").items()}
+    x = tensors.pop("example_input")
+    names = {"ln1": "norm1", "ln2": "norm2", "f1": "up", "f2": "down", "cls": "head"}
+    weights = {".".join(names.get(part, part) for part in name.split(".")): t for name, t in tensors.items()}
+    architecture = Architecture(
+        "encoder",
+        config["layers"],
+        config["heads"],
+        config["d_model"],
+        config["d_ff"],
+        config["activation"].split()[0],
+        norm_eps=config["layer_norm_eps"],
+        pool="mean",
+        d_out=2,
+    )
+    return Transformer(architecture, weights, folder.name), x.reshape(x.shape[-2:])
+
+
+LIRPA = {
+    ("peer-tiny", 0.01): ".0529 [8], .0450 [8]",
+    ("peer-tiny", 0.02): ".143 [6], .102 [7]",
+    ("peer-tiny", 0.05): "1.13 [0], .414 [0]",
+    ("peer-d128", 0.002): ".0597 [15], –",
+    ("peer-d128", 0.005): ".232 [11], –",
+    ("peer-d128", 0.01): "1.31 [0], –",
+}
+"""Mean widths and certified counts of CROWN and α-CROWN (peers.md)."""
+
+
+def peers(folder: Path) -> None:
+    """Layer-1 margins beside auto_LiRPA."""
+
+    def rows() -> Iterable[list[str]]:
+        for (name, eps), others in LIRPA.items():
+            model, x = peer(folder / name)
+            asked = [Asked.of(Problem(model, Ball(eps).around(x)), 1, budget=Budget(2_000, 2, 50))]
+            best = attacked(asked)
+            cells = [name, f"{eps}", f"{best.width:.4f} [{best.certified}]", others]
+            for engine in ("cpz", "pz", *(["jacobian-proved"] if name == "peer-tiny" else [])):
+                line = measure(get_engine(engine), asked)
+                cells.append(f"{line.width:.4f} [{line.certified}], {line.seconds:.1f} s")
+            yield cells + ["–"] * (7 - len(cells))
+
+    head = ["model", "ε", "attack", "CROWN, α-CROWN", "`cpz`", "`pz`", "`jacobian-proved`"]
+    table("Peers, layer 1: mean width of all margins [queries certified]", head, rows())
+
+
+def random_encoder(d: int, heads: int, seed: int = 0) -> Transformer:
+    """A 2-layer post-norm ReLU encoder with Gaussian weights of variance 1/fan-in."""
+    architecture = Architecture("encoder", 2, heads, d, 2 * d, "relu", norm_eps=1e-5, pool="mean", d_out=2)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in (required_shapes(architecture) | optional_shapes(architecture)).items():
+        if len(shape) == 2:
+            draw = torch.randn(shape, generator=generator, dtype=torch.float64)
+            weights[name] = draw / math.sqrt(shape[1])
+        else:
+            weights[name] = torch.full(
+                shape, float(".norm" in name and name.endswith("weight")), dtype=torch.float64
+            )
+    return Transformer(architecture, weights, f"random-d{d}")
+
+
+def cost(plot: Path | None) -> None:
+    """Tab. `scalability`: time of `cpz` through layer 0 to all layer-1 margins."""
+    settings = [(d, heads, 8) for d, heads in ((8, 2), (16, 2), (32, 4), (64, 4), (128, 4))]
+    settings += [(32, 4, S) for S in (4, 16, 24)]
+    paper = {8: "0.4", 16: "0.7", 32: "1.0", 64: "1.8", 128: "54"}
+    rows, points = [], []
+    for d, heads, S in settings:
+        model = random_encoder(d, heads)
+        x = torch.randn(S, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        asked = [Asked.of(Problem(model, Ball(0.002).around(x)), 1, attack=False)]
+        line = measure(get_engine("cpz"), asked)
+        points.append((d, S, line.seconds))
+        shown = paper[d] if S == 8 else ""
+        rows.append([str(d), str(S), str(line.forms), f"{line.seconds:.2f}", f"{line.width:.3f}", shown])
+    head = ["d", "S", "margins", "CPU s", "mean width", "paper, s (ε = 0.01, output width)"]
+    table("Cost of `cpz`, layer 1, random encoders, ε = 0.002, one core", head, rows)
+    if plot is not None:
+        draw_cost(points, plot)
+
+
+def draw_cost(points: list[tuple[int, int, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    by_d = [(d, s) for d, S, s in points if S == 8]
+    by_S = sorted((S, s) for d, S, s in points if d == 32)
+    paper = [(8, 0.4), (16, 0.7), (32, 1.0), (64, 1.8), (128, 54.0)]
+    axes[0].loglog(*zip(*by_d, strict=True), "o-", base=2, label="cpz, all layer-1 margins")
+    axes[0].loglog(*zip(*paper, strict=True), "s--", base=2, label="paper, Tab. scalability")
+    axes[1].loglog(*zip(*by_S, strict=True), "o-", base=2)
+    axes[0].set(xlabel="d (S = 8)", ylabel="CPU seconds per sample")
+    axes[1].set(xlabel="S (d = 32)")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def minilm() -> None:
+    """The estimate on a real model: layer 1 of MiniLM, K_J = 64."""
+    model = load("minilm")
+
+    def rows() -> Iterable[list[str]]:
+        for text in ("a good film", "not bad at all"):
+            for eps in (0.001, 0.005):
+                problem = Problem(model, Ball(eps).around(model.prompt(text)))
+                claims = TopK(k=1).bind(problem.setting([1]))
+                forms = forms_of([f for claim in claims for f in claim.functionals])
+                start = time.process_time()
+                guess = get_engine("jacobian").bound_forms(problem, forms)
+                seconds = time.process_time() - start
+                found = Attack(budget=Budget(500, 2, 30), starts=guess).bound_forms(problem, forms)
+                asked = Asked(problem, claims, forms, found)
+                certified, survived = asked.holding(guess.lower), asked.holding(found.lower)
+                false = sum(c and not s for c, s in zip(certified, survived, strict=True))
+                crossed = int(((found.lower < guess.lower) | (found.upper > guess.upper)).sum())
+                yield [
+                    f"“{text}” ({problem.n_tokens} tokens)",
+                    f"{eps}",
+                    f"{sum(certified)} of {len(claims)}",
+                    str(sum(survived)),
+                    str(false),
+                    f"{crossed} of {forms.size}",
+                    f"{seconds:.0f}",
+                ]
+
+    head = ["text", "ε", "certified by `jacobian`", "MC+PGD", "false", "bounds crossed", "CPU s"]
+    table("minilm, layer 1, K_J = 64 (estimated)", head, rows())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*")
+    parser.add_argument("--peers", type=Path, default=Path("..") / "shared" / "models")
+    parser.add_argument("--plot", type=Path, default=None)
+    chosen = parser.parse_args()
+    makers: dict[str, Callable[[], None]] = {
+        "layer1": layer1,
+        "ablation": ablation,
+        "generators": generators,
+        "multilayer": multilayer,
+        "columns": columns,
+        "remainder": remainder,
+        "peers": lambda: peers(chosen.peers),
+        "cost": lambda: cost(chosen.plot),
+        "minilm": minilm,
+    }
+    for name in chosen.tables or [name for name in makers if name != "minilm"]:
+        with torch.no_grad():
+            makers[name]()
+
+
+if __name__ == "__main__":
+    main()
