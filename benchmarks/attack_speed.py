@@ -1,6 +1,6 @@
 """PGD steps per second on all top-1 margins of layer 0: all targets and restarts in one batch, beside one at a time.
 
-python benchmarks/attack_speed.py [--restarts 10] [--steps 20] [--loop-steps 100] [--eps 0.01]
+python benchmarks/attack_speed.py [--model NAME]... [--restarts 10] [--steps 20] [--loop-steps 100] [--eps 0.01]
 
 A step is one forward and one backward pass of one restart of one target. Models that are not at hand are left out; cuda
 is used where there is one.
@@ -57,18 +57,19 @@ def looped(landscape: Landscape, targets: Targets, steps: int) -> float:
     return steps / watch.seconds()
 
 
-def problems(eps: float) -> dict[str, Callable[[], Problem]]:
-    """Toy and, if it is at hand, MiniLM."""
+def problems(eps: float, names: list[str]) -> dict[str, Callable[[], Problem]]:
+    """A ball around an example input, or around a text."""
 
     def of(model: Transformer) -> Problem:
         prompt = model.example(0) if model.tokenizer is None else model.prompt(TEXT)
         return Problem(model, Ball(eps).around(prompt))
 
-    return {name: lambda name=name: of(load(name)) for name in ("toy", "minilm")}  # type: ignore[misc]
+    return {name: lambda name=name: of(load(name)) for name in names}  # type: ignore[misc]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", help="default: toy and minilm")
     parser.add_argument("--restarts", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop-steps", type=int, default=100)
@@ -80,7 +81,7 @@ def main() -> None:
     print(
         f"{'model':8} {'device':6} {'precision':9} {'targets':>7} {'batched/s':>12} {'looped/s':>10} {'ratio':>7}"
     )
-    for name, make in problems(options.eps).items():
+    for name, make in problems(options.eps, options.model or ["toy", "minilm"]).items():
         try:
             original = make()
         except ProoflensError as error:

@@ -1,5 +1,5 @@
-"""Worked examples from CORA's and LazySets' tests, re-derived in the project's design notes (peers.md, "Check values for
-polynomial zonotopes"); the numbers are those of that list.
+"""Worked examples from CORA's and LazySets' tests, re-derived in the project's design notes (peers.md, "Check values
+for polynomial zonotopes"); the numbers are those of that list.
 
 Each runs on float64 and, where the operation is generic, on exact rationals.
 """

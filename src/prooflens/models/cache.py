@@ -3,13 +3,14 @@
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 
 def home() -> Path:
     """`PROOFLENS_HOME`, else the platform's cache directory."""
-    chosen = os.environ.get("PROOFLENS_HOME")
-    return Path(chosen).expanduser() if chosen else user_cache_path("prooflens")
+    if chosen := os.environ.get("PROOFLENS_HOME"):
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("prooflens")
 
 
 def model_folder(name: str) -> Path:
