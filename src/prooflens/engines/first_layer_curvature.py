@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.first_layer_forms import Entries, Point
-from prooflens.numerics import gamma, up
+from prooflens.numerics import certified_shift, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 
 SHAPE_FLOOR = 0.1
 """Shapes do not go below this share of their token's mean; any positive shape is valid."""
+
+JOINT_FLOORS = (0.03, 0.1, 0.4)
+"""Floors of the shapes that are tried on a Hessian that is written out."""
+
+JOINT_SIZE = 256
+"""Up to so many coordinates the Hessian of a form is written out."""
 
 SHAPE_ELEMENTS = 2**23
 """Numbers per temporary of the shaped Gram matrices."""
@@ -74,6 +82,41 @@ def shaped_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
         flat = up(_norm_curvature(entries, point) + _rank_one_curvature(entries, point))
         D = up(D + flat[..., None])
     return D
+
+
+def joint_curvatures(entries: Entries, point: Point) -> Iterator[Float[Tensor, "F T d"]]:
+    """Several D with ∇²f ⪯ diag(D), from the whole Hessian of each form: small norm-free models only.
+
+    Writing H out over the slots of a form keeps what its entries share; D = λX with λ verified, for a few shapes X.
+    Rounding of H is covered by the row sums of its absolute-value chain.
+    """
+    F, T, d = point.x.shape
+    H = point.x.new_zeros(F, T, T, d, d)
+    size = torch.zeros_like(H)
+    view = entries.view
+    slot_i, slot_j = entries.at_i % T, entries.at_j % T
+    for head, chosen in entries.by_head:
+        Q, K = view.head_weight(view.q, head), view.head_weight(view.k, head)
+        weight = (entries.weight[chosen] * view.scores.scale)[:, None, None]
+        form, i, j = entries.form[chosen], slot_i[chosen], slot_j[chosen]
+        for target, product in ((H, Q.T @ K * weight), (size, Q.abs().T @ K.abs() * weight.abs())):
+            target.index_put_((form, i, j), product, accumulate=True)
+            target.index_put_((form, j, i), product.mT, accumulate=True)
+    H, size = (t.transpose(2, 3).reshape(F, T * d, T * d) for t in (H, size))
+    H = 0.5 * (H + H.mT)
+    lost = up(
+        gamma(view.q.out_shape[1] + entries.longest + 16) * size.sum(-1) * (1.0 + gamma(T * d + 8)) + TINY
+    )
+    steep = point.slope.abs().flatten(1)
+    rows = H.norm(dim=-1)
+    for shape in (
+        *(torch.maximum(steep, floor * steep.mean(-1, keepdim=True)) for floor in JOINT_FLOORS),
+        rows,
+        steep + rows,
+    ):
+        largest = shape.amax(-1, keepdim=True)
+        positive = torch.where(largest > 0, torch.maximum(shape, largest * 2.0**-12), torch.ones_like(shape))
+        yield up(certified_shift(H, positive).clamp(min=0.0) + lost).view(point.x.shape)
 
 
 def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor, " N"]:

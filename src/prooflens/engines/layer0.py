@@ -26,7 +26,8 @@ at the corner plus σ times how far the other tokens' y can move.
 
 **Shaped D.** A bound that ends on the wrong side of 0 although its corner does not is refined: the main term δ_iᵀMδ_j
 is majorised by σ(X_i^{-½}MX_j^{-½})·(X_i, X_j) with X ≈ |∂f/∂x| at the corner, one d_h × d_h problem per entry. Then D
-is small where the slope is small, which is where it costs. What J's rank-one part and the norm add stays uniform.
+is small where the slope is small, which is where it costs. What J's rank-one part and the norm add stays uniform. On
+small norm-free models the Hessian of the whole form is written out instead, which keeps what its entries share.
 
 **Rounding.** f(s) and G are sums of products through a chain of at most N roundings, so they err by at most
 γ_N times the same chain with absolute values (and (1+η)⁴ where η bounds the relative error of n): both are added.
@@ -42,11 +43,17 @@ from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.engines.first_layer import FirstLayer
-from prooflens.engines.first_layer_curvature import shaped_curvature, uniform_curvature
+from prooflens.engines.first_layer_curvature import (
+    JOINT_SIZE,
+    joint_curvatures,
+    shaped_curvature,
+    uniform_curvature,
+)
 from prooflens.engines.first_layer_forms import Entries, Moves, Point
 from prooflens.errors import EngineError
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
+from prooflens.regions import Region
 
 SIGN_STEPS = 2
 """How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
@@ -103,9 +110,18 @@ def _maximise_chunk(entries: Entries, moves: Moves) -> tuple[Float[Tensor, " F"]
     open_ = ((best.value < 0) & (bound >= 0)).nonzero()[:, 0]
     if len(open_) and moves.region.generators is None:
         part, there = entries.select(open_), best.select(open_)
-        refined = _bound(part, Moves(part, moves.region), there, shaped_curvature(part, there))
-        bound = bound.index_copy(0, open_, torch.minimum(bound[open_], refined))
+        bound = bound.index_copy(0, open_, torch.minimum(bound[open_], _refined(part, moves.region, there)))
     return bound, moves.factors(best.signs)
+
+
+def _refined(entries: Entries, region: Region, point: Point) -> Float[Tensor, " F"]:
+    """The best of the shaped curvatures; on small norm-free models also those of the whole Hessian."""
+    moves = Moves(entries, region)
+    best = _bound(entries, moves, point, shaped_curvature(entries, point))
+    if entries.view.norm is None and entries.view.rotary is None and point.x[0].numel() <= JOINT_SIZE:
+        for curvature in joint_curvatures(entries, point):
+            best = torch.minimum(best, _bound(entries, moves, point, curvature))
+    return best
 
 
 def _climb(entries: Entries, moves: Moves) -> Point:
