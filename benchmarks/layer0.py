@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peer_models import peer_model
 from prooflens import Ball, Transformer, load
 from prooflens.engines import Bounds, Problem, forms_of, get_engine
 from prooflens.engines.attack import BUDGETS, break_claims
@@ -34,7 +35,6 @@ from prooflens.engines.exact import Exact
 from prooflens.engines.functionals import bound_claims
 from prooflens.errors import ProoflensError
 from prooflens.models import Architecture
-from prooflens.models.files import read_safetensors
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.queries import Claim, parse_query
 from prooflens.statistics import Rate
@@ -346,31 +346,6 @@ def attained_spread(question: Question, parts: Sequence[Bounds], samples: int) -
     return high - low
 
 
-def peer_model(name: str) -> tuple[Transformer, Tensor]:
-    """A peer's weights under our names, and its clean input."""
-    config = json.loads((PEERS / name / "config.json").read_text(encoding="utf-8"))
-    state = read_safetensors(PEERS / name / "model.safetensors")
-    architecture = Architecture(
-        "encoder",
-        config["layers"],
-        config["heads"],
-        config["d_model"],
-        config["d_ff"],
-        config["activation"].split()[0],
-        norm_eps=config["layer_norm_eps"],
-        pool="mean",
-        d_out=2,
-    )
-    ours = {"ln1": "norm1", "ln2": "norm2", "f1": "up", "f2": "down", "cls": "head"}
-    weights = {
-        ".".join(ours.get(part, part) for part in key.split(".")): tensor.double()
-        for key, tensor in state.items()
-        if key != "example_input"
-    }
-    x = state["example_input"].double()
-    return Transformer(architecture, weights, name=name), x.reshape(x.shape[-2:])
-
-
 def peers(effort: Effort) -> list[Table]:
     """Margins a_j − a_j* of layer 0 on the models that auto_LiRPA was measured on."""
     rows = []
@@ -378,7 +353,7 @@ def peers(effort: Effort) -> list[Table]:
         if not (PEERS / name).is_dir():
             print(f"{name} is not beside the checkout: left out")
             continue
-        model, x = peer_model(name)
+        model, x = peer_model(PEERS / name)
         for eps in sweep:
             question = Question.of(model, x, eps)
             parts = question.bounds("layer0")

@@ -8,7 +8,6 @@ Without names all tables but `minilm` (which needs the pretrained model) are mad
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from peer_models import peer_model
 from prooflens import load
 from prooflens.engines import Engine, FormBounds, Forms, Guarantee, Problem, forms_of, get_engine
 from prooflens.engines.attack import Attack, Budget
@@ -295,27 +294,6 @@ def remainder() -> None:
     table("toy-4layer, example 0: largest coordinate of the remainder", head, rows())
 
 
-def peer(folder: Path) -> tuple[Transformer, Tensor]:
-    """A peer model and its clean input."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = {name: t.double() for name, t in load_file(folder / "model.safetensors").items()}
-    x = tensors.pop("example_input")
-    names = {"ln1": "norm1", "ln2": "norm2", "f1": "up", "f2": "down", "cls": "head"}
-    weights = {".".join(names.get(part, part) for part in name.split(".")): t for name, t in tensors.items()}
-    architecture = Architecture(
-        "encoder",
-        config["layers"],
-        config["heads"],
-        config["d_model"],
-        config["d_ff"],
-        config["activation"].split()[0],
-        norm_eps=config["layer_norm_eps"],
-        pool="mean",
-        d_out=2,
-    )
-    return Transformer(architecture, weights, folder.name), x.reshape(x.shape[-2:])
-
-
 LIRPA = {
     ("peer-tiny", 0.01): ".0529 [8], .0450 [8]",
     ("peer-tiny", 0.02): ".143 [6], .102 [7]",
@@ -332,7 +310,7 @@ def peers(folder: Path) -> None:
 
     def rows() -> Iterable[list[str]]:
         for (name, eps), others in LIRPA.items():
-            model, x = peer(folder / name)
+            model, x = peer_model(folder / name)
             asked = [Asked.of(Problem(model, Ball(eps).around(x)), 1, budget=Budget(2_000, 2, 50))]
             best = attacked(asked)
             cells = [name, f"{eps}", f"{best.width:.4f} [{best.certified}]", others]
