@@ -163,7 +163,6 @@ def _attack_bounds(case: Case, engine: str, bounds: Bounds, budget: Budget, repo
                 )
             elif math.isfinite(limit) and (functional.rows or functional.logits):
                 sign = 1.0 if side is bounds.lower else -1.0
-                # Not f − l with the difference rounded into a constant: the sum of both is exact enough to compare.
                 shifted = Functional(
                     tuple((sign * w, atom) for w, atom in functional.terms),
                     sign * functional.constant - sign * limit,
@@ -179,7 +178,7 @@ def _attack_bounds(case: Case, engine: str, bounds: Bounds, budget: Budget, repo
         targets, break_claims(case.problem, targets, budget, case.seed, starts), strict=True
     ):
         excess = 0.0 if witness is None else float(-witness.values.min())
-        # The shift by a float constant and the evaluation round: a few units in the last place of what is added.
+        # Shifting the constant by the bound and evaluating the sum round: a few units in the last place of its terms.
         if excess > 64 * 2.0**-53 * (1.0 + _size(target)):
             what = f"{target.functionals[0].name} broken by {excess:.3g}"
             report.violations.append(Violation(case.seed, case.family, engine, what))

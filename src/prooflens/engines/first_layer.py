@@ -168,7 +168,7 @@ class FirstLayer:
         weight = step.weight.reshape(*step.out_shape, -1)
         return weight if step is self.q else weight.repeat_interleave(self.group, 0)
 
-    def turned_weights(self, head: int) -> tuple[Float[Tensor, "S d_h d"], Float[Tensor, "S d_h d"], int]:
+    def turned_weights(self, head: int) -> tuple[Float[Tensor, "S d_h d"], Float[Tensor, "S d_h d"], float]:
         """R_tQ̂ and R_tK̂ for every position t, with γ and centring, and how much larger their terms are than they."""
         turned, spread = [], 1.0
         positions = torch.arange(len(self.center), device=self.center.device)
@@ -182,7 +182,7 @@ class FirstLayer:
             spread = max(spread, 2.0 * size / max(float(weight.norm()), 2.0**-500))
             columns = weight.T.expand(len(positions), -1, -1)
             turned.append(self.turn(columns, positions[:, None].expand(columns.shape[:2])).mT)
-        return turned[0], turned[1], int(min(spread, 2.0**20)) + 1
+        return turned[0], turned[1], spread
 
     @cached_property
     def spectra(self) -> Spectra:

@@ -22,6 +22,9 @@ JOINT_FLOORS = (0.03, 0.1, 0.4)
 JOINT_SIZE = 256
 """Up to so many coordinates the Hessian of a form is written out."""
 
+LONGEST_CHAIN = 2.0**40
+"""Beyond so many roundings a shaped Gram matrix is not trusted and nothing is refined."""
+
 SHAPE_ELEMENTS = 2**23
 """Numbers per temporary of the shaped Gram matrices."""
 
@@ -132,11 +135,16 @@ def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor
             q, k = Q[entries.position[part]], K[entries.key[part]]
             inverse_i, inverse_j = inverse[entries.at_i[part], None], inverse[entries.at_j[part], None]
             QQ, KK = (q * inverse_i) @ q.mT, (k * inverse_j) @ k.mT
-            # Turning, centring and scaling err relative to terms up to `spread` times as large as the result.
-            length = 8 * (d + 64) * spread
+            # Turning and scaling err column by column. Centring errs by the same amount in every column, which X^{-½}
+            # weighs differently: relative to the result at most `spread` times the root of X's own range.
+            uneven = max(float((inv.amax(-1) / inv.amin(-1)).max()) for inv in (inverse_i, inverse_j)) ** 0.5
+            length = 8.0 * (d + 64) * spread * uneven
+            if not length < LONGEST_CHAIN:
+                out[part] = torch.inf
+                continue
             own = entries.own[part]
             KQ = torch.where(own[:, None, None], (k * inverse_i) @ q.mT, 0.0)
-            minus, plus = extreme_eigenvalues(GramBlocks.of(QQ, KQ, KK, length))
+            minus, plus = extreme_eigenvalues(GramBlocks.of(QQ, KQ, KK, int(length) + 1))
             out[part] = torch.where(entries.weight[part] > 0, plus, torch.where(own, minus, plus))
     return up(out * (view.scores.scale * (1.0 + gamma(8))))
 
