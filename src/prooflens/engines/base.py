@@ -162,6 +162,23 @@ def forms_of(functionals: Sequence[Functional], n_outputs: int = 0) -> Forms:
 
 
 @dataclass(frozen=True, eq=False)
+class Ledger:
+    """How bounds add up, for a checker: bound = value at a corner + what each token may add beyond it.
+
+    For upper bounds f ≤ value + Σ_t penalty[t]; for lower bounds f ≥ value − Σ_t penalty[t]. `value` bounds f at the
+    corner from the same side, the corner is a point of the region, and no penalty is negative.
+    """
+
+    corner: Float[Tensor, "F p"]
+    value: Float[Tensor, " F"]
+    penalty: Float[Tensor, "F S"]
+
+    def select(self, chosen: Tensor) -> Ledger:
+        """The entries of some forms."""
+        return Ledger(self.corner[chosen], self.value[chosen], self.penalty[chosen])
+
+
+@dataclass(frozen=True, eq=False)
 class FormBounds:
     """Bounds of linear forms, and, if the engine has them, factors α near which they are (almost) attained."""
 
@@ -169,6 +186,8 @@ class FormBounds:
     upper: Float[Tensor, " F"]
     lower_corner: Float[Tensor, "F p"] | None = None
     upper_corner: Float[Tensor, "F p"] | None = None
+    lower_ledger: Ledger | None = None
+    upper_ledger: Ledger | None = None
 
 
 @runtime_checkable
@@ -205,6 +224,22 @@ class Bounds:
     seconds: float
     lower_corner: Float[Tensor, "F p"] | None = field(default=None, repr=False)
     upper_corner: Float[Tensor, "F p"] | None = field(default=None, repr=False)
+    lower_ledger: Ledger | None = field(default=None, repr=False)
+    upper_ledger: Ledger | None = field(default=None, repr=False)
+
+    def select(self, chosen: Int[Tensor, " M"]) -> Bounds:
+        """The bounds of some of the functionals."""
+        return Bounds(
+            self.lower[chosen],
+            self.upper[chosen],
+            self.guarantee,
+            self.engine,
+            self.seconds,
+            None if self.lower_corner is None else self.lower_corner[chosen],
+            None if self.upper_corner is None else self.upper_corner[chosen],
+            None if self.lower_ledger is None else self.lower_ledger.select(chosen),
+            None if self.upper_ledger is None else self.upper_ledger.select(chosen),
+        )
 
     def intersect(self, other: Bounds) -> Bounds:
         """Both bounds at once. Two proved ones give a proved one; an estimate never tightens a proof."""

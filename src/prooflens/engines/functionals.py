@@ -56,7 +56,17 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
     if curvature is not None:
         lower[curved], upper[curved] = curvature.bounds(_slice(found, n))
     corners = _corners(found, linear, curved, fixed)
-    return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds(), *corners)
+    plain = n == len(functionals) and not bool(constants.any())
+    return Bounds(
+        lower,
+        upper,
+        engine.guarantee,
+        engine.name,
+        watch.seconds(),
+        *corners,
+        lower_ledger=found.lower_ledger if plain else None,
+        upper_ledger=found.upper_ledger if plain else None,
+    )
 
 
 def refusal(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> str | None:
@@ -75,11 +85,7 @@ def bound_claims(engine: Engine, problem: Problem, claims: Sequence[Claim]) -> t
     parts, start = [], 0
     for claim in claims:
         stop = start + len(claim.functionals)
-        corners = [
-            None if c is None else c[start:stop] for c in (together.lower_corner, together.upper_corner)
-        ]
-        sides = together.lower[start:stop], together.upper[start:stop]
-        parts.append(Bounds(*sides, together.guarantee, together.engine, together.seconds, *corners))
+        parts.append(together.select(torch.arange(start, stop)))
         start = stop
     return parts, together
 
@@ -111,13 +117,16 @@ def _slice(found: FormBounds, start: int) -> FormBounds:
 
 def _corners(
     found: FormBounds, linear: list[int], curved: list[int], fixed: list[int]
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """Corners per functional: a curved one uses those of its linear part, a constant the first there is."""
     place = torch.zeros(len(linear) + len(curved) + len(fixed), dtype=torch.long)
     place[linear] = torch.arange(len(linear))
     place[curved] = len(linear) + torch.arange(len(curved))
-    corners = (found.lower_corner, found.upper_corner)
-    return [None if corner is None else corner[place.to(corner.device)] for corner in corners]
+    low, high = found.lower_corner, found.upper_corner
+    return (
+        None if low is None else low[place.to(low.device)],
+        None if high is None else high[place.to(high.device)],
+    )
 
 
 @dataclass(frozen=True, eq=False)
