@@ -1,0 +1,5 @@
+"""`python -m prooflens.cli`."""
+
+from prooflens.cli import main
+
+main()

