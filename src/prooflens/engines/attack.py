@@ -23,7 +23,7 @@ from prooflens.engines.attack_targets import Targets
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.queries import Claim
 
-__all__ = ["BUDGETS", "Attack", "Budget", "Witness", "attained", "break_claims"]
+__all__ = ["BUDGETS", "Attack", "Budget", "Siege", "Witness", "attack_claims", "attained", "break_claims"]
 
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
@@ -103,6 +103,16 @@ class Witness:
     values: Float[Tensor, " F"]
 
 
+@dataclass(frozen=True, eq=False)
+class Siege:
+    """What an attack on claims came to: witnesses where a claim broke, else the smallest value it reached and where."""
+
+    witnesses: list[Witness | None]
+    values: Float[Tensor, " T"]
+    """The smallest functional of each claim at the best point found; ∞ where there was nothing to attack."""
+    alpha: Float[Tensor, "T p"]
+
+
 def break_claims(
     problem: Problem,
     claims: Sequence[Claim],
@@ -111,14 +121,29 @@ def break_claims(
     starts: Sequence[Float[Tensor, "K p"] | None] | None = None,
     fast: bool = False,
 ) -> list[Witness | None]:
+    """The witnesses of `attack_claims`; None means that nothing was found."""
+    return attack_claims(problem, claims, budget, seed, starts, fast).witnesses
+
+
+def attack_claims(
+    problem: Problem,
+    claims: Sequence[Claim],
+    budget: Budget,
+    seed: int = 0,
+    starts: Sequence[Float[Tensor, "K p"] | None] | None = None,
+    fast: bool = False,
+) -> Siege:
     """Try to falsify every claim; a claim is left alone as soon as it is broken.
 
     Each claim's smallest functional is made small. A break counts when `claim.holds_on` is false at a float64 point of
-    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is. None means that nothing was found.
+    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is.
     """
     found: list[Witness | None] = [None] * len(claims)
+    center = problem.region.center
     if not any(f.rows or f.logits for claim in claims for f in claim.functionals):
-        return found  # nothing that a point could change
+        # nothing that a point could change
+        nowhere = center.new_zeros(len(claims), problem.region.n_factors)
+        return Siege(found, center.new_full((len(claims),), torch.inf), nowhere)
     n_outputs = 1 + max((i for claim in claims for f in claim.functionals for i in f.logits), default=-1)
     if n_outputs:
         n_outputs = int(problem.setting((), output=True).logits.shape[-1])  # type: ignore[union-attr]
@@ -132,7 +157,9 @@ def break_claims(
 
     search = Search(_landscape(problem, targets, fast), targets, confirm)
     search.run(budget, seed, _padded(starts, search.alpha))
-    return found
+    alpha, _ = inside(problem.region, search.alpha)
+    values = attained(problem, targets, alpha) if targets.n_functionals else search.best
+    return Siege(found, values, alpha)
 
 
 def _witness(
