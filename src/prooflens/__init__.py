@@ -1,11 +1,15 @@
 """Prove that an attention mechanism holds on a whole neighbourhood of an input."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prooflens.certify import certify
     from prooflens.models import Transformer, load, pull
     from prooflens.regions import Ball, Paraphrases, Region
+    from prooflens.results import Radii, Results
 
 __version__ = "0.1.0"
 
@@ -16,9 +20,23 @@ _HOMES = {
     "Ball": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
+    "certify": "prooflens.certify",
+    "Results": "prooflens.results",
+    "Radii": "prooflens.results",
 }
 
-__all__ = ["Ball", "Paraphrases", "Region", "Transformer", "__version__", "load", "pull"]
+__all__ = [
+    "Ball",
+    "Paraphrases",
+    "Radii",
+    "Region",
+    "Results",
+    "Transformer",
+    "__version__",
+    "certify",
+    "load",
+    "pull",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,3 +48,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    """`prooflens.certify` is the function, although the module it is in has the same name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

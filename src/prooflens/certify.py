@@ -1,95 +1,288 @@
 """Verdicts: what engines prove, what the attack breaks, and what is left unknown (the paper's Algorithm 1).
 
-`settle` is the core: proved bounds first; where they do not decide, the attack looks for a point that breaks the
-claim. `holds` is always a proof, `fails` always comes with a point that was run through the model.
+`certify` is the one call: model, prompt, region, heads, queries. `holds` is always a proof, `fails` always comes with a
+point that was run through the model, `unknown` is neither, and `estimated` appears only where an engine that estimates
+was asked for by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines import Bounds, Engine, Guarantee, Problem
-from prooflens.engines.attack import Witness, break_claims
-from prooflens.engines.attack_search import Budget
-from prooflens.engines.functionals import bound_claims
-from prooflens.errors import EngineError
-from prooflens.queries import Claim
+from prooflens.engines import Engine, Guarantee, Problem
+from prooflens.engines.attack import BUDGETS, Budget
+from prooflens.errors import EngineError, PromptError, QueryError
+from prooflens.models import Prompt, Transformer, load
+from prooflens.outcomes import Outcome, Verdict
+from prooflens.portfolio import Evidence, Settings, attack, depth_of, gather, prove, stages_of
+from prooflens.progress import Progress, Show, shown
+from prooflens.queries import Argmax, Circuit, Claim, Query, parse_heads, parse_query
+from prooflens.queries.attention import RowQuery
+from prooflens.queries.rows import Token, suggestion
+from prooflens.regions import Ball, Paraphrases, Region
+from prooflens.results import Results, Subject, claim_key
+
+__all__ = ["Interrupted", "Outcome", "Question", "Verdict", "ask", "certify", "certify_question", "settle"]
+
+CHUNK_NUMBERS = 2**25
+"""Functionals times factors that are worked on at a time, unless a memory limit says less (256 MiB per matrix)."""
+
+CHUNK_FUNCTIONALS = 4096
+"""… and never more functionals than this, so that progress is seen and an interruption keeps most of the work."""
+
+MOST_OUTPUTS = 4096
+"""Beyond this many outputs `argmax` would need a matrix of their pairs that does not fit."""
+
+Place = Ball | Region | Paraphrases
+"""Where a claim is to hold."""
 
 
-class Verdict(StrEnum):
-    """How a claim ends."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `certify`; `results` holds every claim that was decided before."""
 
-    HOLDS = "holds"
-    FAILS = "fails"
-    UNKNOWN = "unknown"
+    def __init__(self, results: Results) -> None:
+        super().__init__("interrupted")
+        self.results = results
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """A claim's verdict, the bounds of its functionals, and the witness if it fails."""
+class Question:
+    """What is asked: a problem and its claims, and the names that results carry."""
 
-    claim: Claim
-    verdict: Verdict
-    bounds: Bounds
-    witness: Witness | None
-    reason: str
+    problem: Problem
+    claims: list[Claim]
+    subject: Subject
 
-    @property
-    def lower(self) -> float:
-        """The proved lower bound of the claim's weakest functional; ∞ for a claim with nothing to prove."""
-        return float(self.bounds.lower.min()) if len(self.bounds.lower) else float("inf")
 
-    @property
-    def clean(self) -> float:
-        """The weakest functional's value on the clean input."""
-        return float(self.claim.clean.min()) if len(self.claim.clean) else float("inf")
+def certify(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    heads: str | Sequence[str] | None = None,
+    *,
+    layer: int | None = None,
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    engine: str = "auto",
+    memory: int | None = None,
+    device: str | None = None,
+    progress: Show = False,
+    seed: int = 0,
+    budget: Budget | str | None = None,
+    positions: Sequence[Token] | None = None,
+    skip: Collection[tuple[object, ...]] = (),
+) -> Results:
+    """A verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
+
+    `heads` is `"2.4"`, `"0-2"`, a list of such, or None for all; a query may name its own heads and position
+    (`"2.4:top1@-1"`). `engine="auto"` asks a portfolio; a name asks that engine, then attacks. `budget` is a row of
+    `BUDGETS`, a `Budget`, or None for one that fits the model's size. `memory` (bytes) limits engines that keep a lot.
+    Claims whose key is in `skip` (`Results.keys` of an earlier run) are left out. Ctrl-C raises `Interrupted`, which
+    holds the results so far.
+    """
+    question = ask(
+        model, prompt, region, heads, layer=layer, queries=queries, device=device, positions=positions
+    )
+    if skip:
+        kept = [claim for claim in question.claims if claim_key(claim) not in skip]
+        question = replace(question, claims=kept)
+    settings = Settings(stages_of(engine), parse_budget(budget), seed, memory)
+    with shown(progress) as tell:
+        return certify_question(question, settings, tell)
+
+
+def ask(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    heads: str | Sequence[str] | None = None,
+    *,
+    layer: int | None = None,
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    device: str | None = None,
+    positions: Sequence[Token] | None = None,
+) -> Question:
+    """Bind queries to a prompt in a model; nothing is proved yet."""
+    model = load(model) if device is None else load(model).to(checked_device(device))
+    prompt = as_prompt(model, prompt)
+    place = as_region(region, prompt)
+    problem = Problem(model, place.to(device=model.device))
+    wanted = [_placed(query, positions) for query in as_queries(queries)]
+    chosen = head_text(heads, layer)
+    architecture = model.architecture
+    texts = [t for query in wanted for t in _heads_named(query)]
+    if any(t is None for t in texts):
+        texts.append(chosen or "all")
+    layers = sorted(
+        {
+            found
+            for text in texts
+            if text is not None
+            for found, _ in parse_heads(text, architecture.n_layers, architecture.n_heads)
+        }
+    )
+    output = any(isinstance(part, Argmax) for query in wanted for part in _parts(query))
+    if output and (architecture.d_out or 0) > MOST_OUTPUTS:
+        raise QueryError(f"argmax over {architecture.d_out} outputs is too large: at most {MOST_OUTPUTS}")
+    setting = problem.setting(layers, output, prompt.tokens)
+    claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
+    return Question(problem, claims, Subject.of(model, prompt, place))
+
+
+def certify_question(question: Question, settings: Settings, tell: Progress) -> Results:
+    """Settle the claims of a question chunk by chunk, shallow layers first."""
+    problem, claims = question.problem, question.claims
+    board = _Board(tell, len(claims))
+    evidence: dict[int, Evidence] = {}
+    try:
+        for chunk in _chunks(problem, claims, settings.memory):
+            evidence = {i: Evidence.about(claims[i]) for i in chunk}
+            board.start(len(chunk))
+            gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
+            board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}
+    except KeyboardInterrupt:
+        board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items() if not item.open}
+        raise Interrupted(board.results(question.subject)) from None
+    return board.results(question.subject)
+
+
+@dataclass(eq=False)
+class _Board:
+    """What is done so far, and how it is told: counts, and the share of all claims."""
+
+    report: Progress
+    total: int
+    size: int = 0
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def start(self, size: int) -> None:
+        """A chunk of so many claims begins."""
+        self.size = size
+        self.tell("", 0.0)
+
+    def tell(self, stage: str, share: float) -> None:
+        """A share of the chunk is done."""
+        counts = Counter(outcome.verdict for outcome in self.outcomes.values())
+        tally = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+        self.report(f"{stage} {tally}".strip(), (len(self.outcomes) + share * self.size) / max(1, self.total))
+
+    def results(self, subject: Subject) -> Results:
+        """The outcomes in the order of the claims."""
+        return Results.of([self.outcomes[i] for i in sorted(self.outcomes)], subject)
 
 
 def settle(
     problem: Problem, claims: Sequence[Claim], engine: Engine, budget: Budget | None = None, seed: int = 0
 ) -> list[Outcome]:
-    """A verdict for every claim: by proof, by the clean input itself, or by an attack on what is still open."""
+    """A verdict for every claim by one engine: by proof, by the clean input itself, or by an attack on what is open."""
     if engine.guarantee is not Guarantee.PROVED:
         raise EngineError(f"{engine.name} only estimates: it cannot decide that a claim holds")
-    parts, _ = bound_claims(engine, problem, claims)
-    verdicts: list[Verdict] = []
-    for claim, bounds in zip(claims, parts, strict=True):
-        if claim.tie is None and not claim.clean_holds:
-            verdicts.append(Verdict.FAILS)
-        else:
-            verdicts.append(Verdict(claim.decide(bounds.lower, bounds.upper)))
-    open_ = [i for i, verdict in enumerate(verdicts) if verdict is Verdict.UNKNOWN and claims[i].tie is None]
-    witnesses: dict[int, Witness] = {}
-    if budget is not None and open_:
-        starts = [parts[i].lower_corner for i in open_]
-        found = break_claims(problem, [claims[i] for i in open_], budget, seed, starts)
-        witnesses = {i: witness for i, witness in zip(open_, found, strict=True) if witness is not None}
-    outcomes = []
-    for i, (claim, bounds) in enumerate(zip(claims, parts, strict=True)):
-        verdict = Verdict.FAILS if i in witnesses else verdicts[i]
-        witness = witnesses.get(i)
-        if verdict is Verdict.FAILS and witness is None:
-            witness = _clean_witness(problem, claim)
-        outcomes.append(Outcome(claim, verdict, bounds, witness, _reason(claim, verdict, i in witnesses)))
-    return outcomes
+    evidence = [Evidence.about(claim) for claim in claims]
+    prove(problem, evidence, engine, required=True)
+    if budget is not None:
+        attack(problem, evidence, Settings(budget=budget, seed=seed))
+    return [item.outcome(problem) for item in evidence]
 
 
-def _clean_witness(problem: Problem, claim: Claim) -> Witness:
-    """The zero perturbation, for a claim that the clean input already breaks."""
-    center = problem.region.center
-    zero: Float[Tensor, " p"] = torch.zeros(problem.region.n_factors).to(center)
-    return Witness(center, zero, claim.clean)
+def _chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
+    """Claims of one depth together, as many as fit; numbers of them in `claims`."""
+    numbers = CHUNK_NUMBERS if memory is None else min(CHUNK_NUMBERS, memory // 64)
+    most = min(CHUNK_FUNCTIONALS, max(64, numbers // max(1, problem.region.n_factors)))
+    per_row = problem.n_tokens * (problem.n_tokens + 1) // 2
+    depths = [depth_of(problem, claim) for claim in claims]
+    for depth in sorted(set(depths)):
+        chunk: list[int] = []
+        held = 0
+        for i, claim in enumerate(claims):
+            if depths[i] != depth:
+                continue
+            size = sum(1 if f.is_linear else per_row * len(f.rows) for f in claim.functionals)
+            if chunk and held + size > most:
+                yield chunk
+                chunk, held = [], 0
+            chunk.append(i)
+            held += size
+        yield chunk
 
 
-def _reason(claim: Claim, verdict: Verdict, attacked: bool) -> str:
-    if verdict is Verdict.HOLDS:
-        return "proved on the whole region"
-    if verdict is Verdict.FAILS:
-        return "broken by a point of the region" if attacked else "the clean input breaks it"
-    return claim.tie or "neither proved nor broken"
+def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
+    """A prompt of the model, on its device, from a text, a prompt or an input of shape [S, d]."""
+    if isinstance(prompt, str):
+        prompt = model.prompt(prompt)
+    if isinstance(prompt, Tensor):
+        model.check_input(prompt)
+        prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
+    return replace(prompt, x=prompt.x.to(model.device))
+
+
+def as_region(place: Place, prompt: Prompt) -> Region:
+    """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
+    if isinstance(place, Ball):
+        return place.around(prompt)
+    return place.region() if isinstance(place, Paraphrases) else place
+
+
+def as_queries(queries: str | Query | Sequence[str | Query]) -> list[Query]:
+    """Queries from their short forms."""
+    given = [queries] if isinstance(queries, str | Query) else list(queries)
+    if not given:
+        raise QueryError("no query is asked: give at least one, such as 'top1'")
+    return [parse_query(query) if isinstance(query, str) else query for query in given]
+
+
+def head_text(heads: str | Sequence[str] | None, layer: int | None) -> str | None:
+    """Heads as one text."""
+    if layer is not None and heads is not None:
+        raise QueryError("give a layer or heads, not both")
+    if layer is not None:
+        return str(layer)
+    return heads if heads is None or isinstance(heads, str) else ",".join(heads)
+
+
+def parse_budget(budget: Budget | str | None) -> Budget | None:
+    """A row of `BUDGETS` by name, `samples/restarts/steps`, or a budget as it is."""
+    if not isinstance(budget, str):
+        return budget
+    if budget in BUDGETS:
+        return BUDGETS[budget]
+    parts = budget.split("/")
+    if len(parts) == 3 and all(part.isdigit() for part in parts):
+        return Budget(*map(int, parts))
+    raise EngineError(
+        f"there is no budget {budget!r}{suggestion(budget, BUDGETS)}; budgets are {', '.join(BUDGETS)} "
+        "and samples/restarts/steps such as 2000/10/50"
+    )
+
+
+def checked_device(device: str) -> str:
+    """The device, if it is there."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        line = str(error).splitlines()[0]
+        raise PromptError(f"device {device!r} cannot be used: {line}") from error
+    return device
+
+
+def _parts(query: Query) -> tuple[Query, ...]:
+    return query.parts if isinstance(query, Circuit) else (query,)
+
+
+def _heads_named(query: Query) -> list[str | None]:
+    """The heads that the parts of a query name; None where a part leaves them open."""
+    return [part.heads for part in _parts(query) if isinstance(part, RowQuery)]
+
+
+def _placed(query: Query, positions: Sequence[Token] | None) -> Query:
+    """The query asked at these positions, unless it names its own."""
+    if positions is None:
+        return query
+    if isinstance(query, Circuit):
+        return replace(query, parts=tuple(_placed(part, positions) for part in query.parts))
+    if isinstance(query, RowQuery) and query.positions is None:
+        return replace(query, positions=tuple(positions))
+    return query
