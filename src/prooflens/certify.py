@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch import Tensor
 from prooflens.engines import Engine, Guarantee, Problem
 from prooflens.engines.attack import BUDGETS, Budget
 from prooflens.errors import EngineError, PromptError, QueryError
-from prooflens.models import Prompt, Transformer, load
+from prooflens.models import EMBEDDED, Prompt, Transformer, load
+from prooflens.models.cache import model_folder
 from prooflens.outcomes import Outcome, Verdict
 from prooflens.portfolio import Evidence, Settings, attack, depth_of, gather, prove, stages_of
 from prooflens.progress import Progress, Show, shown
@@ -107,6 +109,7 @@ def ask(
     positions: Sequence[Token] | None = None,
 ) -> Question:
     """Bind queries to a prompt in a model; nothing is proved yet."""
+    source = source_of(model)
     model = load(model) if device is None else load(model).to(checked_device(device))
     prompt = as_prompt(model, prompt)
     place = as_region(region, prompt)
@@ -130,7 +133,7 @@ def ask(
         raise QueryError(f"argmax over {architecture.d_out} outputs is too large: at most {MOST_OUTPUTS}")
     setting = problem.setting(layers, output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
-    return Question(problem, claims, Subject.of(model, prompt, place))
+    return Question(problem, claims, Subject.of(model, prompt, place, source))
 
 
 def certify_question(question: Question, settings: Settings, tell: Progress) -> Results:
@@ -207,6 +210,17 @@ def _chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> It
             chunk.append(i)
             held += size
         yield chunk
+
+
+def source_of(model: Transformer | str) -> str | None:
+    """The folder of a model's weights: the given one, or the cache's; None for embedded and converted models."""
+    name = model if isinstance(model, str) else model.name
+    if name in EMBEDDED:
+        return None
+    for folder in (Path(name).expanduser(), model_folder(name)):
+        if (folder / "config.json").is_file():
+            return str(folder.resolve())
+    return None
 
 
 def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:

@@ -31,3 +31,7 @@ class EmptyPolytopeError(QueryError):
 
 class EngineError(ProoflensError):
     """An engine cannot answer: unknown name, unsupported site, or not enough memory."""
+
+
+class RunError(ProoflensError):
+    """A run directory cannot be written, is not one, or is damaged."""

@@ -20,6 +20,8 @@ from prooflens.queries.rows import suggestion
 from prooflens.regions import Region
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas
 
     from prooflens.engines.attack import Witness
@@ -83,9 +85,9 @@ class Subject:
     source: str | None = None
 
     @classmethod
-    def of(cls, model: Transformer, prompt: Prompt, region: Region) -> Subject:
-        """Names of a model and a prompt; the source is the folder a local model was read from."""
-        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region)
+    def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
+        """Names of a model and a prompt; the source is the folder that the weights were read from."""
+        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source)
 
     @property
     def eps(self) -> float | None:
@@ -320,6 +322,12 @@ class Results(Frame):
     def summary(self) -> dict[str, Any]:
         """Counts per verdict."""
         return {"rows": len(self), **self.counts}
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory: rows, bounds, witnesses, fingerprints (`docs/certify.md`)."""
+        from prooflens.certificate.record import save
+
+        save(self, path, configuration)
 
     @property
     def weakest(self) -> Results:

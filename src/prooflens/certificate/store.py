@@ -1,0 +1,222 @@
+"""Run directories on disk: `run.json`, Parquet rows, safetensors; every file is hashed. No torch.
+
+    RUN/run.json                         configuration, fingerprints, versions, sha256 of every file below
+    RUN/rows/part-00000.parquet          one row per claim, zstd
+    RUN/tensors/part-00000.safetensors   regions, bounds, corners, ledgers, witnesses of the rows of that part
+
+A file is written under a temporary name beside its own, flushed to disk and renamed; `run.json` names a part only when
+the part is complete. What a crash leaves behind is a run without its last part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as serialise
+
+from prooflens.errors import RunError
+
+SCHEMA = 1
+"""Version of the format; a reader refuses what it does not know."""
+
+HEADER = "run.json"
+NEEDED = ("schema", "kind", "model", "tokens", "rows", "files")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def sha256_of(path: Path) -> str:
+    """The fingerprint of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """A whole file or none: written beside its place, flushed to disk, renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(eq=False)
+class RunWriter:
+    """Writes a run part by part; `header` is what `run.json` says beyond the parts themselves."""
+
+    path: Path
+    header: dict[str, Any]
+
+    @classmethod
+    def create(cls, path: Path, header: dict[str, Any]) -> RunWriter:
+        """A new run in a folder that is empty or does not exist."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = "add --resume to go on with it, or " if (path / HEADER).is_file() else ""
+            raise RunError(f"{path} is not empty: {hint}choose another folder")
+        writer = cls(path, {"schema": SCHEMA, **header, "rows": 0, "complete": False, "files": {}})
+        writer._write_header()
+        return writer
+
+    @classmethod
+    def resume(cls, path: Path, header: dict[str, Any]) -> tuple[RunWriter, Run]:
+        """Go on with a run about the same model, prompt and region; what it holds already comes back as well."""
+        run = read_run(path)
+        for name in ("kind", "model", "tokens", "region"):
+            if run.info.get(name) != header.get(name):
+                raise RunError(f"{path} was made with another {name}: resume with the same one")
+        return cls(path, run.info), run
+
+    @property
+    def rows(self) -> int:
+        """How many rows are written; the next one gets this number."""
+        return int(self.header["rows"])
+
+    def append(self, table: pa.Table, tensors: Mapping[str, Array]) -> None:
+        """One more part: a column `row` with the global row numbers is put first."""
+        part = f"part-{len(self.header['files']) // 2:05d}"
+        numbers = pa.array(np.arange(self.rows, self.rows + table.num_rows), pa.int64())
+        table = table.add_column(0, "row", numbers)
+        rows, values = f"rows/{part}.parquet", f"tensors/{part}.safetensors"
+        write_atomically(self.path / rows, lambda path: pq.write_table(table, path, compression="zstd"))
+        held = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+        write_atomically(self.path / values, lambda path: _write_bytes(path, serialise(held)))
+        self.header["files"] |= {name: sha256_of(self.path / name) for name in (rows, values)}
+        self.header["rows"] = self.rows + table.num_rows
+        self._write_header()
+
+    def finish(self, **facts: Any) -> None:
+        """Say that nothing is missing, and what the whole came to."""
+        self.header |= {**facts, "complete": True}
+        self._write_header()
+
+    def _write_header(self) -> None:
+        text = json.dumps(self.header, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(self.path / HEADER, lambda path: _write_bytes(path, text.encode()))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors(Mapping[str, Array]):
+    """The tensors of all parts under their names, read when they are asked for."""
+
+    homes: dict[str, Path]
+    _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, paths: list[Path]) -> Tensors:
+        """The names in some safetensors files."""
+        opened = {path: _opened(path) for path in paths}
+        return cls({name: path for path, file in opened.items() for name in file.keys()}, opened)  # noqa: SIM118
+
+    def __getitem__(self, name: str) -> Array:
+        found: Array = self._open[self.homes[name]].get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.homes)
+
+    def __len__(self) -> int:
+        return len(self.homes)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as it was read: what `run.json` says, the rows, the tensors."""
+
+    path: Path
+    info: dict[str, Any]
+    table: pa.Table
+    tensors: Tensors
+
+
+def read_run(path: Path | str, verify: bool = True) -> Run:
+    """Read a run directory; with `verify`, every file must have the fingerprint that `run.json` states."""
+    path = Path(path)
+    info = _read_header(path)
+    files = info["files"]
+    for name, fingerprint in files.items():
+        where = path / name
+        if not where.resolve().is_relative_to(path.resolve()):
+            raise RunError(f"{path / HEADER} names a file outside the run: {name}")
+        if not where.is_file():
+            raise RunError(f"{where} is missing: the run is damaged")
+        if verify and sha256_of(where) != fingerprint:
+            raise RunError(f"{where} is not the file that {HEADER} describes: it is damaged or was changed")
+    tables = [_read_table(path / name) for name in files if name.startswith("rows/")]
+    try:
+        table = pa.concat_tables(tables) if tables else pa.table({})
+    except pa.ArrowException as error:
+        raise RunError(f"the parts of {path} do not have the same columns: {error}") from error
+    if table.num_rows != info["rows"]:
+        raise RunError(f"{path} has {table.num_rows} rows, {HEADER} says {info['rows']}: the run is damaged")
+    tensors = Tensors.of([path / name for name in files if name.startswith("tensors/")])
+    return Run(path, info, table, tensors)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    if not (path / HEADER).is_file():
+        raise RunError(f"{path} is not a run: it has no {HEADER}")
+    try:
+        info = json.loads((path / HEADER).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path / HEADER} is not readable JSON: {error}") from error
+    if not isinstance(info, dict) or not all(name in info for name in NEEDED):
+        raise RunError(f"{path / HEADER} is incomplete: it needs {', '.join(NEEDED)}")
+    if info["schema"] != SCHEMA:
+        raise RunError(f"{path} has schema {info['schema']!r}, this version reads {SCHEMA}")
+    return info
+
+
+def _read_table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise RunError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+def query_rows(path: Path | str, sql: str) -> pa.Table:
+    """DuckDB over the rows of a run, as table `rows`. A query sees nothing else: no files, no network, no variables."""
+    import duckdb
+
+    table = read_run(path).table
+    connection = duckdb.connect(":memory:")
+    try:
+        connection.register("rows", table)
+        connection.execute("set python_enable_replacements = false")
+        connection.execute("set enable_external_access = false")
+        connection.execute("set lock_configuration = true")
+        found = connection.sql(sql)
+        return pa.table({}) if found is None else found.to_arrow_table()
+    except duckdb.Error as error:
+        raise RunError(f"the query failed: {str(error).splitlines()[0]}") from error
+    finally:
+        connection.close()
