@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prooflens.certify import certify
     from prooflens.models import Transformer, load, pull
+    from prooflens.radius import radius
     from prooflens.regions import Ball, Paraphrases, Region
     from prooflens.results import Radii, Results
 
@@ -21,6 +22,7 @@ _HOMES = {
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
     "certify": "prooflens.certify",
+    "radius": "prooflens.radius",
     "Results": "prooflens.results",
     "Radii": "prooflens.results",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "certify",
     "load",
     "pull",
+    "radius",
 ]
 
 

@@ -142,7 +142,7 @@ def certify_question(question: Question, settings: Settings, tell: Progress) -> 
     board = _Board(tell, len(claims))
     evidence: dict[int, Evidence] = {}
     try:
-        for chunk in _chunks(problem, claims, settings.memory):
+        for chunk in chunks(problem, claims, settings.memory):
             evidence = {i: Evidence.about(claims[i]) for i in chunk}
             board.start(len(chunk))
             gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
@@ -191,7 +191,7 @@ def settle(
     return [item.outcome(problem) for item in evidence]
 
 
-def _chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
+def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
     """Claims of one depth together, as many as fit; numbers of them in `claims`."""
     numbers = CHUNK_NUMBERS if memory is None else min(CHUNK_NUMBERS, memory // 64)
     most = min(CHUNK_FUNCTIONALS, max(64, numbers // max(1, problem.region.n_factors)))

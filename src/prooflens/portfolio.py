@@ -205,12 +205,12 @@ class Evidence:
             zero = torch.zeros(problem.region.n_factors).to(problem.region.center)
             witness = Witness(problem.region.center, zero, self.claim.clean)
         attack = self.attack if witness is None else _least(witness.values)
-        engine = ("clean" if clean else ATTACK) if verdict is Verdict.FAILS else self._named()
+        engine = ("clean" if clean else ATTACK) if verdict is Verdict.FAILS else self.named()
         return Outcome(
             self.claim, verdict, self._bounds(), witness, self._reason(clean), engine, attack, self.seconds
         )
 
-    def _named(self) -> str:
+    def named(self) -> str:
         """The engines that the lower bounds are from; all that were asked where nothing is proved."""
         behind = dict.fromkeys(source[0].engine for source in self.sources if source is not None)
         if self.open or self.claim.tie is not None:
@@ -225,7 +225,7 @@ class Evidence:
             self.lower,
             self.upper,
             self.guarantee,
-            self._named(),
+            self.named(),
             self.seconds,
             lower_corner=_signs(torch.stack(corners)) if whole else None,
             lower_ledger=self._ledger(),
@@ -330,7 +330,7 @@ def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, s
         if item.missing() or item.guarantee is Guarantee.ESTIMATED
     ]
     budget = settings.budget or default_budget(problem)
-    budget = _part(budget, share)
+    budget = part_of(budget, share)
     if not targets or not (budget.samples or budget.restarts):
         return
     start = time.perf_counter()
@@ -345,7 +345,8 @@ def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, s
             item.attack = value if item.attack is None else min(item.attack, value)
 
 
-def _part(budget: Budget, share: float) -> Budget:
+def part_of(budget: Budget, share: float) -> Budget:
+    """A share of a budget, at least one of everything that it has."""
     if share == 1.0:
         return budget
     return Budget(*(min(whole, max(1, round(share * whole))) for whole in vars(budget).values()))
