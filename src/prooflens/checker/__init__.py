@@ -1,0 +1,13 @@
+"""An independent checker of run directories: numpy, python-flint, pyarrow and safetensors; nothing of the engines.
+
+`check(run, weights)` recomputes every fingerprint, and says of every row one of four words:
+
+- `re-proved`: an own proof of the verdict (layer 0: `first_layer`; queries about weights: `claims`);
+- `witness confirmed`: the stored point is in the region, and the network in ball arithmetic breaks the claim there;
+- `not checkable`: nothing is wrong, but the row's proof is not one that this checker can repeat;
+- `WRONG`: a fingerprint, a bound, a verdict or a witness is contradicted.
+"""
+
+from prooflens.checker.run import WORDS, Finding, Report, check
+
+__all__ = ["WORDS", "Finding", "Report", "check"]

@@ -1,0 +1,278 @@
+"""A model from its weight folder, without torch: config.json and safetensors, its fingerprint, and its forward pass.
+
+The forward pass is in Arb balls, with more bits the deeper it goes, so its values contain those of the network over
+the reals. Four Hugging Face layouts and prooflens' own are read; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flint import arb, arb_mat, ctx
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Array = NDArray[np.float64]
+Balls = NDArray[Any]
+"""numpy arrays of Arb balls."""
+Tensors = dict[str, NDArray[Any]]
+
+_DEFAULTS: dict[str, Any] = json.loads(
+    '{"norm_kind": "layer", "norm_place": "post", "norm_eps": 1e-5, "n_kv_heads": null, "d_head": null, "d_out": null,'
+    '"gated": false, "causal": false, "rope_theta": null, "relative_buckets": null, "relative_max_distance": 128,'
+    '"pool": "none", "pooler": false, "d_vocab": null, "context": null, "position_offset": 0}'
+)
+_KEYS = ("n_layers", "n_heads", "d_model", "activation", "norm_eps", "context")
+# Per family: its names of _KEYS; where its blocks are; its names of our parts; what is always so.
+_FAMILIES = """
+bert | num_hidden_layers num_attention_heads hidden_size hidden_act layer_norm_eps max_position_embeddings
+ | encoder.layer | q attention.self.query k attention.self.key v attention.self.value o attention.output.dense
+ norm1 attention.output.LayerNorm up intermediate.dense down output.dense norm2 output.LayerNorm | {}
+
+mpnet | num_hidden_layers num_attention_heads hidden_size hidden_act layer_norm_eps max_position_embeddings
+ | encoder.layer | q attention.attn.q k attention.attn.k v attention.attn.v o attention.attn.o
+ norm1 attention.LayerNorm up intermediate.dense down output.dense norm2 output.LayerNorm | {"relative_buckets": 32}
+
+gpt2 | n_layer n_head n_embd activation_function layer_norm_epsilon n_positions
+ | h | q attn.c_attn k attn.c_attn v attn.c_attn o attn.c_proj up mlp.c_fc down mlp.c_proj norm1 ln_1 norm2 ln_2
+ | {"norm_place": "pre", "causal": true}
+
+llama | num_hidden_layers num_attention_heads hidden_size hidden_act rms_norm_eps max_position_embeddings
+ | layers | q self_attn.q_proj k self_attn.k_proj v self_attn.v_proj o self_attn.o_proj
+ gate mlp.gate_proj up mlp.up_proj down mlp.down_proj norm1 input_layernorm norm2 post_attention_layernorm
+ | {"norm_place": "pre", "causal": true, "norm_kind": "rms", "gated": true}
+"""
+
+
+def _convert(config: dict[str, Any], state: Tensors, pool: str | None) -> tuple[dict[str, Any], Tensors]:
+    """Architecture and canonical names of a Hugging Face folder."""
+    family = str(config.get("model_type"))
+    known = {text.split()[0]: text.split("|") for text in _FAMILIES.strip().split("\n\n")}
+    if family not in known:
+        raise ValueError(f"model type {family!r} is not known to the checker")
+    keys, blocks, parts = (part.strip() for part in known[family][1:4])
+    constants = json.loads(known[family][4])
+    trunk = {"gpt2": "transformer.", "llama": "model."}.get(family, f"{family}.")
+    decoder, names = constants.get("causal", False), parts.split()
+    head = "lm_head.weight" in state or any(name.startswith(trunk) for name in state)
+    head = head if decoder else "classifier.weight" in state
+    state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
+    arch: dict[str, Any] = {"family": family, **dict(zip(_KEYS, map(config.get, keys.split()), strict=True))}
+    act = str(arch["activation"])
+    arch |= constants | {
+        "activation": {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(act, act)
+    }
+    pooler = not decoder and "pooler.dense.weight" in state and (head or pool is None)
+    where = {"gpt2": {"final_norm": "ln_f"}, "llama": {"final_norm": "norm"}}.get(
+        family,
+        {
+            "embed.norm": "embeddings.LayerNorm",
+            "pooler": "pooler.dense" if pooler else "",
+            "head": "classifier",
+        },
+    )
+    for layer in range(arch["n_layers"]):
+        for ours, theirs in zip(names[::2], names[1::2], strict=True):
+            where[f"blocks.{layer}.{ours}"] = f"{blocks}.{layer}.{theirs}"
+    both = [(f"{a}.{kind}", f"{b}.{kind}") for a, b in where.items() for kind in ("weight", "bias")]
+    held = {ours: state[theirs] for ours, theirs in both if theirs in state}
+    for ours, options in {
+        "tokens": "wte embed_tokens word",
+        "positions": "wpe position",
+        "types": "token_type",
+    }.items():
+        for name in options.split():
+            held |= {
+                f"embed.{ours}": t
+                for n, t in state.items()
+                if n in (f"{name}.weight", f"embeddings.{name}_embeddings.weight")
+            }
+    if family == "gpt2":  # transposed matrices; queries, keys and values in one
+        for name in [name for name in held if name.startswith("blocks.")]:
+            part = "qkv".find(name.split(".")[2])
+            held[name] = (held[name] if part < 0 else np.split(held[name], 3, axis=-1)[part]).T
+    if family == "mpnet":
+        held["relative_bias"] = state["encoder.relative_attention_bias.weight"]
+        arch["position_offset"] = int(config.get("pad_token_id") or 1) + 1
+        arch["context"] -= arch["position_offset"]
+    if family == "llama":
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        arch["rope_theta"] = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+        arch |= {
+            "d_head": config.get("head_dim"),
+            "n_kv_heads": config.get("num_key_value_heads") or arch["n_heads"],
+        }
+    if decoder and head and not config.get("tie_word_embeddings", family == "gpt2"):
+        held["head.weight"] = state["lm_head.weight"]
+    arch |= {"d_ff": held["blocks.0.up.weight"].shape[0], "d_vocab": held["embed.tokens"].shape[0]}
+    arch["d_out"] = (arch["d_vocab"] if decoder else held["head.weight"].shape[0]) if head else None
+    if not decoder:
+        arch |= {"pooler": pooler, "pool": "first" if pooler or head else (pool or "none")}
+    return arch, held
+
+
+_ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
+    "relu": lambda v: v.max(arb(0)),
+    "gelu": lambda v: v / 2 * (1 + (v / arb(2).sqrt()).erf()),
+    "gelu_tanh": lambda v: v / 2 * (1 + ((2 / arb.pi()).sqrt() * (v + arb("0.044715") * v**3)).tanh()),
+    "silu": lambda v: v / (1 + (-v).exp()),
+    "tanh": arb.tanh,
+}
+
+
+def _each(function: Callable[[arb], arb], x: Balls) -> Balls:
+    return np.asarray(np.frompyfunc(function, 1, 1)(x), dtype=object)
+
+
+def _product(x: Balls, y: Balls) -> Balls:
+    a, b = (arb_mat(*z.shape, [arb(v) for v in z.ravel().tolist()]) for z in (x, y))
+    return np.array((a * b).entries(), dtype=object).reshape(x.shape[0], y.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Architecture and canonical float64 weights."""
+
+    arch: dict[str, Any]
+    weights: dict[str, Array]
+
+    @classmethod
+    def read(cls, folder: Path) -> Network:
+        """The model of a folder."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        state = {
+            name: t
+            for path in sorted(folder.glob("model*.safetensors"))
+            for name, t in load_file(path).items()
+        }
+        if config.get("model_type") == "prooflens":
+            arch, held = config["architecture"], state
+        else:
+            pooling, pool = folder / "1_Pooling" / "config.json", None
+            if pooling.is_file():
+                pool = "mean" if json.loads(pooling.read_text()).get("pooling_mode_mean_tokens") else "first"
+            arch, held = _convert(config, state, pool)
+        return cls(_DEFAULTS | arch, {n: np.ascontiguousarray(t, dtype=np.float64) for n, t in held.items()})
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""
+        digest = hashlib.sha256(json.dumps(self.arch, sort_keys=True).encode())
+        for name, tensor in sorted(self.weights.items()):
+            digest.update(f"\0{name}\0{tensor.shape}\0".encode() + tensor.astype("<f8", copy=False).tobytes())
+        return digest.hexdigest()
+
+    @property
+    def head_dim(self) -> int:
+        """d_h."""
+        return int(self.arch["d_head"] or self.arch["d_model"] // self.arch["n_heads"])
+
+    def mask(self, n: int) -> NDArray[np.bool_]:
+        """[i, j]: whether query i may attend to key j."""
+        return np.tril(np.ones((n, n), bool)) if self.arch["causal"] else np.ones((n, n), bool)
+
+    def rotary(self, n: int) -> tuple[Array, Array, Array] | None:
+        """RoPE's cosines and sines [n, d_h], each frequency twice, and their radius: one unit of float32.
+
+        They are constants that the network makes in float32, and libraries differ in their last place.
+        """
+        if self.arch["rope_theta"] is None:
+            return None
+        share = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
+        power = np.power(self.arch["rope_theta"], share.astype(np.float64)).astype(np.float32)
+        angles = np.tile(
+            np.outer(np.arange(n, dtype=np.float32), np.float32(1.0) / power).astype(np.float64), 2
+        )
+        return np.cos(angles), np.sin(angles), np.full(angles.shape, 2.0**-23)
+
+    def score_bias(self, n: int) -> Array:
+        """MPNet's relative position bias [H, n, n], 0 for other models."""
+        if self.arch["relative_buckets"] is None:
+            return np.zeros((self.arch["n_heads"], n, n))
+        half = self.arch["relative_buckets"] // 2
+        exact = half // 2
+        relative = np.arange(n)[None, :] - np.arange(n)[:, None]
+        distance = np.abs(relative)
+        reach = np.float32(math.log(self.arch["relative_max_distance"] / exact))
+        far = (
+            np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+            / reach
+            * np.float32(half - exact)
+        )
+        bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(int), half - 1))
+        return np.moveaxis(self.weights["relative_bias"][bucket + half * (relative > 0)], 2, 0)
+
+    def run(
+        self, points: list[Balls], layers: Iterable[int], output: bool = False
+    ) -> list[dict[int | str, Balls]]:
+        """At points [S, d]: the scores [H, S, S] of some layers and, if asked for, the "logits" that claims read."""
+        wanted, n, d = set(layers), points[0].shape[0], self.head_dim
+        last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
+        pre, act = self.arch["norm_place"] == "pre", _ACTIVATIONS[self.arch["activation"]]
+        found: list[dict[int | str, Balls]] = [{} for _ in points]
+        with ctx.workprec(128 + 40 * last):
+            x = np.concatenate(points)
+            for layer in range(last + 1):
+                block = f"blocks.{layer}"
+                z = self._norm(f"{block}.norm1", x) if pre else x
+                q, k = (self._heads(self._affine(f"{block}.{name}", z), len(points)) for name in "qk")
+                for b, values in enumerate(found):
+                    products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
+                    values[layer] = np.array(products) * d**-0.5 + self.score_bias(n)
+                if layer == last and not output:
+                    break
+                v = self._heads(self._affine(f"{block}.v", z), len(points), turn=False)
+                mixed = [self._attend(values[layer], v[b]) for b, values in enumerate(found)]
+                x = x + self._affine(f"{block}.o", np.concatenate(mixed))
+                x = x if pre else self._norm(f"{block}.norm1", x)
+                z = self._norm(f"{block}.norm2", x) if pre else x
+                hidden = _each(act, self._affine(f"{block}.{'gate' if self.arch['gated'] else 'up'}", z))
+                hidden = hidden * self._affine(f"{block}.up", z) if self.arch["gated"] else hidden
+                x = x + self._affine(f"{block}.down", hidden)
+                x = x if pre else self._norm(f"{block}.norm2", x)
+            for b, values in enumerate(found if output else []):
+                values["logits"] = self._read_out(x[b * n : (b + 1) * n])
+        return found
+
+    def _affine(self, name: str, x: Balls) -> Balls:
+        return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)
+
+    def _norm(self, name: str, x: Balls) -> Balls:
+        m = x - x.sum(-1, keepdims=True) / x.shape[-1] if self.arch["norm_kind"] == "layer" else x
+        n = _each(arb.rsqrt, (m * m).sum(-1, keepdims=True) / x.shape[-1] + self.arch["norm_eps"])
+        return m * n * self.weights.get(f"{name}.weight", 1.0) + self.weights.get(f"{name}.bias", 0.0)
+
+    def _heads(self, x: Balls, batch: int, turn: bool = True) -> Balls:
+        """[B·S, G·d_h] to [B, H, S, d_h], with RoPE."""
+        x = x.reshape(batch, len(x) // batch, -1, self.head_dim).swapaxes(1, 2)
+        tables = self.rotary(x.shape[2]) if turn else None
+        if tables is not None:
+            cos, sin = (np.frompyfunc(arb, 2, 1)(table, tables[2]) for table in tables[:2])
+            half = self.head_dim // 2
+            x = x * cos + np.concatenate((-x[..., half:], x[..., :half]), -1) * sin
+        return x.repeat(self.arch["n_heads"] // x.shape[1], axis=1)
+
+    def _attend(self, a: Balls, v: Balls) -> Balls:
+        shift = np.array([[max(float(s.mid()) for s in row) for row in head] for head in a])[..., None]
+        e = _each(arb.exp, a - shift) * self.mask(a.shape[-1])
+        s = e / e.sum(-1, keepdims=True)
+        return np.concatenate([_product(s[h], v[h]) for h in range(len(s))], axis=-1)
+
+    def _read_out(self, x: Balls) -> Balls:
+        if self.arch["norm_place"] == "pre":
+            x = self._norm("final_norm", x)
+        pool, n = self.arch["pool"], len(x)
+        x = x.sum(0, keepdims=True) * (1.0 / n) if pool == "mean" else x[:1] if pool == "first" else x[-1:]
+        if self.arch["pooler"]:
+            x = _each(arb.tanh, self._affine("pooler", x))
+        if self.arch["d_out"] is not None:
+            tied = "head.weight" not in self.weights
+            x = _product(x, self.weights["embed.tokens"].T) if tied else self._affine("head", x)
+        return np.asarray(x[0])

@@ -1,0 +1,295 @@
+"""Reading a run directory, and judging its rows one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from flint import arb
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from prooflens.checker.claims import Functional, bounds, value
+from prooflens.checker.first_layer import FirstLayer
+from prooflens.checker.network import Balls, Network
+
+WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
+BATCH = 8
+"""Points that go through the network together."""
+
+Row = dict[str, Any]
+_balls = np.frompyfunc(arb, 1, 1)
+
+
+class WrongError(Exception):
+    """What contradicts the run."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One of the four words about a row, and why."""
+
+    row: int
+    status: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found: problems of the run as a whole, and a finding per row."""
+
+    problems: list[str]
+    findings: list[Finding]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows got each word."""
+        found = Counter(finding.status for finding in self.findings)
+        return {word: found[word] for word in WORDS}
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is WRONG."""
+        return not self.problems and not self.counts["WRONG"]
+
+
+def check(run: Path, weights: Path) -> Report:
+    """Check a run directory against the folder of the model's weights."""
+    try:
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        for name, digest in info["files"].items():
+            _need(hashlib.sha256((run / name).read_bytes()).hexdigest() == digest, f"{name} was changed")
+        tables = [pq.read_table(run / name) for name in info["files"] if name.startswith("rows/")]
+        rows: list[Row] = pa.concat_tables(tables).to_pylist() if tables else []
+        tensors: dict[str, Any] = {}
+        for name in info["files"]:
+            tensors |= load_file(run / name) if name.startswith("tensors/") else {}
+        net = Network.read(weights)
+        stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
+        _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
+        _need(
+            [row["row"] for row in rows] == list(range(info["rows"])), "rows are missing or numbered wrongly"
+        )
+        return Report([], _Checker(net, tensors).judge_all(rows))
+    except (
+        WrongError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        pa.ArrowException,
+        SafetensorError,
+    ) as error:
+        return Report([f"WRONG: {error or type(error).__name__}"], [])
+
+
+def _need(condition: object, otherwise: str) -> None:
+    if not condition:
+        raise WrongError(otherwise)
+
+
+class _Checker:
+    """The rows of one run."""
+
+    def __init__(self, net: Network, tensors: dict[str, Any]) -> None:
+        self.net, self.tensors = net, tensors
+        self.first: dict[int, FirstLayer] = {}
+        self.values: dict[tuple[int, str], list[arb]] = {}
+        self.clean: dict[int, dict[int | str, Balls]] = {}
+
+    def judge_all(self, rows: list[Row]) -> list[Finding]:
+        """A finding per row."""
+        claimed = [row | {"claim": json.loads(row["claim"])} for row in rows if row.get("claim")]
+        for region in {row["region_id"] for row in claimed}:
+            asked = [f for row in claimed if row["region_id"] == region for f in row["claim"]["functionals"]]
+            center = _balls(self.tensors[f"region/{region}/center"])
+            self.clean[region] = self.net.run([center], *_reads(asked))[0]
+        self._run_points(claimed)
+        found = {row["row"]: Finding(row["row"], *self._word(row)) for row in claimed}
+        return [found.get(i, Finding(i, "not checkable", "no claim is stored")) for i in range(len(rows))]
+
+    def _word(self, row: Row) -> tuple[str, str]:
+        try:
+            return self._judge(row)
+        except WrongError as error:
+            return "WRONG", str(error)
+
+    def _run_points(self, rows: list[Row]) -> None:
+        """The functionals at witnesses, and at the corner of the weakest functional where that may refute a bound."""
+        jobs: dict[tuple[frozenset[int], bool], list[tuple[Row, str, Balls]]] = {}
+        for row in rows:
+            functionals = row["claim"]["functionals"]
+            layers, output = _reads(functionals)
+            for kind in ("witness_alpha", "ledger/corner", "lower_corner"):
+                alpha = self.tensors.get(f"row/{row['row']}/{kind}")
+                # Margins at layer 0 get corners of the checker's own.
+                own = layers != {0} or all(t[1] == "score" for f in functionals for t in f["terms"])
+                if alpha is not None and functionals and not (kind == "lower_corner" and own):
+                    alpha = alpha if alpha.ndim == 1 else alpha[self._weakest(row)]
+                    listed = jobs.setdefault((layers, output), [])
+                    listed.append((row, kind, self._point(row["region_id"], alpha)))
+        for (layers, output), listed in jobs.items():
+            for start in range(0, len(listed), BATCH):
+                batch = listed[start : start + BATCH]
+                found = self.net.run([point for *_, point in batch], layers, output)
+                for (row, kind, _), values in zip(batch, found, strict=True):
+                    self.values[row["row"], kind] = [value(f, values) for f in row["claim"]["functionals"]]
+
+    def _weakest(self, row: Row) -> int:
+        return int(np.argmin(self.tensors[f"row/{row['row']}/lower"]))
+
+    def _point(self, region: int, alpha: Any) -> Balls:
+        """c + Gα."""
+        center = self.tensors[f"region/{region}/center"]
+        radius = self.tensors.get(f"region/{region}/radius")
+        if radius is None:
+            move = np.tensordot(_balls(alpha), _balls(self.tensors[f"region/{region}/generators"]), 1)
+        else:
+            move = np.zeros(center.shape, dtype=object)
+            move[radius > 0] = _balls(alpha) * radius[radius > 0]
+        return np.asarray(_balls(center) + move)
+
+    def _judge(self, row: Row) -> tuple[str, str]:
+        functionals = row["claim"]["functionals"]
+        low, high = (self.tensors[f"row/{row['row']}/{side}"] for side in ("lower", "upper"))
+        self._consistent(row, functionals, low, high)
+        clean = [value(f, self.clean[row["region_id"]]) for f in functionals]
+        for v, stored in zip(clean, row["claim"]["clean"], strict=True):
+            _need(
+                abs(float(v) - stored) <= 1e-6 * (1 + abs(stored)), "the clean values are not the network's"
+            )
+        known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
+        for values in [clean, *known] if row["guarantee"] == "proved" else []:
+            for f, a, b, v in zip(functionals, low, high, values or clean, strict=True):
+                _need(
+                    v.upper() >= a and v.lower() <= b,
+                    f"{f['name']} takes the value {float(v):.6g}, outside its bounds",
+                )
+        if row["verdict"] == "fails":
+            return self._witness(row, functionals)
+        if row["guarantee"] != "proved" or row["verdict"] == "estimated":
+            return "not checkable", "an estimate"
+        return self._prove(row, functionals, low, high)
+
+    def _consistent(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> None:
+        """The table, the tensors, the claim and the verdict must say the same."""
+        _need(
+            len(low) == len(high) == len(functionals) and np.all(low <= high),
+            "the bounds do not fit the claim",
+        )
+        for column, bound in (("lower", low), ("upper", high)):
+            stored = float(bound.min()) if len(bound) and np.isfinite(bound.min()) else None
+            _need(row[column] == stored, f"column {column} is not the stored bound")
+        radius = self.tensors.get(f"region/{row['region_id']}/radius")
+        eps = None if radius is None else float(radius.max())
+        _need(row["eps"] == eps, "the region does not have the stated ε")
+        place = [row[column] for column in ("layer", "head", "position")]
+        same = place[0] is None or all(term[2:5] == place for f in functionals for term in f["terms"])
+        _need(same, "the claim is about another row of attention")
+        if match := re.fullmatch(r"top(\d+)", row["query"]):
+            _need(
+                self._same_margins(row, functionals, int(match[1])),
+                "the claim does not ask for the clean margins",
+            )
+        holds = row["claim"]["tie"] is None and all(
+            _met(f, a, b) for f, a, b in zip(functionals, low, high, strict=True)
+        )
+        says = {"holds": holds, "unknown": not holds}.get(row["verdict"], True)
+        _need(says, f"the verdict {row['verdict']!r} does not follow from the stored bounds")
+        if row["attack"] is not None and row["guarantee"] == "proved" and len(low):
+            _need(row["attack"] >= low.min() - 1e-9, "the attack reached a value below the lower bound")
+
+    def _same_margins(self, row: Row, functionals: list[Functional], k: int) -> bool:
+        """A top-k claim is the margins of the clean top k over all other keys that take part."""
+        size = len(self.tensors[f"region/{row['region_id']}/center"])
+        keys = np.flatnonzero(self.net.mask(size)[row["position"]]).tolist()
+        if row["claim"]["tie"] is not None or len(keys) <= k:
+            return row["claim"]["tie"] is not None or not functionals
+        scores = self.clean[row["region_id"]].get(row["layer"])
+        if scores is None:
+            return False
+        order = sorted(keys, key=lambda j: -float(scores[row["head"], row["position"], j]))
+        terms = [
+            f["terms"]
+            for f in functionals
+            if [t[:2] for t in f["terms"]] == [[1.0, "score"], [-1.0, "score"]]
+        ]
+        return {(t[0][5], t[1][5]) for t in terms} == set(itertools.product(order[:k], order[k:]))
+
+    def _witness(self, row: Row, functionals: list[Functional]) -> tuple[str, str]:
+        name, region = f"row/{row['row']}", f"region/{row['region_id']}"
+        values = self.values.get((row["row"], "witness_alpha"))
+        _need(values is not None, "a failing claim needs a witness")
+        alpha, x = self.tensors[f"{name}/witness_alpha"], self.tensors[f"{name}/witness"]
+        _need(np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
+        if f"{region}/A_eq" in self.tensors:  # constraints are met up to the tolerance of the search
+            over = self.tensors[f"{region}/A_ub"] @ alpha - self.tensors[f"{region}/b_ub"]
+            off = self.tensors[f"{region}/A_eq"] @ alpha - self.tensors[f"{region}/b_eq"]
+            _need(np.all(over <= 1e-8) and np.all(np.abs(off) <= 1e-8), "the witness breaks the constraints")
+        for a, b in zip(self._point(row["region_id"], alpha).ravel(), x.ravel().tolist(), strict=True):
+            _need(abs(a - b) < 1e-9 * (1 + abs(b)), "the stored witness is not the point of its factors")
+        for f, v in zip(functionals, values or (), strict=True):
+            if (f["sense"] == ">0" and v <= 0) or (f["sense"] == ">=0" and v < 0):
+                return "witness confirmed", f"{f['name']} is {float(v):.6g}, claimed {f['sense']}"
+        _need(any(v.lower() < 0 for v in values or ()), "the witness does not break the claim")
+        return "not checkable", "the ball around the witness's value contains 0"
+
+    def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
+        note, region, proved, weakest = self._ledger(row, low), row["region_id"], [], np.inf
+        if region not in self.first:
+            radius = self.tensors.get(f"region/{region}/radius")
+            if radius is None:
+                radius = np.abs(self.tensors[f"region/{region}/generators"]).sum(0) * (1.0 + 1e-12)
+            self.first[region] = FirstLayer(self.net, self.tensors[f"region/{region}/center"], radius)
+        for f, a, b in zip(functionals, low, high, strict=True):
+            least, most, reached = bounds(f, self.first[region])
+            _need(not (reached < a or most < a or least > b), f"the bounds of {f['name']} are contradicted")
+            proved.append(least >= a and most <= b if f["sense"] == "range" else _met(f, least, most))
+            weakest = min(weakest, least)
+        if row["verdict"] != "holds":
+            return "not checkable", "unknown: nothing is claimed"
+        if all(proved):
+            return "re-proved", f"own bound {weakest:.6g}" if functionals else "true by the mask"
+        return "not checkable", note or (
+            "the checker's bounds are weaker" if weakest > -np.inf else "beyond layer 0"
+        )
+
+    def _ledger(self, row: Row, low: Any) -> str:
+        """Of a ledger: f ≥ value − Σ penalty, penalties ≥ 0, and the value bounds f at its corner from below."""
+        name, k = f"row/{row['row']}/ledger", self._weakest(row) if len(low) else 0
+        if f"{name}/corner" not in self.tensors:
+            return ""
+        corner, at_corner, penalty = (
+            self.tensors[f"{name}/{part}"] for part in ("corner", "value", "penalty")
+        )
+        _need(np.all(np.abs(corner) <= 1.0), "the ledger's corner lies outside the region")
+        _need(np.all(penalty >= 0.0), "a penalty of the ledger is negative")
+        size = np.abs(at_corner) + penalty.sum(-1)
+        _need(np.all(low <= at_corner - penalty.sum(-1) + 1e-12 * (1.0 + size)), "the ledger does not add up")
+        _need(
+            at_corner[k] <= self.values[row["row"], "ledger/corner"][k].upper(),
+            "the ledger's value is too high",
+        )
+        return "sum and corner value confirmed; curvature not re-proved"
+
+
+def _met(functional: Functional, low: float, high: float) -> bool:
+    """Whether bounds show what the functional's sense asks for."""
+    if functional["sense"] == "range":
+        return bool(np.isfinite(low) and np.isfinite(high))
+    return bool(low > 0 if functional["sense"] == ">0" else low >= 0)
+
+
+def _reads(functionals: list[Functional]) -> tuple[frozenset[int], bool]:
+    """Which layers' scores functionals read, and whether they read the output."""
+    terms = [term for f in functionals for term in f["terms"]]
+    return frozenset(t[2] for t in terms if t[1] != "logit"), any(t[1] == "logit" for t in terms)

@@ -1,0 +1,234 @@
+"""The checker on honest runs, and on runs that were tampered with in ways that hashes alone cannot show."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import prooflens as pl
+from prooflens.checker import WORDS, check
+from prooflens.models.load import EMBEDDED
+
+PACKAGE = Path(pl.__file__).parent
+TOY = PACKAGE / "models" / "embedded" / "toy"
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the toy model with verdicts of every kind."""
+    run = tmp_path_factory.mktemp("runs") / "toy"
+    model = pl.load("toy")
+    queries = ["top1", "rank2", "mass>=0.2", "entropy<=1.3", "entropy"]
+    pl.certify(model, model.example(0), pl.Ball(0.1), "0-1", queries=queries).save(run)
+    return run
+
+
+@pytest.fixture
+def copy(honest: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(honest, tmp_path / "run"))
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(run / "rows").to_pylist()
+    return rows
+
+
+def rehash(run: Path) -> None:
+    """What a careful forger does last."""
+    info = json.loads((run / "run.json").read_text())
+    info["files"] = {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in info["files"]}
+    (run / "run.json").write_text(json.dumps(info))
+
+
+def edit(run: Path, change: Callable[[list[dict[str, Any]], dict[str, Any]], int]) -> int:
+    """Change rows and tensors, write them back with fresh hashes; the row that was changed."""
+    table = pq.read_table(next((run / "rows").iterdir()))
+    tensors = load_file(next((run / "tensors").iterdir()))
+    rows = table.to_pylist()
+    changed = change(rows, tensors)
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), next((run / "rows").iterdir()))
+    save_file(tensors, next((run / "tensors").iterdir()))
+    rehash(run)
+    return changed
+
+
+def first(rows: list[dict[str, Any]], **wanted: object) -> int:
+    return next(i for i, row in enumerate(rows) if all(row[k] == v for k, v in wanted.items()))
+
+
+def test_an_honest_run_has_nothing_wrong(honest: Path) -> None:
+    report = check(honest, TOY)
+    rows = rows_of(honest)
+    assert report.ok
+    assert {finding.status for finding in report.findings} <= set(WORDS)
+    pairs = list(zip(rows, report.findings, strict=True))
+    assert all(finding.status == "witness confirmed" for row, finding in pairs if row["verdict"] == "fails")
+    provable = [
+        f for row, f in pairs if row["verdict"] == "holds" and row["layer"] == 0 and row["query"] != "entropy"
+    ]
+    # The engine writes out the whole Hessian of so small a model; the checker's curvature is coarser.
+    assert sum(finding.status == "re-proved" for finding in provable) >= 0.9 * len(provable)
+
+
+@pytest.mark.parametrize("part", ["rows", "tensors"])
+def test_one_flipped_bit_is_caught(copy: Path, part: str) -> None:
+    path = next((copy / part).iterdir())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    report = check(copy, TOY)
+    assert not report.ok
+    assert path.name in report.problems[0]
+
+
+def test_changed_weights_are_caught(honest: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TOY, tmp_path / "weights"))
+    state = load_file(folder / "model.safetensors")
+    name = sorted(state)[0]
+    changed = state[name].copy()
+    changed.flat[0] = np.nextafter(changed.flat[0], np.inf)
+    save_file(state | {name: changed}, folder / "model.safetensors")
+    assert "fingerprint" in check(honest, folder).problems[0]
+
+
+def test_a_missing_run_or_folder_is_wrong_not_a_traceback(honest: Path, tmp_path: Path) -> None:
+    assert not check(tmp_path, TOY).ok
+    assert not check(honest, tmp_path).ok
+
+
+def _raise_bound(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    """A margin that is proved, but not by as much."""
+    i = first(rows, query="top1", verdict="holds", layer=0)
+    k = int(np.argmin(tensors[f"row/{i}/lower"]))
+    tensors[f"row/{i}/lower"][k] = 0.5 * (rows[i]["lower"] + rows[i]["clean"])
+    rows[i]["lower"] = float(tensors[f"row/{i}/lower"].min())
+    return i
+
+
+def _turn_verdict(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    """A failing margin with bounds that say it holds, its witness removed."""
+    i = first(rows, query="top1", verdict="fails", layer=0)
+    tensors[f"row/{i}/lower"][:] = 1e-6
+    rows[i] |= {"verdict": "holds", "lower": 1e-6, "attack": None}
+    for name in [name for name in tensors if name.startswith(f"row/{i}/witness")]:
+        del tensors[name]
+    return i
+
+
+def _verdict_only(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="unknown")
+    rows[i]["verdict"] = "holds"
+    return i
+
+
+def _mass_bound(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="mass>=0.2", verdict="holds", layer=0)
+    tensors[f"row/{i}/lower"][:] = rows[i]["lower"] = rows[i]["clean"] - 1e-3
+    return i
+
+
+def _table_only(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="holds", layer=0)
+    rows[i]["lower"] *= 1.01
+    return i
+
+
+def _witness_outside(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="fails")
+    tensors[f"row/{i}/witness_alpha"] *= 1.5
+    center, radius = tensors["region/0/center"], tensors["region/0/radius"]
+    tensors[f"row/{i}/witness"] = center + radius * tensors[f"row/{i}/witness_alpha"].reshape(center.shape)
+    return i
+
+
+def _witness_moved(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="fails")
+    tensors[f"row/{i}/witness"] += 1e-3
+    return i
+
+
+def _harmless_witness(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="fails", layer=0)
+    tensors[f"row/{i}/witness_alpha"] *= 0.0
+    tensors[f"row/{i}/witness"] = tensors["region/0/center"]
+    return i
+
+
+def _larger_eps(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="holds")
+    rows[i]["eps"] *= 2.0
+    return i
+
+
+def _margin_left_out(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    i = first(rows, query="top1", verdict="holds", layer=0)
+    claim = json.loads(rows[i]["claim"])
+    k = int(np.argmin(tensors[f"row/{i}/lower"]))
+    del claim["functionals"][k], claim["clean"][k]
+    for side in ("lower", "upper"):
+        tensors[f"row/{i}/{side}"] = np.delete(tensors[f"row/{i}/{side}"], k)
+        rows[i][side] = float(tensors[f"row/{i}/{side}"].min())
+    rows[i]["claim"] = json.dumps(claim)
+    return i
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _raise_bound,
+        _turn_verdict,
+        _verdict_only,
+        _mass_bound,
+        _table_only,
+        _witness_outside,
+        _witness_moved,
+        _harmless_witness,
+        _larger_eps,
+        _margin_left_out,
+    ],
+    ids=lambda change: change.__name__.strip("_"),
+)
+def test_edits_with_fresh_hashes_are_caught_by_mathematics(
+    copy: Path, change: Callable[[list[dict[str, Any]], dict[str, Any]], int]
+) -> None:
+    row = edit(copy, change)
+    report = check(copy, TOY)
+    assert not report.problems
+    assert [finding.row for finding in report.findings if finding.status == "WRONG"] == [row]
+
+
+def test_a_ledger_must_add_up(copy: Path) -> None:
+    """A ledger on a margin beyond layer 0: consistent it stays `not checkable`, inconsistent it is WRONG."""
+
+    def write(shift: float) -> int:
+        def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+            i = first(rows, query="mass>=0.2", verdict="holds", layer=1)
+            low, p = tensors[f"row/{i}/lower"], tensors["region/0/radius"].size
+            tensors[f"row/{i}/ledger/corner"] = np.zeros((len(low), p))
+            tensors[f"row/{i}/ledger/value"] = low + 1e-3 - shift
+            tensors[f"row/{i}/ledger/penalty"] = np.full((len(low), 4), 2.5e-4)
+            return i
+
+        return edit(copy, change)
+
+    i = write(0.0)
+    found = check(copy, TOY).findings[i]
+    assert found.status == "not checkable"
+    assert "curvature not re-proved" in found.note
+    write(1e-6)
+    assert check(copy, TOY).findings[i].status == "WRONG"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_fingerprint_is_the_models(name: str) -> None:
+    from prooflens.checker.network import Network
+
+    assert Network.read(PACKAGE / "models" / "embedded" / name).sha256 == pl.load(name).sha256
