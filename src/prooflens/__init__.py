@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prooflens.certify import certify
+    from prooflens.circuits import circuit
     from prooflens.models import Transformer, load, pull
     from prooflens.radius import radius
     from prooflens.regions import Ball, Paraphrases, Region
@@ -22,7 +23,9 @@ _HOMES = {
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
     "certify": "prooflens.certify",
+    "circuit": "prooflens.circuits",
     "radius": "prooflens.radius",
+    "report": "prooflens.report",
     "Results": "prooflens.results",
     "Radii": "prooflens.results",
 }
@@ -36,9 +39,11 @@ __all__ = [
     "Transformer",
     "__version__",
     "certify",
+    "circuit",
     "load",
     "pull",
     "radius",
+    "report",
 ]
 
 

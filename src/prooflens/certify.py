@@ -107,9 +107,10 @@ def ask(
     queries: str | Query | Sequence[str | Query] = ("top1",),
     device: str | None = None,
     positions: Sequence[Token] | None = None,
+    source: str | None = None,
 ) -> Question:
     """Bind queries to a prompt in a model; nothing is proved yet."""
-    source = source_of(model)
+    source = source or source_of(model)
     model = load(model) if device is None else load(model).to(checked_device(device))
     prompt = as_prompt(model, prompt)
     place = as_region(region, prompt)

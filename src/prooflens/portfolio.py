@@ -214,7 +214,7 @@ class Evidence:
         """The engines that the lower bounds are from; all that were asked where nothing is proved."""
         behind = dict.fromkeys(source[0].engine for source in self.sources if source is not None)
         if self.open or self.claim.tie is not None:
-            return "+".join(self.engines) or "none"
+            return "+".join(self.engines) or ("none" if self.attack is None else ATTACK)
         return "+".join(behind) or "mask"
 
     def _bounds(self) -> Bounds:

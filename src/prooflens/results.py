@@ -257,7 +257,7 @@ class Results(Frame):
         self.outcomes = list(outcomes)
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], subject: Subject) -> Results:
+    def of(cls, outcomes: Sequence[Outcome], subject: Subject) -> Self:
         """A table of outcomes about one subject."""
         size = len(outcomes)
         places = [claim_place(o.claim) for o in outcomes]
@@ -269,7 +269,7 @@ class Results(Frame):
             "eps": [subject.eps] * size,
             "engine": [o.engine for o in outcomes],
             "verdict": [o.verdict.value for o in outcomes],
-            "guarantee": [o.bounds.guarantee.value for o in outcomes],
+            "guarantee": [_guarantee(o) for o in outcomes],
             "lower": [finite(o.lower) for o in outcomes],
             "upper": [finite(o.upper) for o in outcomes],
             "clean": [finite(o.clean) for o in outcomes],
@@ -284,7 +284,7 @@ class Results(Frame):
         }
         return cls(pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS), subject, outcomes)
 
-    def _take(self, keep: list[int]) -> Results:
+    def _take(self, keep: list[int]) -> Self:
         outcomes = [self.outcomes[i] for i in keep] if self.outcomes else []
         return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject, outcomes)
 
@@ -330,7 +330,7 @@ class Results(Frame):
         save(self, path, configuration)
 
     @property
-    def weakest(self) -> Results:
+    def weakest(self) -> Self:
         """The row that is closest to failing: the weakest verdict, then the smallest bound."""
         verdicts, lowers = (self.table.column(name).to_pylist() for name in ("verdict", "lower"))
 
@@ -339,6 +339,12 @@ class Results(Frame):
             return STRENGTH.index(Verdict(verdicts[i])), -math.inf if low is None else low
 
         return self._take([min(range(len(self)), key=strength)])
+
+
+def _guarantee(outcome: Outcome) -> str:
+    """What the bounds are worth; `none` where there are no bounds, as after an attack alone."""
+    bounded = outcome.verdict is Verdict.HOLDS or math.isfinite(outcome.lower) or math.isfinite(outcome.upper)
+    return outcome.bounds.guarantee.value if bounded else "none"
 
 
 def _top(claim: Claim) -> int | None:

@@ -6,26 +6,33 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from prooflens import __version__
 from prooflens.cli import checks as _checks
 from prooflens.cli import models as _models
-from prooflens.cli.common import app
+from prooflens.cli import prove as _prove
+from prooflens.cli import runs as _runs
+from prooflens.cli import view as _view
+from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
 
 __all__ = ["app", "main"]
 
-del _checks, _models  # importing them is what enters their commands
+del _checks, _models, _prove, _runs, _view  # importing them is what enters their commands
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on stderr and exit code 1, never a traceback."""
+    """Entry point: an error, ours or of the arguments, is one line on stderr and exit code 1, never a traceback."""
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="prooflens", standalone_mode=False))
     except ProoflensError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        message = str(error)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer raises for arguments that do not parse
+            raise
+        message = error.format_message()
+    say(f"error: {message}", error=True)
+    sys.exit(1)
 
 
 def _version(wanted: bool) -> None:

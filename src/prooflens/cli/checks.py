@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json, progress_bar
+from prooflens.cli.common import Json, app, print_json
+from prooflens.progress import shown
 
 
 @app.command()
@@ -26,7 +27,7 @@ def soundness(
     """Random models, regions and queries: attack every proved bound. Exit code 3 if one is broken."""
     from prooflens.soundness import run
 
-    with progress_bar(not as_json) as report:
+    with shown(not as_json) as report:
         found = run(cases, seed, engine, seconds=3600.0 * hours, progress=report)
     if as_json:
         print_json(found.to_dict())

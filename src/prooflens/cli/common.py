@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     name="prooflens",
@@ -23,21 +25,28 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 
 
-@contextmanager
-def progress_bar(enabled: bool) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on stderr, as the callback that long jobs take."""
-    console = Console(stderr=True)
-    if not (enabled and console.is_terminal):
-        yield lambda stage, share: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
-
-
 def print_json(document: dict[str, Any]) -> None:
     """The one document of `--json`."""
     sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """A table on stdout; numbers short, nothing as a dash."""
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    Console().print(table)
+
+
+def cell(value: object) -> str:
+    """A value as tables show it."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def say(text: str, error: bool = False) -> None:
+    """A line, as it is, on stdout or stderr."""
+    Console(stderr=error).print(text, markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json, progress_bar
+from prooflens.cli.common import Json, app, print_json
+from prooflens.progress import shown
 
 
 @app.command()
@@ -38,7 +39,7 @@ def pull(
     from prooflens.models import load
     from prooflens.models.pull import pull as fetch
 
-    with progress_bar(not as_json) as report:
+    with shown(not as_json) as report:
         folder = fetch(name, report)
     model = load(folder)
     if as_json:
@@ -64,7 +65,7 @@ def train(
     """Train one of our own models by its recipe; deterministic for a seed."""
     from prooflens.models.train import train as fit
 
-    with progress_bar(not as_json) as report:
+    with shown(not as_json) as report:
         trained = fit(name, seed, data, report, out)
     if as_json:
         print_json({"name": name, "seed": seed, "folder": str(trained.folder), "accuracy": trained.accuracy})
@@ -82,7 +83,7 @@ def show(
     """Print a model: architecture, parameters, fingerprint."""
     from prooflens.models import load
 
-    with progress_bar(not as_json) as report:
+    with shown(not as_json) as report:
         model = load(name, report)
     if as_json:
         print_json(

@@ -73,8 +73,10 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
     try:
         return load_folder(pull(name, progress), name)
     except ModelError as error:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ModelError(
-            f"{name!r} is neither a folder nor one of {', '.join(known)}, and {error}"
+            f"{name!r} is neither a folder nor one of {', '.join(known)}, and {error}{hint}"
         ) from error
 
 
