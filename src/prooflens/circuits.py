@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -54,7 +55,8 @@ class CircuitResults(Results):
     def _split(self, whole: bool) -> Results:
         names = self.table.column("circuit").to_pylist()
         kept = [i for i, name in enumerate(names) if (name is not None) is whole]
-        return Results(self.table.take(kept), self.subject, [self.outcomes[i] for i in kept])
+        outcomes = [self.outcomes[i] for i in kept] if self.outcomes else []
+        return Results(self.table.take(pa.array(kept, pa.int64())), self.subject, outcomes)
 
     @property
     def verdict(self) -> Verdict:

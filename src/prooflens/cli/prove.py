@@ -205,10 +205,10 @@ def radius(
     as_json: Json = False,
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
+    options = dict(locals())
     from prooflens.certificate.record import save_frame
     from prooflens.radius import radius as search
 
-    options = dict(locals())
     with shown(not as_json) as tell:
         held, prompt = _input(options, tell)
         found = search(
@@ -258,10 +258,10 @@ def circuit(
     as_json: Json = False,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole ball, and which part is the weakest link?"""
+    options = dict(locals())
     from prooflens.circuits import circuit as settle
     from prooflens.regions import Ball
 
-    options = dict(locals())
     with shown(not as_json) as tell:
         held, prompt = _input(options, tell)
         found = settle(

@@ -1,0 +1,184 @@
+"""certify, radius, circuit, attack and query: one JSON document, exit codes, errors of one line, resuming."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prooflens import cli
+from prooflens.certificate import read_run
+from prooflens.cli.prove import parse_memory
+from prooflens.errors import EngineError
+
+CONTRACT = {
+    *("model", "model_sha256", "tokens", "layer", "head", "position", "query", "region", "eps"),
+    *("engine", "verdict", "guarantee", "lower", "upper", "clean", "attack", "ms"),
+}
+FAST = ("--budget", "100/3/15")
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return invoke
+
+
+def test_certify_prints_one_document(call: Call) -> None:
+    code, out, err = call("certify", "toy", "--layer", "0", "--eps", "0.05", "--json", *FAST)
+    document = json.loads(out)
+    assert set(document) == {"rows", "summary"}
+    assert len(document["rows"]) == document["summary"]["rows"] == 8
+    assert all(set(row) >= CONTRACT for row in document["rows"])
+    assert document["summary"]["fails"] > 0
+    assert code == 3
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--heads", "0.1", "--positions", "-1", "--eps", "0.01"), 0),
+        (("--heads", "1", "--eps", "0.01", "--engine", "interval", "--budget", "0/0/0"), 2),
+        (("--heads", "1.0", "--positions", "3", "--eps", "0.05", "--engine", "jacobian"), 2),
+        (("--layer", "0", "--eps", "0.2"), 3),
+        (("--layer", "0", "--eps", "0"), 1),
+    ],
+)
+def test_exit_codes(call: Call, arguments: tuple[str, ...], code: int) -> None:
+    budget = () if "--budget" in arguments else FAST
+    assert call("certify", "toy", *arguments, *budget)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("certify toy", "--eps"),
+        ("certify toy --eps x", "--eps"),
+        ("certify toy --eps nan", "positive finite"),
+        ("certify toy --eps -1", "positive finite"),
+        ("certify toi --eps 1", "did you mean 'toy'?"),
+        ("certify toy --eps 1 --heads 0.9", "did you mean '0.1'?"),
+        ("certify toy --eps 1 --query tpo1", "did you mean 'top1'?"),
+        ("certify toy --eps 1 --tokens 9", "there is no token 9"),
+        ("certify toy --eps 1 --tokens y1", "did you mean 'x1'?"),
+        ("certify toy --eps 1 --engine layr0", "did you mean 'layer0'?"),
+        ("certify toy --eps 1 --memory lots", "8GB"),
+        ("certify toy --eps 1 --sample 99", "examples 0"),
+        ("certify toy --eps 1 --text hello", "--sample"),
+        ("certify toy --eps 1 --text a --sample 1", "not both"),
+        ("certify toy --eps 1 --resume", "-o RUN/"),
+        ("certfy toy", "certify"),
+        ("radius toy --query entropy", "has no radius"),
+        ("circuit toy 0.1,0.9 --eps 1", "did you mean '0.1'?"),
+        ("query nowhere 1", "not a run"),
+    ],
+)
+def test_errors_are_one_line(call: Call, empty_home: Path, arguments: str, message: str) -> None:
+    code, out, err = call(*arguments.split())
+    assert code == 1
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    certify = ("certify", "toy", "--eps", "0.05", *FAST, "-o", run)
+    code, out, _ = call(*certify, "--layer", "0")
+    assert code == 3
+    assert f"written to {run}" in out.replace("\n", "")
+    assert call(*certify, "--layer", "0")[0] == 1
+    assert call(*certify, "--heads", "0-1", "--resume", "--json")[0] == 3
+    found = read_run(run)
+    assert found.table.num_rows == 16
+    assert len(found.info["files"]) == 4
+    assert found.info["configuration"]["command"].startswith("prooflens certify toy --eps 0.05")
+    code, out, _ = call(
+        "query", run, "select layer, count(*) as n from rows group by all order by all", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["rows"] == [{"layer": 0, "n": 8}, {"layer": 1, "n": 8}]
+    assert "layer" in call("query", run, "select layer from rows limit 1")[1]
+    again = call(*certify, "--heads", "0-1", "--resume", "--json")
+    assert len(json.loads(again[1])["rows"]) == 16
+    assert read_run(run).table.num_rows == 16
+
+
+def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["prooflens.certify"]
+    gather = module.gather
+
+    def impatient(problem: object, evidence: list[object], settings: object) -> None:
+        if evidence[0].claim.rows[0].layer == 1:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        gather(problem, evidence, settings)
+
+    monkeypatch.setattr(module, "gather", impatient)
+    run = str(tmp_path / "run")
+    certify = ("certify", "toy", "--eps", "0.05", *FAST, "-o", run)
+    code, _, err = call(*certify)
+    assert code == 130
+    assert "8 of 16 claims" in err
+    assert "--resume" in err
+    kept = read_run(run)
+    assert kept.table.num_rows == 8
+    assert not kept.info["complete"]
+    monkeypatch.setattr(module, "gather", gather)
+    call(*certify, "--resume")
+    assert read_run(run).table.num_rows == 16
+    assert read_run(run).info["complete"]
+
+
+def test_attack_only_breaks(call: Call) -> None:
+    code, out, _ = call("attack", "toy", "--layer", "1", "--eps", "0.05", "--json", *FAST)
+    assert code == 3
+    assert {row["verdict"] for row in json.loads(out)["rows"]} == {"fails", "unknown"}
+
+
+def test_radius(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call(
+        "radius", "toy", "--query", "0.1:top1@-1", "--json", "-o", str(tmp_path / "run"), *FAST
+    )
+    (row,) = json.loads(out)["rows"]
+    assert code == 0
+    assert 0 < row["certified"] < row["attack"]
+    assert read_run(tmp_path / "run").info["kind"] == "radii"
+    assert "0.1@3" in call("radius", "toy", "--query", "0.1:top1@-1", "--per-token", *FAST)[1]
+
+
+def test_circuit(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "circuit.json").write_text('{"nodes": {"a0.h0": {"in_graph": true}, "m0": true}}')
+    code, out, _ = call("circuit", "toy", str(tmp_path / "circuit.json"), "--eps", "0.01", "--json", *FAST)
+    document = json.loads(out)
+    assert code == 0
+    assert document["summary"]["circuit"] == "holds"
+    assert document["summary"]["weakest"] == "0.0:top1@3"
+    code, out, _ = call("circuit", "toy", "0.0,1.1", "--eps", "0.05", "-o", str(tmp_path / "run"), *FAST)
+    assert code == 3
+    assert "weakest link: 1.1:top1@3" in out
+    assert read_run(tmp_path / "run").table.column("circuit").to_pylist()[:2] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("100", 100), (None, None)],
+)
+def test_memory(text: str | None, value: int | None) -> None:
+    assert parse_memory(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0", "-1GB", "8QB", "nan"])
+def test_no_memory(text: str) -> None:
+    with pytest.raises(EngineError, match="no amount of memory"):
+        parse_memory(text)

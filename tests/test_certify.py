@@ -1,0 +1,242 @@
+"""`certify`: verdicts that agree with brute force, the portfolio's order, honesty about estimates, interruptions."""
+
+import math
+
+import pytest
+import torch
+
+import prooflens as pl
+from prooflens.certify import Interrupted, settle
+from prooflens.engines import Guarantee, Problem, get_engine
+from prooflens.engines.attack import Budget
+from prooflens.errors import EngineError, ProoflensError, QueryError
+from prooflens.models import Transformer
+from prooflens.outcomes import Verdict
+from prooflens.portfolio import ATTACK, PORTFOLIO, Evidence, Stage, equipped, stages_of
+from prooflens.queries import parse_query
+from prooflens.regions import Paraphrases
+
+SMALL = Budget(200, 4, 20)
+QUERIES = ["top1", "mass>=0.2", "entropy", "entropy<=1.3"]
+
+
+@pytest.fixture(scope="module")
+def toy() -> Transformer:
+    return pl.load("toy")
+
+
+@pytest.fixture(scope="module")
+def found(toy: Transformer) -> pl.Results:
+    return pl.certify(toy, toy.example(0), pl.Ball(0.05), heads="0-1", queries=QUERIES, budget=SMALL)
+
+
+def test_one_row_per_head_position_and_query(found: pl.Results) -> None:
+    assert len(found) == 2 * 2 * 4 * len(QUERIES)
+    assert len(found.keys) == len(found)
+    assert sum(found.counts.values()) == len(found)
+    assert found.counts["holds"]
+    assert found.counts["fails"]
+    assert not found.counts["estimated"]
+
+
+def test_verdicts_agree_with_samples(toy: Transformer, found: pl.Results) -> None:
+    """No sampled point breaks what holds; every witness lies in the ball and breaks its claim in the model."""
+    region = pl.Ball(0.05).around(toy.example(0))
+    points, _ = region.sample(500, seed=7)
+    scores = {layer: toy.scores(points, layer) for layer in (0, 1)}
+    for outcome in found.outcomes:
+        row = outcome.claim.rows[0]
+        values = {row: scores[row.layer][:, row.head, row.position]}
+        if outcome.verdict is Verdict.HOLDS and not outcome.claim.wants_range:
+            assert bool(outcome.claim.holds_on(values).all())
+        functionals = outcome.claim.values(values)
+        assert bool((functionals >= outcome.bounds.lower - 1e-12).all())
+        assert bool((functionals <= outcome.bounds.upper + 1e-12).all())
+        if outcome.verdict is Verdict.FAILS:
+            assert outcome.witness is not None
+            assert region.contains(outcome.witness.x)
+            there = toy.scores(outcome.witness.x, row.layer)[row.head, row.position]
+            assert not bool(outcome.claim.holds_on({row: there}))
+
+
+def test_rows_are_sandwiched(found: pl.Results) -> None:
+    for row in found.rows:
+        if row["attack"] is not None and row["lower"] is not None:
+            assert row["lower"] <= row["attack"] <= row["clean"] + 1e-12
+        if row["verdict"] == "fails":
+            assert row["attack"] <= 0
+        if row["verdict"] == "holds" and row["query"] == "top1":
+            assert row["lower"] > 0
+
+
+def test_a_larger_ball_proves_no_more(toy: Transformer, found: pl.Results) -> None:
+    larger = pl.certify(toy, toy.example(0), pl.Ball(0.1), heads="0-1", queries=QUERIES, budget=SMALL)
+    assert found.keys == larger.keys
+    held = {key(row) for row in found.rows if row["verdict"] == "holds"}
+    assert {key(row) for row in larger.rows if row["verdict"] == "holds"} <= held
+
+
+def key(row: dict[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in ("layer", "head", "position", "query"))
+
+
+def test_cheap_engines_decide_first(found: pl.Results) -> None:
+    """Layer 0 never needs a deep engine, and nothing after the engine that decided is asked."""
+    shallow = found.sel(layer=0)
+    assert {row["engine"] for row in shallow.rows} <= {"layer0", "attack", "layer0+interval", "clean"}
+    for row in found.sel(layer=1, verdict="holds").rows:
+        assert row["engine"] in {"interval", "cpz", "taylor", "interval+cpz", "taylor+cpz", "interval+taylor"}
+
+
+def test_portfolio_is_data() -> None:
+    names = [stage.engine for stage in PORTFOLIO]
+    assert names[0] == "layer0"
+    assert names.count(ATTACK) == 2
+    assert names[-1] == ATTACK
+    assert stages_of("cpz") == (Stage("cpz"), Stage(ATTACK))
+
+
+def test_an_estimate_is_never_a_proof(toy: Transformer) -> None:
+    res = pl.certify(toy, toy.example(0), pl.Ball(0.05), layer=1, engine="jacobian", budget=SMALL)
+    assert res.counts["holds"] == 0
+    assert res.counts["estimated"] > 0
+    assert {row["guarantee"] for row in res.rows} == {"estimated"}
+
+
+def test_the_attack_alone_proves_nothing(toy: Transformer) -> None:
+    res = pl.certify(toy, toy.example(0), pl.Ball(0.05), layer=1, engine="attack", budget=SMALL)
+    assert res.counts["holds"] == res.counts["estimated"] == 0
+    assert res.counts["fails"] > 0
+    assert all(row["lower"] is None and row["attack"] is not None for row in res.rows)
+    assert {row["guarantee"] for row in res.rows} == {"none"}
+
+
+def test_an_engine_that_cannot_answer_says_so(toy: Transformer) -> None:
+    with pytest.raises(EngineError, match="layer 0 only"):
+        pl.certify(toy, toy.example(0), pl.Ball(0.05), layer=1, engine="layer0")
+
+
+def test_clean_failures_and_ties(toy: Transformer) -> None:
+    prompt = toy.example(0)
+    res = pl.certify(toy, prompt, pl.Ball(1e-3), layer=0, queries="mass>=0.99")
+    assert res.verdict is Verdict.FAILS
+    assert {row["engine"] for row in res.rows} == {"clean"}
+    assert res.witness is not None
+    assert torch.equal(res.witness.x, prompt.x)
+    tied = pl.certify(toy, torch.zeros_like(prompt.x), pl.Ball(1e-3), layer=0, budget=SMALL)
+    assert tied.counts["unknown"] == len(tied)
+    assert "tie" in tied.rows[0]["reason"]
+
+
+def test_true_by_the_mask_alone() -> None:
+    model = pl.load("toy-induction")
+    res = pl.certify(model, model.example(0).x[:1], pl.Ball(0.1), layer=0, budget=SMALL)
+    assert res.verdict is Verdict.HOLDS
+    assert {row["engine"] for row in res.rows} == {"mask"}
+    assert res.rows[0]["lower"] is None
+
+
+def test_ways_to_say_the_same(toy: Transformer) -> None:
+    prompt = toy.example(0)
+    ball = pl.Ball(0.02)
+    one = pl.certify("toy", prompt, ball, heads="1.0", positions=[-1], budget=SMALL)
+    two = pl.certify(toy, prompt.x, ball.around(prompt), queries=["1.0:top1@-1"], budget=SMALL)
+    three = pl.certify(toy, prompt, ball, heads=["1.0"], queries=[parse_query("top1@3")], budget=SMALL)
+    for other in (two, three):
+        assert [key(row) for row in one.rows] == [key(row) for row in other.rows]
+        assert one.bound == other.bound
+
+
+def test_outputs_and_paraphrases(toy: Transformer) -> None:
+    prompt = toy.example(0)
+    res = pl.certify(toy, prompt, pl.Ball(1e-3), queries="argmax", budget=SMALL)
+    assert len(res) == 1
+    assert res.rows[0]["layer"] is None
+    near = prompt.x + 1e-3 * torch.randn(prompt.x.shape, generator=torch.Generator().manual_seed(0)).double()
+    hull = Paraphrases([prompt.x, near], convex=True)
+    res = pl.certify(toy, prompt, hull, layer=0, budget=SMALL)
+    assert res.rows[0]["eps"] is None
+    assert res.verdict is Verdict.HOLDS
+
+
+def test_the_seed_decides(toy: Transformer) -> None:
+    runs = [
+        pl.certify(toy, toy.example(0), pl.Ball(0.05), layer=1, engine="attack", seed=s, budget=SMALL)
+        for s in (1, 1)
+    ]
+    assert [row["attack"] for row in runs[0].rows] == [row["attack"] for row in runs[1].rows]
+
+
+def test_interruption_keeps_what_is_done(toy: Transformer) -> None:
+    def impatient(stage: str, share: float) -> None:
+        if share >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stop:
+        pl.certify(toy, toy.example(0), pl.Ball(0.05), heads="0-1", budget=SMALL, progress=impatient)
+    kept = stop.value.results
+    assert {row["layer"] for row in kept.rows} == {0}
+    assert len(kept) == 8
+    rest = pl.certify(
+        toy, toy.example(0), pl.Ball(0.05), heads="0-1", budget=SMALL, skip=kept.keys, engine="interval"
+    )
+    assert {row["layer"] for row in rest.rows} == {1}
+
+
+def test_settle_wants_a_proof(toy: Transformer) -> None:
+    problem = Problem(toy, pl.Ball(0.02).around(toy.example(0)))
+    claims = parse_query("top1").bind(problem.setting([0]))
+    with pytest.raises(EngineError, match="only estimates"):
+        settle(problem, claims, get_engine("jacobian"))
+    assert all(o.bounds.guarantee is Guarantee.PROVED for o in settle(problem, claims, get_engine("layer0")))
+
+
+def test_contradicting_bounds_are_an_error(toy: Transformer) -> None:
+    problem = Problem(toy, pl.Ball(0.02).around(toy.example(0)))
+    (claim, *_) = parse_query("top1").bind(problem.setting([0]))
+    evidence = Evidence.about(claim)
+    bounds = settle(problem, [claim], get_engine("layer0"))[0].bounds
+    chosen = list(range(len(claim.functionals)))
+    evidence.learn(chosen, bounds, 0)
+    with pytest.raises(EngineError, match="contradict"):
+        evidence.learn(
+            chosen, type(bounds)(bounds.upper + 1, bounds.upper + 2, bounds.guarantee, "x", 0.0), 0
+        )
+
+
+def test_engines_take_the_fields_they_have() -> None:
+    engine = get_engine("attack")
+    assert equipped(engine, seed=3, memory=5, progress=None).seed == 3  # type: ignore[attr-defined]
+    assert equipped(engine, memory=5) is engine
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": "0.9"}, "did you mean '0.1'"),
+        ({"heads": "0.1", "layer": 0}, "not both"),
+        ({"queries": []}, "no query"),
+        ({"queries": "tpo1"}, "did you mean 'top1'"),
+        ({"engine": "layr0"}, "did you mean 'layer0'"),
+        ({"budget": "larger0"}, "did you mean 'layer0'"),
+        ({"budget": "1/2"}, "samples/restarts/steps"),
+        ({"device": "quantum"}, "cannot be used"),
+        ({"positions": ["x9"]}, "did you mean"),
+        ({"positions": [9]}, "there is no token 9"),
+    ],
+)
+def test_mistakes_get_a_suggestion(toy: Transformer, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ProoflensError, match=message):
+        pl.certify(toy, toy.example(0), pl.Ball(0.1), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, math.nan, math.inf])
+def test_bad_radii(toy: Transformer, eps: float) -> None:
+    with pytest.raises(ProoflensError, match="positive finite"):
+        pl.certify(toy, toy.example(0), pl.Ball(eps))
+
+
+def test_argmax_over_a_vocabulary_is_refused(toy: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(__import__("sys").modules["prooflens.certify"], "MOST_OUTPUTS", 1)
+    with pytest.raises(QueryError, match="too large"):
+        pl.certify(toy, toy.example(0), pl.Ball(0.1), queries="argmax")
