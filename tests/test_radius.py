@@ -29,7 +29,7 @@ def test_proved_below_and_broken_above(toy: Transformer, found: pl.Radii) -> Non
     for row in found.rows[::5]:
         query = f"{row['layer']}.{row['head']}:{row['query']}@{row['position']}"
         assert 0 < row["certified"] < row["attack"]
-        below = pl.certify(toy, toy.example(0), pl.Ball(row["certified"]), queries=query, engine="layer0")
+        below = pl.certify(toy, toy.example(0), pl.Ball(row["certified"]), queries=query, budget=SMALL)
         assert below.verdict is Verdict.HOLDS
         above = pl.certify(
             toy,

@@ -63,7 +63,7 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("taylor", DEEPER),
-    Stage("cpz", DEEPER, small_only=True),
+    Stage("cpz", small_only=True),
     Stage("crown", DEEPER),
     Stage(ATTACK),
 )

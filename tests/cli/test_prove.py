@@ -9,7 +9,7 @@ import pytest
 
 from prooflens import cli
 from prooflens.certificate import read_run
-from prooflens.cli.prove import parse_memory
+from prooflens.cli.options import parse_memory
 from prooflens.errors import EngineError
 
 CONTRACT = {
@@ -144,6 +144,24 @@ def test_attack_only_breaks(call: Call) -> None:
     code, out, _ = call("attack", "toy", "--layer", "1", "--eps", "0.05", "--json", *FAST)
     assert code == 3
     assert {row["verdict"] for row in json.loads(out)["rows"]} == {"fails", "unknown"}
+
+
+def test_compare(call: Call) -> None:
+    arguments = ("compare", "toy", "--layer", "0", "--eps", "0.02", *FAST)
+    code, out, _ = call(
+        *arguments, "--engine", "layer0", "--engine", "interval", "--engine", "jacobian", "--json"
+    )
+    layer0, interval, jacobian, attack = json.loads(out)["rows"]
+    assert code == 0
+    assert layer0["holds"] >= interval["holds"]
+    assert layer0["gap"] < interval["gap"]
+    assert layer0["tightest"] > interval["tightest"]
+    assert jacobian["holds"] is None
+    assert jacobian["estimated"] is not None
+    assert attack["engine"] == "attack"
+    code, out, _ = call("compare", "toy", "--layer", "1", "--eps", "0.02", "--engine", "layer0", *FAST)
+    assert "layer 0 only" in out
+    assert call(*arguments, "--engine", "layr0")[0] == 1
 
 
 def test_radius(call: Call, tmp_path: Path) -> None:

@@ -30,14 +30,15 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table on stdout; numbers short, nothing as a dash."""
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+def print_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """A table on stdout; numbers short, nothing as a dash. In a file it is as wide as it needs to be."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
-    Console().print(table)
+    console = Console()
+    Console(width=None if console.is_terminal else 240).print(table)
 
 
 def cell(value: object) -> str:
