@@ -1,18 +1,18 @@
-"""Commands that look at runs: check, report."""
+"""Commands that look at what was found: check, report, demo."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json
+from prooflens.cli.common import Json, app, print_json, say
 from prooflens.errors import RunError
 
 CLAIMED = (
@@ -55,6 +55,28 @@ def check(
         raise typer.Exit(3)
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories about one model and prompt.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures as SVG, and PNG where chromium is installed.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML file with pictures of what runs proved and broke."""
+    from prooflens.report import gather, render, write_figures
+
+    data = gather(*runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(render(data), encoding="utf-8")
+    pictures = write_figures(data, figures) if figures is not None else []
+    if as_json:
+        print_json({"report": str(out), "figures": [str(path) for path in pictures], "counts": data.counts})
+    else:
+        say(str(out))
+
+
 def _print_check(problems: list[str], counts: dict[str, int], findings: list[tuple[int, str, str]]) -> None:
     console = Console()
     for problem in problems:
@@ -90,3 +112,77 @@ def _weights_of(run: Path) -> Path:
         if folder is not None and (folder / "config.json").is_file():
             return folder
     raise RunError(f"the weights of {name} are not here: give their folder with --weights")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the run and the report.")] = Path(
+        "demo"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Certify an embedded model, check the certificate, break a claim, map radii, write a report; no download."""
+    from prooflens.demo import SHOWN, run_demo
+
+    made = run_demo(out)
+    results = made.results[SHOWN]
+    if as_json:
+        print_json(
+            {
+                "model_sha256": made.model.sha256,
+                "rows": [row for found in made.results.values() for row in found.rows],
+                "radii": made.radii.rows,
+                "checked": made.checked.counts,
+                "run": str(made.run),
+                "report": str(made.page),
+            }
+        )
+        return
+    console = Console()
+    table = Table(title=f"{made.model.name}: is the same token attended most on the whole ball ε={SHOWN:g}?")
+    for column in ("row", "clean margin", "proved margin", "verdict", "why"):
+        table.add_column(column)
+    for row in results.rows:
+        numbers = (f"{row[name]:.3f}" if row[name] is not None else "–" for name in ("clean", "lower"))
+        table.add_row(
+            f"{row['layer']}.{row['head']}@{row['position']}", *numbers, row["verdict"], row["reason"]
+        )
+    console.print(table)
+    for eps, found in made.results.items():
+        say(f"ε={eps:g}: " + ", ".join(f"{n} {verdict}" for verdict, n in found.counts.items() if n))
+    _print_witness(made)
+    console.print(_radius_table(made.radii.rows))
+    say(f"checked without the engines: {', '.join(f'{n} {word}' for word, n in made.checked.counts.items())}")
+    say(f"certificate: {made.run}")
+    say(str(made.page))
+
+
+def _print_witness(made: Any) -> None:
+    for found in made.results.values():
+        for outcome in found.outcomes:
+            if outcome.witness is not None:
+                far = float((outcome.witness.x - found.subject.region.center).abs().max())
+                worst = float(outcome.witness.values.min())
+                say(
+                    f"witness for {outcome.claim}: moves no coordinate by more than {far:.4g}, margin {worst:.4g}"
+                )
+                return
+
+
+def _radius_table(rows: list[dict[str, Any]]) -> Table:
+    """Layer × head: the proved and the broken radius of the weakest row."""
+    heads = sorted({row["head"] for row in rows})
+    table = Table(
+        "layer", *(f"head {head}" for head in heads), title="proved radius < true radius < broken radius"
+    )
+    for layer in sorted({row["layer"] for row in rows}):
+        cells = []
+        for head in heads:
+            here = [row for row in rows if (row["layer"], row["head"]) == (layer, head)]
+            proved = min(
+                (row["certified"] for row in here if row["certified"] is not None), default=float("inf")
+            )
+            broken = min((row["attack"] for row in here if row["attack"] is not None), default=float("inf"))
+            cells.append(f"{proved:.3g} … {broken:.3g}")
+        table.add_row(str(layer), *cells)
+    return table

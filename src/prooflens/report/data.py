@@ -1,0 +1,272 @@
+"""From results, radii and run directories to what a report shows. Sections appear only where their data is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from prooflens.errors import RunError
+from prooflens.report.attention import AttentionHead, attention_heads
+from prooflens.report.source import Source, read_source
+
+if TYPE_CHECKING:
+    from prooflens.results import Frame
+
+Row = dict[str, Any]
+Key = tuple[int, int, int, str]
+"""Layer, head, position, query."""
+
+MOST_ROWS = 20_000
+"""So many rows are put into the file, the weakest first; a note says how many more the run has."""
+
+MOST_CURVES = 60
+VERDICTS = ("holds", "fails", "unknown", "estimated")
+
+
+@dataclass(frozen=True)
+class RadiusCell:
+    """A head's radii for one query: of its weakest row. None: nothing proved, or nothing broken."""
+
+    layer: int
+    head: int
+    query: str
+    certified: float | None
+    attack: float | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One row of attention at several radii: (ε, proved lower bound, attained by the attack)."""
+
+    key: Key
+    clean: float | None
+    points: tuple[tuple[float, float | None, float | None], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a circuit."""
+
+    layer: int
+    head: int
+    position: int
+    query: str
+    verdict: str
+    lower: float | None
+    clean: float | None
+
+
+@dataclass(frozen=True)
+class CircuitGraph:
+    """A circuit: its query, its verdict, its parts, and which of them is the weakest link."""
+
+    name: str
+    verdict: str
+    eps: float | None
+    parts: tuple[Part, ...]
+    weakest: int
+
+
+@dataclass(frozen=True)
+class TokenRadius:
+    """What is proved when only one token moves, and how far the nearest other token of the vocabulary is."""
+
+    token: str
+    certified: float | None
+    attack: float | None
+    nearest: float | None = None
+    neighbour: str | None = None
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that a report shows. Empty parts have no section."""
+
+    model: str
+    model_sha256: str
+    text: str | None
+    tokens: tuple[str, ...]
+    regions: tuple[str, ...]
+    engines: tuple[str, ...]
+    guarantees: tuple[str, ...]
+    counts: dict[str, int]
+    commands: tuple[str, ...]
+    verdicts: tuple[Row, ...] = ()
+    radii: tuple[Row, ...] = ()
+    left_out: int = 0
+    radius_map: tuple[RadiusCell, ...] = ()
+    attention: tuple[AttentionHead, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    circuits: tuple[CircuitGraph, ...] = ()
+    strip: tuple[TokenRadius, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def gather(*found: Frame | Path | str) -> ReportData:
+    """The data of a report about one model and prompt, from `Results`, `Radii` and run directories."""
+    if not found:
+        raise RunError("a report needs at least one result or run directory")
+    sources = [read_source(item) for item in found]
+    first = sources[0]
+    for other in sources[1:]:
+        if (other.model_sha256, other.tokens) != (first.model_sha256, first.tokens):
+            raise RunError(
+                f"a report is about one model and prompt: {other.name} has others than {first.name}"
+            )
+    verdict_sources = [s for s in sources if s.kind == "verdicts"]
+    radius_sources = [s for s in sources if s.kind == "radii"]
+    verdicts = _table([s.table for s in verdict_sources], VERDICT_COLUMNS)
+    radii = _table([s.table for s in radius_sources], RADIUS_COLUMNS)
+    rows = _rows(verdicts, "lower")
+    radius_rows = _rows(radii, "certified")
+    left = verdicts.num_rows + radii.num_rows - len(rows) - len(radius_rows)
+    everything = [*verdict_sources, *radius_sources]
+    return ReportData(
+        model=first.model,
+        model_sha256=first.model_sha256,
+        text=first.text,
+        tokens=first.tokens,
+        regions=_distinct(s.region for s in everything),
+        engines=_distinct(e for s in everything for e in s.distinct("engine")),
+        guarantees=_distinct(g for s in verdict_sources for g in s.distinct("guarantee")),
+        counts=_counts(verdicts),
+        commands=_distinct(s.command for s in everything if s.command),
+        verdicts=tuple(rows),
+        radii=tuple(radius_rows),
+        left_out=left,
+        radius_map=_radius_map(radii, verdicts),
+        attention=attention_heads([s for s in verdict_sources if not s.circuit]),
+        curves=_curves(verdicts),
+        circuits=tuple(_circuit(s) for s in verdict_sources if s.circuit),
+        strip=_strip(radii, first),
+        notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
+    )
+
+
+VERDICT_COLUMNS = (
+    "layer", "head", "position", "query", "eps", "verdict", "guarantee", "lower", "attack", "clean", "engine",
+    "reason", "circuit",
+)  # fmt: skip
+RADIUS_COLUMNS = ("layer", "head", "position", "query", "token", "certified", "attack", "clean", "engine")
+
+
+def _distinct(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _table(tables: Sequence[pa.Table], columns: tuple[str, ...]) -> pa.Table:
+    kept = [table.select([c for c in columns if c in table.column_names]) for table in tables]
+    return pa.concat_tables(kept, promote_options="default") if kept else pa.table({c: [] for c in columns})
+
+
+def _rows(table: pa.Table, by: str) -> list[Row]:
+    """The weakest rows, as many as a page can hold."""
+    if table.num_rows > MOST_ROWS:
+        table = table.sort_by([(by, "ascending")]).slice(0, MOST_ROWS)
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _counts(table: pa.Table) -> dict[str, int]:
+    found = Counter(table.column("verdict").to_pylist())
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+
+def _radius_map(radii: pa.Table, verdicts: pa.Table) -> tuple[RadiusCell, ...]:
+    """Per head and query, the smallest radii of its rows; without radii, what verdicts at several ε say."""
+    cells: dict[tuple[int, int, str], list[tuple[float | None, float | None]]] = defaultdict(list)
+    if radii.num_rows:
+        names = ("layer", "head", "query", "token", "certified", "attack")
+        for layer, head, query, token, certified, attack in _columns(radii, names):
+            if layer is not None and token is None:
+                cells[layer, head, query].append((certified, attack))
+    if not cells and verdicts.num_rows:
+        tried: dict[Key, list[tuple[float, str]]] = defaultdict(list)
+        names = ("layer", "head", "position", "query", "eps", "verdict")
+        for layer, head, position, query, eps, verdict in _columns(verdicts, names):
+            if layer is not None and eps is not None:
+                tried[layer, head, position, query].append((eps, verdict))
+        for (layer, head, _, query), outcomes in tried.items():
+            broken = min((e for e, v in outcomes if v == "fails"), default=None)
+            proved = max((e for e, v in outcomes if v == "holds"), default=0.0)
+            cells[layer, head, query].append((proved, broken))
+    return tuple(RadiusCell(*place, *_weakest(found), len(found)) for place, found in sorted(cells.items()))
+
+
+def _weakest(found: list[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
+    """Of several rows the smallest proved and the smallest broken radius. A certified None has no end (by the mask)."""
+    certified = [c for c, _ in found if c is not None]
+    attacks = [a for _, a in found if a is not None]
+    proved = min(certified, default=math.inf)
+    return (proved if proved > 0.0 else None), min(attacks, default=None)
+
+
+def _columns(table: pa.Table, names: Sequence[str]) -> Iterable[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
+
+
+def _curves(verdicts: pa.Table) -> tuple[Curve, ...]:
+    """Rows that were asked at several radii."""
+    points: dict[Key, dict[float, tuple[float | None, float | None]]] = defaultdict(dict)
+    clean: dict[Key, float | None] = {}
+    names = ("layer", "head", "position", "query", "eps", "lower", "attack", "clean", "guarantee")
+    for layer, head, position, query, eps, lower, attack, value, guarantee in _columns(verdicts, names):
+        if layer is not None and eps is not None:
+            key = (layer, head, position, query)
+            points[key][eps] = (lower if guarantee == "proved" else None, attack)
+            clean[key] = value
+    several = [key for key, found in points.items() if len(found) > 1]
+
+    def interest(key: Key) -> tuple[bool, float]:
+        """Those whose proof ends within the radii first, then by clean margin."""
+        bounds = [low for low, _ in points[key].values() if low is not None]
+        crosses = bool(bounds) and min(bounds) <= 0.0 < max(bounds)
+        return not crosses, abs(clean[key] or 0.0)
+
+    several.sort(key=interest)
+    return tuple(
+        Curve(key, clean[key], tuple((eps, *points[key][eps]) for eps in sorted(points[key])))
+        for key in several[:MOST_CURVES]
+    )
+
+
+STRENGTH = {"fails": 0, "unknown": 1, "estimated": 2, "holds": 3}
+
+
+def _circuit(source: Source) -> CircuitGraph:
+    names = [c for c in VERDICT_COLUMNS if c in source.table.column_names]
+    rows = source.table.select(names).to_pylist()
+    whole = next(row for row in rows if row["circuit"] is not None)
+    parts = [row for row in rows if row["circuit"] is None and row["layer"] is not None]
+
+    def strength(i: int) -> tuple[int, float]:
+        lower = parts[i]["lower"]
+        return STRENGTH[parts[i]["verdict"]], -math.inf if lower is None else lower
+
+    weakest = min(range(len(parts)), key=strength, default=-1)
+    kept = ("layer", "head", "position", "query", "verdict", "lower", "clean")
+    made = tuple(Part(**{name: row[name] for name in kept}) for row in parts)
+    return CircuitGraph(whole["circuit"], whole["verdict"], whole["eps"], made, weakest)
+
+
+def _strip(radii: pa.Table, source: Source) -> tuple[TokenRadius, ...]:
+    """Per token, the smallest radii over all rows that were asked while it moved alone."""
+    found: dict[int, list[tuple[float | None, float | None]]] = defaultdict(list)
+    if radii.num_rows and "token" in radii.column_names:
+        for token, certified, attack in _columns(radii, ("token", "certified", "attack")):
+            if token is not None:
+                found[token].append((certified, attack))
+    if not found:
+        return ()
+    nearest = source.nearest_tokens()
+    return tuple(
+        TokenRadius(text, *_weakest(found.get(i, [(0.0, None)])), *(nearest[i] if nearest else (None, None)))
+        for i, text in enumerate(source.tokens)
+    )

@@ -1,0 +1,289 @@
+"""One HTML file: header, pictures, tables. Nothing is fetched, nothing is sent; a content policy forbids both."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prooflens import __version__
+from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
+from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
+from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
+
+if TYPE_CHECKING:
+    from prooflens.results import Frame
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+MOST_FIGURES = 12
+"""Of each kind, so many pictures are written as files."""
+
+SHOWN_FIRST = 40
+"""Rows that stand in the file as HTML, for readers without scripts; scripts draw the others."""
+
+CAPTIONS = {
+    "radius": "Each cell is a head. Upper half: the largest ε for which its claim is <b>proved</b> on the whole ball, "
+    "for its weakest row. Lower half: the smallest ε at which a point that breaks it was <b>found</b>. The true radius "
+    "lies between. Hatched: nothing proved, or nothing broken.",
+    "attention": "Rows are queries, columns keys. The fill and the number are the clean attention weight; the bar is "
+    "the range that is <b>proved</b> for every point of the ball, from 0 at the left of the cell to 1 at its right, "
+    "the tick the clean weight on it. The slider moves through the radii that were computed.",
+    "curve": "Every point of the ball has a margin on or above the solid line: that is <b>proved</b>. The dashed line "
+    "was <b>attained</b>. Where the solid line is above 0 the claim holds; where the dashed line is below, it fails; "
+    "the shaded gap is open.",
+    "circuit": "Parts by layer, coloured by verdict: a part that <b>holds</b> is proved on the whole region. The ring "
+    "marks the weakest link: the weakest verdict, then the smallest proved margin.",
+    "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
+    "where the attack breaks one. Diamond and numbers beneath: ℓ∞ distance, after embedding, to the nearest other "
+    "token of the vocabulary, which is what an ε is worth in words.",
+}
+
+
+def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | None = None) -> Path:
+    """Write a report about results, radii and run directories as one HTML file; the path comes back.
+
+    All must be about one model and prompt. With `figures`, every picture is also written there, as SVG and, where a
+    browser can be found to draw it, as PNG.
+    """
+    data = gather(*found)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(data), encoding="utf-8")
+    if figures is not None:
+        write_figures(data, Path(figures))
+    return target
+
+
+def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
+    """Every picture with its name."""
+    for query in dict.fromkeys(cell.query for cell in data.radius_map):
+        cells = [cell for cell in data.radius_map if cell.query == query]
+        yield f"radius-{_slug(query)}", radius_map(cells)
+    for head in data.attention:
+        yield f"attention-{head.layer}.{head.head}", attention_map(head, data.tokens)
+    for curve in data.curves:
+        layer, at, position, query = curve.key
+        yield f"margin-{layer}.{at}@{position}-{_slug(query)}", sandwich(curve)
+    for i, graph in enumerate(data.circuits):
+        yield f"circuit-{i}", circuit_graph(graph)
+    if data.strip:
+        yield "tokens", token_strip(data.strip)
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)
+
+
+def write_figures(data: ReportData, folder: Path) -> list[Path]:
+    """Pictures as files: SVG always, PNG where a chromium is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    written, counts = [], Counter[str]()
+    for name, drawing in drawings(data):
+        counts[name.partition("-")[0]] += 1
+        if counts[name.partition("-")[0]] > MOST_FIGURES:
+            continue
+        path = folder / f"{name}.svg"
+        path.write_text(drawing.svg(alone=True), encoding="utf-8")
+        written.append(path)
+        if browser is not None and (made := _png(browser, path, drawing)):
+            written.append(made)
+    return written
+
+
+def _png(browser: str, path: Path, drawing: Drawing) -> Path | None:
+    target = path.with_suffix(".png").resolve()
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--force-device-scale-factor=2",
+    ]
+    size = f"--window-size={drawing.width:.0f},{drawing.height:.0f}"
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, *options, f"--user-data-dir={profile}", size, f"--screenshot={target}"]
+        subprocess.run([*command, path.resolve().as_uri()], capture_output=True, timeout=60, check=False)
+    return target if target.is_file() else None
+
+
+def render(data: ReportData) -> str:
+    """The HTML text."""
+    assets = resources.files("prooflens.report") / "assets"
+    style = (assets / "report.css").read_text(encoding="utf-8") + STYLE
+    script = (assets / "report.js").read_text(encoding="utf-8")
+    title = f"{visible(data.model)}: prooflens report"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head><body>'
+        f"{_header(data)}<main>{''.join(_sections(data))}</main>{_footer(data)}"
+        f'<div id="tip" role="tooltip" hidden></div><div id="said" class="status" aria-live="polite" hidden></div>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _header(data: ReportData) -> str:
+    counts = "".join(f'<li class="{v}"><b>{n:,}</b>{v}</li>' for v, n in data.counts.items())
+    facts = {
+        "model": f"{escaped(data.model)}",
+        "sha256 of its weights": f"<code>{escaped(data.model_sha256)}</code>",
+        "region": "<br>".join(map(escaped, data.regions)),
+        "engines": escaped(", ".join(data.engines)),
+        "guarantee of the bounds": escaped(", ".join(data.guarantees) or "radii: certified ≤ true ≤ attack"),
+    }
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
+    text = data.text if data.text is not None else " ".join(data.tokens)
+    commands = "".join(f'<pre class="command">{escaped(line)}</pre>' for line in data.commands)
+    reproduce = f'<p class="eyebrow">reproduce with</p>{commands}' if commands else ""
+    return (
+        '<header><div class="topline"><div><p class="eyebrow">prooflens report</p>'
+        f"<h1>What is proved about the attention of {escaped(data.model)}</h1></div>"
+        '<button id="theme" type="button" aria-label="switch between light and dark">light / dark</button></div>'
+        f'<p class="prompt"><bdi>{escaped(text)}</bdi></p><ul class="counts">{counts}</ul>'
+        f'<dl class="facts">{rows}</dl>{reproduce}</header>'
+    )
+
+
+def _footer(data: ReportData) -> str:
+    notes = "".join(f"<p>{escaped(note)}</p>" for note in data.notes)
+    return (
+        "<footer>"
+        + notes
+        + "<p><b>holds</b> is a proof about real numbers for every point of the region, rounding "
+        "included. <b>fails</b> comes with a point of the region that was run through the model. <b>unknown</b> is "
+        "neither. <b>estimated</b> is not a proof. Check a run without trusting this program's engines: "
+        f"<code>prooflens check RUN</code>. Made by prooflens {escaped(__version__)}.</p></footer>"
+    )
+
+
+def _sections(data: ReportData) -> Iterator[str]:
+    if data.radius_map:
+        yield _section("radius", "How far each head is proved", _radius_body(data))
+    if data.attention:
+        yield _section("attention", "Attention with proved ranges", _attention_body(data))
+    if data.curves:
+        names = ["{}.{}@{} {}".format(*curve.key) for curve in data.curves]
+        body = _panels("row", "curve", names, [sandwich(curve) for curve in data.curves])
+        yield _section("curve", "Margin against radius", body)
+    if data.circuits:
+        body = _panels(
+            "circuit", "circuit", [g.name for g in data.circuits], [circuit_graph(g) for g in data.circuits]
+        )
+        yield _section("circuit", "Circuit", body)
+    if data.strip:
+        yield _section(
+            "strip", "One token at a time", f'<div class="scroll">{token_strip(data.strip).svg()}</div>'
+        )
+    if data.verdicts:
+        yield _table("verdicts", "Verdicts", VERDICT_COLUMNS, data.verdicts)
+    if data.radii:
+        yield _table("radii", "Radii", RADIUS_COLUMNS, data.radii)
+
+
+def _section(name: str, title: str, body: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2><p class="caption">{CAPTIONS[name]}</p>{body}</section>'
+
+
+def _panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Drawing], more: str = "") -> str:
+    """Several pictures of one kind, of which a list chooses one."""
+    options = "".join(f'<option value="{i}">{escaped(name)}</option>' for i, name in enumerate(names))
+    choice = f'<label>{label} <select data-panels="{group}" id="choose-{group}">{options}</select></label>'
+    shown = "".join(
+        f'<div class="scroll" data-panel="{group}:{i}"{" hidden" if i else ""}>{picture.svg()}</div>'
+        for i, picture in enumerate(pictures)
+    )
+    return f'<div class="controls">{choice}{more}</div>{shown}'
+
+
+def _radius_body(data: ReportData) -> str:
+    queries = list(dict.fromkeys(cell.query for cell in data.radius_map))
+    pictures = [radius_map([cell for cell in data.radius_map if cell.query == query]) for query in queries]
+    return _panels("query", "radius", queries, pictures)
+
+
+def _attention_body(data: ReportData) -> str:
+    radii = sorted({eps for head in data.attention for eps in head.radii})
+    frames = []
+    for head in data.attention:
+        per_eps = []
+        for eps in radii:
+            rows = [row for row in head.rows if row.eps == eps]
+            cells = [
+                [row.position, cell.key, _digits(cell.low), _digits(cell.high)]
+                for row in rows
+                for cell in row.cells
+            ]
+            per_eps.append({"cells": cells, "rows": [[row.position, row.verdict] for row in rows]})
+        frames.append({"frames": per_eps})
+    slider = (
+        f'<label>radius <input id="eps" type="range" min="0" max="{len(radii) - 1}" value="0" step="1"'
+        f'{" disabled" if len(radii) < 2 else ""}> <output id="eps-label">ε = {number(radii[0])}</output></label>'
+    )
+    names = [f"{head.layer}.{head.head}" for head in data.attention]
+    body = _panels(
+        "head", "head", names, [attention_map(head, data.tokens) for head in data.attention], slider
+    )
+    packed = as_json({"radii": radii, "heads": frames})
+    return f'{body}<script type="application/json" id="attention-data">{packed}</script>'
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table that scripts fill; the first rows are there without them. Texts are written once and numbered."""
+    shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    texts: dict[str, list[Any]] = {}
+    for column in shown:
+        values = [row.get(column) for row in rows]
+        if any(isinstance(value, str) for value in values):
+            texts[column] = list(dict.fromkeys(value for value in values if value is not None))
+    places = {column: {value: i for i, value in enumerate(found)} for column, found in texts.items()}
+
+    def packed(row: Row, column: str) -> object:
+        value = row.get(column)
+        if column in places:
+            return -1 if value is None else places[column][value]
+        return _digits(value) if isinstance(value, float) and math.isfinite(value) else _plain(value)
+
+    spelled = {column: [visible(value) for value in found] for column, found in texts.items()}
+    held = {
+        "columns": shown,
+        "texts": spelled,
+        "rows": [[packed(row, column) for column in shown] for row in rows],
+    }
+    if "circuit" not in shown:
+        held["columns"], held["texts"] = [*shown, "circuit"], spelled | {"circuit": []}
+    head = "".join(
+        f'<th scope="col"><button type="button">{escaped(column)}</button></th>' for column in shown
+    )
+    few = "".join(
+        f"<tr>{''.join(f'<td>{escaped(_cell(row.get(column)))}</td>' for column in shown)}</tr>"
+        for row in rows[:SHOWN_FIRST]
+    )
+    described = escaped(json.dumps([{"name": column} for column in shown]))
+    return (
+        f'<section id="{name}" data-rows="{name}-data" data-columns="{described}"><h2>{title}</h2>'
+        f'<div class="controls"><label>search <input type="search"></label>'
+        f'<button type="button" class="clear">show all</button><span class="status" aria-live="polite"></span></div>'
+        f'<div class="grid" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{few}</tbody></table></div>'
+        f'<script type="application/json" id="{name}-data">{as_json(held)}</script></section>'
+    )
+
+
+def _plain(value: object) -> object:
+    return None if isinstance(value, float) else value
+
+
+def _cell(value: object) -> str:
+    return number(value) if isinstance(value, float) else "–" if value is None else str(value)

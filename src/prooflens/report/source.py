@@ -1,0 +1,156 @@
+"""What a report is made from, read one way: results in memory, or a run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prooflens.errors import ProoflensError, RunError
+
+if TYPE_CHECKING:
+    from prooflens.results import Frame
+
+Margins = tuple[dict[str, Any], list[float], list[float]]
+"""A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
+
+SEARCHED = "balls, their radius searched"
+CHUNK = 2048
+"""Vocabulary entries that are compared at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Rows of one run, with what the header of a report says about them."""
+
+    name: str
+    kind: str
+    table: pa.Table
+    model: str
+    model_sha256: str
+    model_source: str | None
+    text: str | None
+    tokens: tuple[str, ...]
+    region: str
+    command: str | None
+    held: Any = field(default=None, repr=False)
+    """The tensors of a run, or the outcomes of results."""
+
+    @property
+    def circuit(self) -> bool:
+        """Whether the rows are the parts of a circuit and the circuit itself."""
+        names = self.table.column_names
+        return "circuit" in names and self.table.column("circuit").null_count < self.table.num_rows
+
+    def distinct(self, column: str) -> list[str]:
+        """The values of a column of texts."""
+        return [str(v) for v in pc.unique(self.table.column(column)).to_pylist() if v is not None]
+
+    def bounds(self, rows: list[int]) -> Iterator[Margins]:
+        """The claims of some rows with the bounds of their functionals."""
+        if isinstance(self.held, list):
+            from prooflens.certificate.record import describe
+
+            for i in rows:
+                bounds = self.held[i].bounds
+                yield json.loads(describe(self.held[i].claim)), bounds.lower.tolist(), bounds.upper.tolist()
+            return
+        claims = self.table.column("claim").take(pa.array(rows, pa.int64())).to_pylist()
+        numbers = self.table.column("row").take(pa.array(rows, pa.int64())).to_pylist()
+        for claim, number in zip(claims, numbers, strict=True):
+            low, high = (self.held[f"row/{number}/{side}"].tolist() for side in ("lower", "upper"))
+            yield json.loads(claim), low, high
+
+    def nearest_tokens(self) -> list[tuple[float, str]] | None:
+        """Per position the ℓ∞ distance, after embedding, to the nearest other token of the vocabulary, and its text.
+
+        The radii of a ball are measured in this space, so the numbers compare. None for models without text, or where
+        the weights are not at hand.
+        """
+        if self.text is None:
+            return None
+        from prooflens.models import load
+
+        try:
+            model = load(self.model_source or self.model)
+            prompt = model.prompt(self.text)
+        except ProoflensError:
+            return None
+        if prompt.ids is None or model.sha256 != self.model_sha256 or prompt.tokens != self.tokens:
+            return None
+        return _nearest(model, prompt)
+
+
+def _nearest(model: Any, prompt: Any) -> list[tuple[float, str]]:
+    import torch
+
+    best = torch.full((len(prompt),), torch.inf, dtype=torch.float64)
+    which = torch.zeros(len(prompt), dtype=torch.long)
+    size = model.weights["embed.tokens"].shape[0]
+    own = torch.tensor(prompt.ids)
+    for start in range(0, size, CHUNK):
+        ids = torch.arange(start, min(start + CHUNK, size))
+        for position in range(len(prompt)):
+            # One column of other tokens, embedded at this position.
+            around = own[: position + 1].repeat(len(ids), 1)
+            around[:, position] = ids
+            gap = (model.embed(around)[:, position] - prompt.x[position]).abs().amax(-1)
+            gap[ids == own[position]] = torch.inf
+            value, place = gap.min(0)
+            if float(value) < float(best[position]):
+                best[position], which[position] = value, ids[place]
+    names = [model.tokenizer.token(int(i)) for i in which]
+    return list(zip(best.tolist(), names, strict=True))
+
+
+def read_source(item: Frame | Path | str) -> Source:
+    """Results, radii, or the path of a run."""
+    if isinstance(item, str | Path):
+        return _from_run(Path(item))
+    from prooflens.results import Radii, Results
+
+    subject = item.subject
+    if subject is None:
+        raise RunError("these rows were read from a run: give the run's path to the report")
+    kind = "radii" if isinstance(item, Radii) else "verdicts"
+    return Source(
+        kind,
+        kind,
+        item.table,
+        subject.model,
+        subject.model_sha256,
+        subject.source,
+        subject.text,
+        subject.tokens,
+        SEARCHED if kind == "radii" else subject.region.label,
+        None,
+        item.outcomes if isinstance(item, Results) else None,
+    )
+
+
+def _from_run(path: Path) -> Source:
+    from prooflens.certificate import read_run
+
+    run = read_run(path)
+    info = run.info
+    model = info["model"]
+    kind = "radii" if info["kind"] == "radii" else "verdicts"
+    region = SEARCHED if kind == "radii" else (info.get("region") or {}).get("label") or "region"
+    return Source(
+        str(path),
+        kind,
+        run.table,
+        model["name"],
+        model["sha256"],
+        model.get("source"),
+        info.get("text"),
+        tuple(info["tokens"]),
+        region,
+        (info.get("configuration") or {}).get("command"),
+        run.tensors,
+    )
