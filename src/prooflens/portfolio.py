@@ -126,6 +126,8 @@ class Evidence:
     guarantee: Guarantee = Guarantee.PROVED
     witness: Witness | None = None
     attack: float | None = None
+    reached: Tensor | None = None
+    """The factors at which an attack attained its smallest value."""
     seconds: float = 0.0
 
     @classmethod
@@ -186,10 +188,11 @@ class Evidence:
         self.guarantee = bounds.guarantee
 
     def corners(self) -> Tensor | None:
-        """Where the weakest open functionals are nearly attained, for the attack to start from."""
+        """Where to start an attack: how far one came, and where the weakest open functionals are nearly attained."""
         order = sorted(self.missing(), key=lambda i: float(self.lower[i]))
-        found = [corner for i in order if (corner := self._corner(i)) is not None]
-        return torch.stack(found[:STARTS]) if found else None
+        found = [corner for i in order if (corner := self._corner(i)) is not None][:STARTS]
+        found += [] if self.reached is None else [self.reached]
+        return torch.stack(found) if found else None
 
     def _corner(self, i: int) -> Tensor | None:
         source = self.sources[i]
@@ -338,11 +341,12 @@ def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, s
     fast = not is_small(problem)
     siege = attack_claims(problem, [item.claim for item in targets], budget, settings.seed, starts, fast)
     seconds = (time.perf_counter() - start) / len(targets)
-    for item, witness, value in zip(targets, siege.witnesses, siege.values.tolist(), strict=True):
+    found = zip(targets, siege.witnesses, siege.values.tolist(), siege.alpha, strict=True)
+    for item, witness, value, alpha in found:
         item.witness = witness
         item.seconds += seconds
-        if value != float("inf"):
-            item.attack = value if item.attack is None else min(item.attack, value)
+        if math.isfinite(value) and (item.attack is None or value < item.attack):
+            item.attack, item.reached = value, alpha
 
 
 def part_of(budget: Budget, share: float) -> Budget:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import torch
 from torch import Tensor
 
 from prooflens.certify import ask, chunks, parse_budget
@@ -273,9 +272,7 @@ class Search:
         certified = self.grid[self.proved[i]] if self.proved[i] >= 0 else 0.0
         if i not in self.witnesses:
             return certified, None, f"proved at ε={certified:.3g}; not broken up to {self.grid[-1]:.3g}"
-        far = torch.nextafter(
-            (self.witnesses[i].x - self.problem.region.center).abs().max(), torch.tensor(math.inf)
-        )
+        far = float((self.witnesses[i].x - self.problem.region.center).abs().max())
         # The distance rounds by half a unit in the last place; the ball it was found in is a bound as well.
-        broken = min(float(far), self.grid[self.broken[i]])
+        broken = min(math.nextafter(far, math.inf), self.grid[self.broken[i]])
         return certified, broken, f"proved at ε={certified:.3g}, broken at {broken:.3g}"

@@ -323,6 +323,16 @@ class Results(Frame):
         """Counts per verdict."""
         return {"rows": len(self), **self.counts}
 
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
+        from prooflens.certificate import read_run
+
+        table = read_run(path).table
+        if "verdict" not in table.column_names:
+            raise QueryError(f"{path} holds no verdicts")
+        return cls(table.select(VERDICTS.names))
+
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory: rows, bounds, witnesses, fingerprints (`docs/certify.md`)."""
         from prooflens.certificate.record import save

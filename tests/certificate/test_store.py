@@ -68,6 +68,19 @@ def test_what_is_written_is_read_back(found: Results, written: Path) -> None:
             assert np.array_equal(run.tensors[f"row/{number}/witness"], outcome.witness.x.numpy())
 
 
+def test_rows_come_back_as_results(found: Results, written: Path) -> None:
+    loaded = pl.Results.load(written)
+    assert loaded.counts == found.counts
+    assert loaded["0.1"].verdict is found["0.1"].verdict
+    assert loaded["0.1"].bound == found["0.1"].bound
+
+
+def test_a_place_that_cannot_be_written(found: Results, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        found.save(tmp_path / "file" / "run")
+
+
 def test_verdicts_can_be_redone_from_the_files(written: Path) -> None:
     """`holds` follows from the stored bounds and the stored claim, by comparisons alone."""
     run = read_run(written)

@@ -110,6 +110,10 @@ def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> Non
     assert code == 0
     assert json.loads(out)["rows"] == [{"layer": 0, "n": 8}, {"layer": 1, "n": 8}]
     assert "layer" in call("query", run, "select layer from rows limit 1")[1]
+    odd = "select 'nan'::double as a, [1.5, 'inf'::double] as b, date '2026-01-01' as c, {'k': 1} as d, true as e"
+    assert json.loads(call("query", run, odd, "--json")[1])["rows"] == [
+        {"a": None, "b": [1.5, None], "c": "2026-01-01", "d": {"k": 1}, "e": True}
+    ]
     again = call(*certify, "--heads", "0-1", "--resume", "--json")
     assert len(json.loads(again[1])["rows"]) == 16
     assert read_run(run).table.num_rows == 16
@@ -138,6 +142,16 @@ def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch
     call(*certify, "--resume")
     assert read_run(run).table.num_rows == 16
     assert read_run(run).info["complete"]
+
+
+def test_no_memory_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sys.modules["prooflens.certify"], "gather", hungry)
+    code, _, err = call("certify", "toy", "--eps", "0.05")
+    assert code == 1
+    assert err.startswith("error: not enough memory")
 
 
 def test_attack_only_breaks(call: Call) -> None:

@@ -46,9 +46,9 @@ def sha256_of(path: Path) -> str:
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """A whole file or none: written beside its place, flushed to disk, renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -56,7 +56,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()
 
 
 @dataclass(eq=False)

@@ -28,9 +28,12 @@ def main() -> None:
     except ProoflensError as error:
         message = str(error)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # what typer raises for arguments that do not parse
+        if hasattr(error, "format_message"):  # what typer raises for arguments that do not parse
+            message = error.format_message()
+        elif isinstance(error, MemoryError) or "memory" in str(error):
+            message = "not enough memory: ask about fewer heads, positions or tokens, or give --memory"
+        else:
             raise
-        message = error.format_message()
     say(f"error: {message}", error=True)
     sys.exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,18 @@ def query(
 
     found = query_rows(run, sql)
     if as_json:
-        print_json({"columns": found.column_names, "rows": found.to_pylist()})
+        rows = [{name: _plain(value) for name, value in row.items()} for row in found.to_pylist()]
+        print_json({"columns": found.column_names, "rows": rows})
     else:
         print_table(found.column_names, (row.values() for row in found.to_pylist()))
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has: numbers that are not finite are null, dates and the like are texts."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return value if value is None or isinstance(value, str | int) else str(value)
