@@ -127,7 +127,7 @@ def gather(*found: Frame | Path | str) -> ReportData:
     rows = _rows(verdicts, "lower")
     radius_rows = _rows(radii, "certified")
     left = verdicts.num_rows + radii.num_rows - len(rows) - len(radius_rows)
-    everything = [*verdict_sources, *radius_sources]
+    everything = [*sorted(verdict_sources, key=lambda s: s.eps or 0.0), *radius_sources]
     return ReportData(
         model=first.model,
         model_sha256=first.model_sha256,

@@ -132,8 +132,8 @@ def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None 
     base = top + size * len(tokens) + 26.0
     drawing.text(left, base, "frame of the most attended key:", "small quiet", "start")
     for i, verdict in enumerate(("holds", "fails", "unknown")):
-        drawing.rect(left + 172.0 + 78.0 * i, base - 10.0, 12.0, 12.0, kind=f"mark {verdict}")
-        drawing.text(left + 190.0 + 78.0 * i, base, verdict, "small", "start")
+        drawing.rect(left + 190.0 + 78.0 * i, base - 10.0, 12.0, 12.0, kind=f"mark {verdict}")
+        drawing.text(left + 208.0 + 78.0 * i, base, verdict, "small", "start")
     return drawing
 
 
@@ -144,7 +144,9 @@ def sandwich(curve: Curve) -> Drawing:
     left, right, top, bottom = 66.0, 540.0, 22.0, 246.0
     radii = [point[0] for point in curve.points]
     below = [(e, low) for e, low, _ in curve.points if low is not None]
-    above = [(e, hit_) for e, _, hit_ in curve.points if hit_ is not None]
+    # The clean input is a point of every ball: where no attack got lower, its margin is what is attained.
+    attained = [(e, curve.clean if reached is None else reached) for e, _, reached in curve.points]
+    above = [(e, value) for e, value in attained if value is not None]
     values = [v for _, v in (*below, *above)] + ([curve.clean] if curve.clean is not None else []) + [0.0]
     least, most = min(values), max(values)
     span = (most - least) or 1.0
@@ -166,9 +168,8 @@ def sandwich(curve: Curve) -> Drawing:
     for eps in radii:
         drawing.text(place(eps, 0.0)[0], bottom + 18.0, number(eps), "small quiet")
     drawing.text((left + right) / 2, bottom + 38.0, "radius ε of the ball", "small")
-    upper = above if above else [(e, curve.clean) for e in radii if curve.clean is not None]
-    if below and upper:
-        outline = [place(e, v) for e, v in below] + [place(e, v) for e, v in reversed(upper)]
+    if below and above:
+        outline = [place(e, v) for e, v in below] + [place(e, v) for e, v in reversed(above)]
         drawing.add("polygon", None, kind="gap", points=_points(outline))
     for points, kind, name in (
         (above, "attack-line", "attained by the attack"),
@@ -187,9 +188,9 @@ def sandwich(curve: Curve) -> Drawing:
     drawing.line(left, bottom + 60.0, left + 26.0, bottom + 60.0, "proved-line")
     drawing.text(left + 32.0, bottom + 64.0, "proved lower bound", "small", "start")
     drawing.line(left + 170.0, bottom + 60.0, left + 196.0, bottom + 60.0, "attack-line")
-    drawing.text(left + 202.0, bottom + 64.0, "attained by the attack", "small", "start")
-    drawing.rect(left + 348.0, bottom + 53.0, 26.0, 13.0, kind="gap")
-    drawing.text(left + 380.0, bottom + 64.0, "open", "small", "start")
+    drawing.text(left + 202.0, bottom + 64.0, "attained by a point of the ball", "small", "start")
+    drawing.rect(left + 392.0, bottom + 53.0, 26.0, 13.0, kind="gap")
+    drawing.text(left + 424.0, bottom + 64.0, "open", "small", "start")
     return drawing
 
 
@@ -244,7 +245,7 @@ def circuit_graph(graph: CircuitGraph) -> Drawing:
 def token_strip(strip: Sequence[TokenRadius]) -> Drawing:
     """Per token: the radius proved when it moves alone, where the attack breaks it, the nearest other token beneath."""
     width, left, top, bottom = 64.0, 74.0, 16.0, 186.0
-    drawing = Drawing(left + width * len(strip) + 20.0, 300.0, "Radius per token")
+    drawing = Drawing(max(left + width * len(strip) + 20.0, 420.0), 300.0, "Radius per token")
     known = [
         v
         for t in strip
@@ -279,7 +280,8 @@ def token_strip(strip: Sequence[TokenRadius]) -> Drawing:
             drawing.rect(
                 x - 11.0, level(token.certified), 22.0, bottom - level(token.certified), kind="holds"
             )
-            drawing.text(x, level(token.certified) - 6.0, number(token.certified), "small")
+            highest = max(token.certified, token.attack or 0.0)
+            drawing.text(x, level(highest) - 7.0, number(token.certified), "small")
         else:
             drawing.rect(x - 11.0, bottom - 40.0, 22.0, 40.0, fill="url(#hatch)")
         if token.attack is not None:

@@ -37,8 +37,8 @@ CAPTIONS = {
     "the range that is <b>proved</b> for every point of the ball, from 0 at the left of the cell to 1 at its right, "
     "the tick the clean weight on it. The slider moves through the radii that were computed.",
     "curve": "Every point of the ball has a margin on or above the solid line: that is <b>proved</b>. The dashed line "
-    "was <b>attained</b>. Where the solid line is above 0 the claim holds; where the dashed line is below, it fails; "
-    "the shaded gap is open.",
+    "was <b>attained</b>, by the attack or by the clean input. Where the solid line is above 0 the claim holds; where "
+    "the dashed line is below, it fails; the shaded gap is open.",
     "circuit": "Parts by layer, coloured by verdict: a part that <b>holds</b> is proved on the whole region. The ring "
     "marks the weakest link: the weakest verdict, then the smallest proved margin.",
     "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "

@@ -47,6 +47,16 @@ class Source:
         names = self.table.column_names
         return "circuit" in names and self.table.column("circuit").null_count < self.table.num_rows
 
+    @property
+    def eps(self) -> float | None:
+        """The radius of the ball, where the rows are about one."""
+        found = (
+            self.table.column("eps")[0].as_py()
+            if "eps" in self.table.column_names and len(self.table)
+            else None
+        )
+        return None if found is None else float(found)
+
     def distinct(self, column: str) -> list[str]:
         """The values of a column of texts."""
         return [str(v) for v in pc.unique(self.table.column(column)).to_pylist() if v is not None]
