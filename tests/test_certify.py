@@ -8,13 +8,14 @@ import torch
 import prooflens as pl
 from prooflens.certify import Interrupted, settle
 from prooflens.engines import Guarantee, Problem, get_engine
-from prooflens.engines.attack import Budget
+from prooflens.engines.attack import Budget, break_claims
 from prooflens.errors import EngineError, ProoflensError, QueryError
 from prooflens.models import Transformer
 from prooflens.outcomes import Verdict
-from prooflens.portfolio import ATTACK, PORTFOLIO, Evidence, Stage, equipped, stages_of
+from prooflens.portfolio import ATTACK, PORTFOLIO, Evidence, Settings, Stage, equipped, gather, stages_of
 from prooflens.queries import parse_query
 from prooflens.regions import Paraphrases
+from prooflens.soundness import random_case
 
 SMALL = Budget(200, 4, 20)
 QUERIES = ["top1", "mass>=0.2", "entropy", "entropy<=1.3"]
@@ -235,6 +236,28 @@ def test_mistakes_get_a_suggestion(toy: Transformer, options: dict[str, object],
 def test_bad_radii(toy: Transformer, eps: float) -> None:
     with pytest.raises(ProoflensError, match="positive finite"):
         pl.certify(toy, toy.example(0), pl.Ball(eps))
+
+
+def test_regions_that_do_not_fit(toy: Transformer) -> None:
+    prompt = toy.example(0)
+    with pytest.raises(ProoflensError, match="no region"):
+        pl.certify(toy, prompt, 0.01)  # type: ignore[arg-type]
+    with pytest.raises(ProoflensError, match="the region has 3 tokens, the prompt 4"):
+        pl.certify(toy, prompt, pl.Ball(0.01).around(prompt.x[:3]))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 7, 8])
+def test_no_attack_breaks_what_the_portfolio_proves(seed: int) -> None:
+    """Random models of all families, regions with and without constraints, queries of all kinds."""
+    case = random_case(seed)
+    evidence = [Evidence.about(claim) for claim in case.claims]
+    gather(case.problem, evidence, Settings(budget=Budget(50, 2, 10)))
+    outcomes = [item.outcome(case.problem) for item in evidence]
+    held = [o.claim for o in outcomes if o.verdict is Verdict.HOLDS and not o.claim.wants_range]
+    assert break_claims(case.problem, held, Budget(300, 6, 30), seed=seed + 1) == [None] * len(held)
+    for outcome in outcomes:
+        if outcome.attack is not None:
+            assert outcome.lower <= outcome.attack
 
 
 def test_argmax_over_a_vocabulary_is_refused(toy: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull
     from prooflens.radius import radius
     from prooflens.regions import Ball, Paraphrases, Region
+    from prooflens.report import report
     from prooflens.results import Radii, Results
 
 __version__ = "0.1.0"

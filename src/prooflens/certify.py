@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prooflens.engines import Engine, Guarantee, Problem
 from prooflens.engines.attack import BUDGETS, Budget
-from prooflens.errors import EngineError, PromptError, QueryError
+from prooflens.errors import EngineError, PromptError, QueryError, RegionError
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.outcomes import Outcome, Verdict
@@ -238,7 +238,12 @@ def as_region(place: Place, prompt: Prompt) -> Region:
     """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
     if isinstance(place, Ball):
         return place.around(prompt)
-    return place.region() if isinstance(place, Paraphrases) else place
+    region = place.region() if isinstance(place, Paraphrases) else place
+    if not isinstance(region, Region):
+        raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")
+    if len(region.center) != len(prompt):
+        raise RegionError(f"the region has {len(region.center)} tokens, the prompt {len(prompt)}")
+    return region
 
 
 def as_queries(queries: str | Query | Sequence[str | Query]) -> list[Query]:

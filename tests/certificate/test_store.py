@@ -186,6 +186,13 @@ def test_no_run_is_overwritten(found: Results, run: Path, tmp_path: Path) -> Non
         found.save(tmp_path / "notes.txt")
 
 
+def test_a_run_that_came_to_nothing_is_in_no_ones_way(found: Results, tmp_path: Path) -> None:
+    assert found.subject is not None
+    RunWriter.create(tmp_path / "run", header(found.subject, {}))
+    found.save(tmp_path / "run")
+    assert read_run(tmp_path / "run").table.num_rows == len(found)
+
+
 def test_parts(found: Results, tmp_path: Path) -> None:
     assert found.subject is not None
     facts = header(found.subject, {})

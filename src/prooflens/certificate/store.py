@@ -69,8 +69,8 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> RunWriter:
-        """A new run in a folder that is empty or does not exist."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        """A new run in a folder that does not exist, is empty, or was left by a run that came to nothing."""
+        if path.exists() and not (path.is_dir() and _is_empty(path)):
             hint = "add --resume to go on with it, or " if (path / HEADER).is_file() else ""
             raise RunError(f"{path} is not empty: {hint}choose another folder")
         writer = cls(path, {"schema": SCHEMA, **header, "rows": 0, "complete": False, "files": {}})
@@ -112,6 +112,14 @@ class RunWriter:
     def _write_header(self) -> None:
         text = json.dumps(self.header, indent=1, ensure_ascii=False) + "\n"
         write_atomically(self.path / HEADER, lambda path: _write_bytes(path, text.encode()))
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether there is nothing in a folder but the header of a run without rows."""
+    names = [entry.name for entry in folder.iterdir()]
+    if names != [HEADER]:
+        return not names
+    return bool(_read_header(folder)["rows"] == 0)
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
