@@ -36,7 +36,7 @@ notebook: $(STAMP)
 	$(BIN)/python -m pytest --nbmake examples
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

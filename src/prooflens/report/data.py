@@ -26,6 +26,9 @@ MOST_ROWS = 20_000
 """So many rows are put into the file, the weakest first; a note says how many more the run has."""
 
 MOST_CURVES = 60
+MOST_MAPS = 8
+"""Curves, and queries with a radius map, that are drawn."""
+
 VERDICTS = ("holds", "fails", "unknown", "estimated")
 
 
@@ -197,7 +200,9 @@ def _radius_map(radii: pa.Table, verdicts: pa.Table) -> tuple[RadiusCell, ...]:
             broken = min((e for e, v in outcomes if v == "fails"), default=None)
             proved = max((e for e, v in outcomes if v == "holds"), default=0.0)
             cells[layer, head, query].append((proved, broken))
-    return tuple(RadiusCell(*place, *_weakest(found), len(found)) for place, found in sorted(cells.items()))
+    drawn = list(dict.fromkeys(query for _, _, query in cells))[:MOST_MAPS]
+    chosen = sorted((place, found) for place, found in cells.items() if place[2] in drawn)
+    return tuple(RadiusCell(*place, *_weakest(found), len(found)) for place, found in chosen)
 
 
 def _weakest(found: list[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
