@@ -1,0 +1,107 @@
+"""The checker's own reading and running of models, against the package's, for every family."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flint import arb
+
+import prooflens as pl
+from prooflens.checker.balls import Ball, spectral_radius
+from prooflens.checker.first_layer import FirstLayer
+from prooflens.checker.network import Network
+from prooflens.engines import Problem, get_engine
+from prooflens.engines.base import Forms
+from prooflens.queries.rows import Row
+from tests import families
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "bert": families.bert,
+    "bert-without-head": lambda: families.bert(heads=False),
+    "mpnet": families.mpnet,
+    "gpt2": families.gpt2,
+    "llama": families.llama,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tiny random model, as transformers writes it."""
+    MAKERS[request.param]().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def some_input(model: pl.Transformer) -> torch.Tensor:
+    return model.embed(torch.tensor([3, 14, 15, 9, 26]))
+
+
+def test_fingerprint_and_values_are_the_models(folder: Path) -> None:
+    model, net = pl.load(folder), Network.read(folder)
+    assert net.sha256 == model.sha256
+    x = some_input(model)
+    layers = range(model.architecture.n_layers)
+    (found,) = net.run([np.frompyfunc(arb, 1, 1)(x.numpy())], layers, output=True)
+    _, cache = model.run_with_cache(x)
+    wanted: dict[int | str, torch.Tensor] = {i: cache[f"blocks.{i}.attn.hook_attn_scores"] for i in layers}
+    wanted["logits"] = cache["output"] if model.architecture.pool != "none" else cache["output"][-1]
+    # RoPE's tables are balls of one float32 unit, which the second layer magnifies.
+    slack = 1e-9 if model.architecture.rope_theta is None else 1.0
+    for name, values in wanted.items():
+        for ball, value in zip(found[name].ravel(), values.flatten().tolist(), strict=True):
+            assert abs(ball - value).lower() <= 1e-12
+            assert float(ball.rad()) <= slack
+
+
+def test_layer0_bounds_hold_at_points_and_are_near_the_engines(folder: Path) -> None:
+    model, net = pl.load(folder), Network.read(folder)
+    x = some_input(model)
+    region = pl.Ball(0.01).around(x)
+    assert region.radius is not None
+    first = FirstLayer(net, x.numpy(), region.radius.numpy())
+    points, _ = region.sample(200, seed=1)
+    scores = model.scores(points, 0)
+    entries, forms = [], []
+    for head, i, j, k in [(0, 4, 1, 2), (1, 4, 4, 0), (1, 3, 2, 3), (3, 2, 0, 1)]:
+        upper, reached = first.upper(head, i, j, k)
+        values = scores[:, head, i, j] - scores[:, head, i, k]
+        assert float(values.max()) <= upper
+        assert reached <= upper
+        row, number = Row(0, head, i), len(forms)
+        entries += [(number, row, j, 1.0), (number, row, k, -1.0)]
+        forms.append(upper)
+    engine = get_engine("layer0").bound_forms(Problem(model, region), Forms.of(entries, len(forms)))
+    span = (engine.upper - engine.lower).numpy()
+    assert np.all(np.array(forms) <= engine.upper.numpy() + 0.2 * span)
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
+    with pytest.raises(ValueError, match="rwkv"):
+        Network.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_balls_contain_exact_results(size: int) -> None:
+    from fractions import Fraction
+
+    rng = np.random.default_rng(size)
+    a, b = rng.standard_normal((size, size)), rng.standard_normal((size, size)) * 1e8
+    product = Ball(a) @ b
+    total = (Ball(a) * b - b).sum()
+    for i in range(size):
+        row = sum(Fraction(a[i, k]) * Fraction(b[i, k]) - Fraction(b[i, k]) for k in range(size))
+        assert Fraction(total.low[i, 0]) <= row <= Fraction(total.high[i, 0])
+        for j in range(size):
+            exact = sum(Fraction(a[i, k]) * Fraction(b[k, j]) for k in range(size))
+            assert Fraction(product.low[i, j]) <= exact <= Fraction(product.high[i, j])
+
+
+@pytest.mark.parametrize("size", [1, 4, 32])
+def test_the_spectral_radius_is_bounded_tightly(size: int) -> None:
+    C = np.random.default_rng(size).standard_normal((size, size))
+    true = np.abs(np.linalg.eigvals(C)).max()
+    assert true <= spectral_radius(Ball(C)) * (1 + 1e-12)
+    assert spectral_radius(Ball(C @ C.T)) <= 1.06 * np.linalg.norm(C, 2) ** 2
