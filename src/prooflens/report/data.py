@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ def gather(*found: Frame | Path | str) -> ReportData:
             )
     verdict_sources = [s for s in sources if s.kind == "verdicts"]
     radius_sources = [s for s in sources if s.kind == "radii"]
-    verdicts = _table([s.table for s in verdict_sources], VERDICT_COLUMNS)
+    verdicts = _table([s.table for s in verdict_sources], (*VERDICT_COLUMNS, "region"))
     radii = _table([s.table for s in radius_sources], RADIUS_COLUMNS)
     rows = _rows(verdicts, "lower")
     radius_rows = _rows(radii, "certified")
@@ -218,28 +219,43 @@ def _columns(table: pa.Table, names: Sequence[str]) -> Iterable[tuple[Any, ...]]
 
 
 def _curves(verdicts: pa.Table) -> tuple[Curve, ...]:
-    """Rows that were asked at several radii."""
-    points: dict[Key, dict[float, tuple[float | None, float | None]]] = defaultdict(dict)
+    """Rows that were asked on balls of several radii, moving the same tokens.
+
+    The balls are nested: what is proved on one holds on every smaller one, what one attains every larger one does.
+    """
+    points: dict[tuple[Key, str], dict[float, tuple[float | None, float | None]]] = defaultdict(dict)
     clean: dict[Key, float | None] = {}
-    names = ("layer", "head", "position", "query", "eps", "lower", "attack", "clean", "guarantee")
-    for layer, head, position, query, eps, lower, attack, value, guarantee in _columns(verdicts, names):
+    names = ("layer", "head", "position", "query", "eps", "lower", "attack", "clean", "guarantee", "region")
+    for layer, head, position, query, eps, lower, attack, value, guarantee, region in _columns(
+        verdicts, names
+    ):
         if layer is not None and eps is not None:
-            key = (layer, head, position, query)
-            points[key][eps] = (lower if guarantee == "proved" else None, attack)
+            key, tokens = (layer, head, position, query), str(region).partition(" on ")[2]
+            points[key, tokens][eps] = (lower if guarantee == "proved" else None, attack)
             clean[key] = value
-    several = [key for key, found in points.items() if len(found) > 1]
+    curves = []
+    for (key, _), found in points.items():
+        if len(found) > 1:
+            radii = sorted(found)
+            proved = list(accumulate((found[e][0] for e in reversed(radii)), _largest))[::-1]
+            reached = accumulate((found[e][1] for e in radii), _smallest)
+            curves.append(Curve(key, clean[key], tuple(zip(radii, proved, reached, strict=True))))
 
-    def interest(key: Key) -> tuple[bool, float]:
+    def interest(curve: Curve) -> tuple[bool, float]:
         """Those whose proof ends within the radii first, then by clean margin."""
-        bounds = [low for low, _ in points[key].values() if low is not None]
+        bounds = [low for _, low, _ in curve.points if low is not None]
         crosses = bool(bounds) and min(bounds) <= 0.0 < max(bounds)
-        return not crosses, abs(clean[key] or 0.0)
+        return not crosses, -abs(curve.clean or 0.0)
 
-    several.sort(key=interest)
-    return tuple(
-        Curve(key, clean[key], tuple((eps, *points[key][eps]) for eps in sorted(points[key])))
-        for key in several[:MOST_CURVES]
-    )
+    return tuple(sorted(curves, key=interest)[:MOST_CURVES])
+
+
+def _largest(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def _smallest(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else min(a, b)
 
 
 STRENGTH = {"fails": 0, "unknown": 1, "estimated": 2, "holds": 3}

@@ -85,8 +85,8 @@ def number(value: float | None, nothing: str = "–") -> str:
         return "0"
     if 1e-3 <= abs(value) < 1e4:
         return f"{value:.3g}"
-    mantissa, exponent = f"{value:.2g}".split("e") if "e" in f"{value:.2g}" else f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 class Drawing:

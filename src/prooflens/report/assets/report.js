@@ -10,7 +10,7 @@
     if (typeof value !== "number") return String(value);
     if (value === 0 || Number.isInteger(value)) return String(value);
     const size = Math.abs(value);
-    return size >= 1e-3 && size < 1e4 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+    return size >= 1e-3 && size < 1e4 ? String(Number(value.toPrecision(4))) : Number(value.toPrecision(3)).toExponential();
   };
 
   // Light and dark: the system's choice until the button is used.
