@@ -55,6 +55,16 @@ class AttentionHead:
         return tuple(sorted({row.eps for row in self.rows}))
 
 
+def telling_radius(heads: Sequence[AttentionHead]) -> float:
+    """The largest radius at which most rows hold: where the proved ranges are widest and still say something."""
+    radii = sorted({row.eps for head in heads for row in head.rows})
+    for eps in reversed(radii):
+        verdicts = [row.verdict for head in heads for row in head.rows if row.eps == eps]
+        if 2 * verdicts.count("holds") > len(verdicts):
+            return eps
+    return radii[0]
+
+
 def weight_ranges(low: Sequence[float], high: Sequence[float]) -> list[tuple[float, float]]:
     """Ranges of the weights of the top key and then of the others, from ranges of its margins over them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from prooflens.report.attention import AttentionHead
+from prooflens.report.attention import AttentionHead, telling_radius
 from prooflens.report.data import CircuitGraph, Curve, RadiusCell, TokenRadius
 from prooflens.report.svg import SCALE, Drawing, hit, ink_on, number, shade, visible
 
@@ -53,7 +53,9 @@ def radius_map(cells: Sequence[RadiusCell]) -> Drawing:
             if size > 50.0:
                 ink = ink_on(colour) if there else None
                 style = f"fill:{ink}" if ink else None
-                drawing.text(x + size * across, y + size * down, number(value), "small", style=style)
+                drawing.text(
+                    x + size * across, y + size * down, number(value, figures=2), "small", style=style
+                )
         drawing.add("path", None, kind="frame", d=f"M{x + size},{y}L{x},{y + size}")
         drawing.rect(x, y, size, size, kind="frame")
         drawing.close()
@@ -78,8 +80,7 @@ def _scale(drawing: Drawing, x: float, y: float, low: float, high: float) -> Non
 
 def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None = None) -> Drawing:
     """Rows are queries, columns keys; the fill is the clean weight, the bar in a cell its proved range from 0 to 1."""
-    radii = head.radii
-    eps = radii[0] if eps is None else eps
+    eps = telling_radius([head]) if eps is None else eps
     rows = [row for row in head.rows if row.eps == eps]
     size = 46.0 if len(tokens) <= 16 else 30.0
     left, top = 96.0, 88.0

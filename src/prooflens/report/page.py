@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prooflens import __version__
+from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
@@ -68,7 +69,10 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         cells = [cell for cell in data.radius_map if cell.query == query]
         yield f"radius-{_slug(query)}", radius_map(cells)
     for head in data.attention:
-        yield f"attention-{head.layer}.{head.head}", attention_map(head, data.tokens)
+        yield (
+            f"attention-{head.layer}.{head.head}",
+            attention_map(head, data.tokens, telling_radius(data.attention)),
+        )
     for curve in data.curves:
         layer, at, position, query = curve.key
         yield f"margin-{layer}.{at}@{position}-{_slug(query)}", sandwich(curve)
@@ -224,13 +228,18 @@ def _attention_body(data: ReportData) -> str:
             ]
             per_eps.append({"cells": cells, "rows": [[row.position, row.verdict] for row in rows]})
         frames.append({"frames": per_eps})
+    start = radii.index(telling_radius(data.attention))
     slider = (
-        f'<label>radius <input id="eps" type="range" min="0" max="{len(radii) - 1}" value="0" step="1"'
-        f'{" disabled" if len(radii) < 2 else ""}> <output id="eps-label">ε = {number(radii[0])}</output></label>'
+        f'<label>radius <input id="eps" type="range" min="0" max="{len(radii) - 1}" value="{start}" step="1"'
+        f'{" disabled" if len(radii) < 2 else ""}> <output id="eps-label">ε = {number(radii[start])}</output></label>'
     )
     names = [f"{head.layer}.{head.head}" for head in data.attention]
     body = _panels(
-        "head", "head", names, [attention_map(head, data.tokens) for head in data.attention], slider
+        "head",
+        "head",
+        names,
+        [attention_map(head, data.tokens, radii[start]) for head in data.attention],
+        slider,
     )
     packed = as_json({"radii": radii, "heads": frames})
     return f'{body}<script type="application/json" id="attention-data">{packed}</script>'

@@ -75,8 +75,8 @@ def as_json(value: object) -> str:
     return text
 
 
-def number(value: float | None, nothing: str = "–") -> str:
-    """Three figures, as short as they can be written."""
+def number(value: float | None, nothing: str = "–", figures: int = 3) -> str:
+    """A few figures, as short as they can be written."""
     if value is None or math.isnan(value):
         return nothing
     if math.isinf(value):
@@ -84,7 +84,7 @@ def number(value: float | None, nothing: str = "–") -> str:
     if value == 0.0:
         return "0"
     if 1e-3 <= abs(value) < 1e4:
-        return f"{value:.3g}"
+        return f"{value:.{figures}g}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
