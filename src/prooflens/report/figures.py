@@ -86,7 +86,7 @@ def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None 
     left, top = 96.0, 88.0
     drawing = Drawing(
         max(left + size * len(tokens) + 24.0, 520.0),
-        top + size * len(tokens) + 46.0,
+        top + size * len(tokens) + 54.0,
         f"Attention of head {head.layer}.{head.head} with proved ranges at ε = {number(eps)}",
     )
     for i, token in enumerate(tokens):
@@ -132,6 +132,7 @@ def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None 
         )
     base = top + size * len(tokens) + 26.0
     drawing.text(left, base, "frame of the most attended key:", "small quiet", "start")
+    drawing.text(left, base + 16.0, f"proved ranges at ε = {number(eps)}", "small quiet at-eps", "start")
     for i, verdict in enumerate(("holds", "fails", "unknown")):
         drawing.rect(left + 190.0 + 78.0 * i, base - 10.0, 12.0, 12.0, kind=f"mark {verdict}")
         drawing.text(left + 208.0 + 78.0 * i, base, verdict, "small", "start")

@@ -184,6 +184,7 @@
           cell.dataset.tip = `${cell.dataset.about}, proved ${range} at ε = ${figures(eps)}`;
           cell.setAttribute("aria-label", cell.dataset.tip);
         });
+        all(".at-eps", panel).forEach((text) => { text.textContent = `proved ranges at ε = ${figures(eps)}`; });
         const verdicts = new Map(frame.rows);
         all("[data-mark]", panel).forEach((mark) => {
           const verdict = verdicts.get(Number(mark.dataset.mark));
