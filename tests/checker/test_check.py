@@ -232,3 +232,18 @@ def test_the_fingerprint_is_the_models(name: str) -> None:
     from prooflens.checker.network import Network
 
     assert Network.read(PACKAGE / "models" / "embedded" / name).sha256 == pl.load(name).sha256
+
+
+@pytest.mark.pretrained
+@pytest.mark.slow
+def test_witnesses_deep_in_a_pretrained_model_are_confirmed(minilm: pl.Transformer, tmp_path: Path) -> None:
+    """Layer 3 of six, on points that are c + rα with 53-bit factors: nothing may be lost on the way."""
+    from prooflens.models.cache import model_folder
+
+    prompt = minilm.prompt("the movie was long but very good")
+    found = pl.certify(minilm, prompt, pl.Ball(0.05), heads="3.0,3.1", engine="attack", positions=[3])
+    found.save(tmp_path / "run")
+    report = check(tmp_path / "run", model_folder("minilm"))
+    assert found.counts["fails"] > 0
+    assert report.counts["witness confirmed"] == found.counts["fails"]
+    assert report.ok

@@ -15,6 +15,7 @@ from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Network
 from prooflens.engines import Problem, get_engine
 from prooflens.engines.base import Forms
+from prooflens.models.sites import rotary_tables
 from prooflens.queries.rows import Row
 from tests import families
 
@@ -38,8 +39,21 @@ def some_input(model: pl.Transformer) -> torch.Tensor:
     return model.embed(torch.tensor([3, 14, 15, 9, 26]))
 
 
-def test_fingerprint_and_values_are_the_models(folder: Path) -> None:
-    model, net = pl.load(folder), Network.read(folder)
+def torch_tables(n_tokens: int, d_head: int, theta: float) -> Any:
+    tables = rotary_tables(n_tokens, d_head, theta, torch.zeros(1, dtype=torch.float64))
+    return tuple(table.numpy() for table in tables)
+
+
+def test_other_rope_tables_are_refused(tmp_path: Path) -> None:
+    families.llama().save_pretrained(tmp_path)
+    net = Network.read(tmp_path, lambda n, d, theta: torch_tables(n, d, 2.0 * theta))
+    with pytest.raises(ValueError, match="RoPE"):
+        net.rotary(5)
+
+
+@pytest.mark.parametrize("tables", [None, torch_tables])
+def test_fingerprint_and_values_are_the_models(folder: Path, tables: Any) -> None:
+    model, net = pl.load(folder), Network.read(folder, tables)
     assert net.sha256 == model.sha256
     x = some_input(model)
     layers = range(model.architecture.n_layers)
@@ -47,8 +61,8 @@ def test_fingerprint_and_values_are_the_models(folder: Path) -> None:
     _, cache = model.run_with_cache(x)
     wanted: dict[int | str, torch.Tensor] = {i: cache[f"blocks.{i}.attn.hook_attn_scores"] for i in layers}
     wanted["logits"] = cache["output"] if model.architecture.pool != "none" else cache["output"][-1]
-    # RoPE's tables are balls of one float32 unit, which the second layer magnifies.
-    slack = 1e-9 if model.architecture.rope_theta is None else 1.0
+    # Without the library's RoPE tables these are balls of one float32 unit, which the second layer magnifies.
+    slack = 1e-9 if model.architecture.rope_theta is None or tables is not None else 1.0
     for name, values in wanted.items():
         for ball, value in zip(found[name].ravel(), values.flatten().tolist(), strict=True):
             assert abs(ball - value).lower() <= 1e-12

@@ -68,7 +68,10 @@ class FirstLayer:
 
     def _rotate(self, x: Ball, position: int) -> Ball:
         """RoPE: x ⊙ cos + rotate_half(x) ⊙ sin over the last axis."""
-        cos, sin, rad = (table[position] for table in self.tables or ())
+        if self.tables is None:
+            return x
+        cos, sin, rad = self.tables
+        cos, sin = cos[position], sin[position]
         half = x.mid.shape[-1] // 2
         turned = Ball(
             *(
@@ -100,9 +103,7 @@ class FirstLayer:
                 b = b + (M @ w["blocks.0.norm1.bias"][:, None]).reshape(-1)
             M = M * w.get("blocks.0.norm1.weight", 1.0)
             M = M - M.mean() if self.centred else M
-        if self.tables is not None:
-            M, b = self._rotate(M.T, position).T, self._rotate(b, position)
-        return M, b[:, None]
+        return self._rotate(M.T, position).T, self._rotate(b, position)[:, None]
 
     def _maximise(self, head: int, form: Difference) -> tuple[float, float]:
         tokens, best, reached = list(dict.fromkeys((form.i, form.j, form.k))), np.inf, -np.inf

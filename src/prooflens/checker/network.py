@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 Balls = NDArray[Any]
 """numpy arrays of Arb balls."""
 Tensors = dict[str, NDArray[Any]]
+Tables = Callable[[int, int, float], tuple[Array, Array]]
+"""RoPE's cosines and sines for a number of tokens, a head's width and θ."""
 
 _DEFAULTS: dict[str, Any] = json.loads(
     '{"norm_kind": "layer", "norm_place": "post", "norm_eps": 1e-5, "n_kv_heads": null, "d_head": null, "d_out": null,'
@@ -142,10 +144,11 @@ class Network:
 
     arch: dict[str, Any]
     weights: dict[str, Array]
+    tables: Tables | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Network:
-        """The model of a folder."""
+    def read(cls, folder: Path, tables: Tables | None = None) -> Network:
+        """The model of a folder; `tables` are the RoPE constants of the library that runs it."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         state = {
             name: t
@@ -159,7 +162,8 @@ class Network:
             if pooling.is_file():
                 pool = "mean" if json.loads(pooling.read_text()).get("pooling_mode_mean_tokens") else "first"
             arch, held = _convert(config, state, pool)
-        return cls(_DEFAULTS | arch, {n: np.ascontiguousarray(t, dtype=np.float64) for n, t in held.items()})
+        weights = {name: np.ascontiguousarray(t, dtype=np.float64) for name, t in held.items()}
+        return cls(_DEFAULTS | arch, weights, tables)
 
     @property
     def sha256(self) -> str:
@@ -178,10 +182,11 @@ class Network:
         """[i, j]: whether query i may attend to key j."""
         return np.tril(np.ones((n, n), bool)) if self.arch["causal"] else np.ones((n, n), bool)
 
-    def rotary(self, n: int) -> tuple[Array, Array, Array] | None:
-        """RoPE's cosines and sines [n, d_h], each frequency twice, and their radius: one unit of float32.
+    def rotary(self, n: int) -> tuple[Array, Array, float] | None:
+        """RoPE's cosines and sines [n, d_h], each frequency twice, and their radius.
 
-        They are constants that the network makes in float32, and libraries differ in their last place.
+        They are constants that the network makes in float32, and libraries differ in their last place. Unless `tables`
+        gives them, which are then compared, they are balls of one float32 unit.
         """
         if self.arch["rope_theta"] is None:
             return None
@@ -190,7 +195,13 @@ class Network:
         angles = np.tile(
             np.outer(np.arange(n, dtype=np.float32), np.float32(1.0) / power).astype(np.float64), 2
         )
-        return np.cos(angles), np.sin(angles), np.full(angles.shape, 2.0**-23)
+        cos, sin, unit = np.cos(angles), np.sin(angles), 2.0**-23
+        if self.tables is None:
+            return cos, sin, unit
+        given = self.tables(n, self.head_dim, self.arch["rope_theta"])
+        if not max(np.abs(given[0] - cos).max(), np.abs(given[1] - sin).max()) <= unit:
+            raise ValueError("the RoPE tables are not those of the model")
+        return *given, 0.0
 
     def score_bias(self, n: int) -> Array:
         """MPNet's relative position bias [H, n, n], 0 for other models."""
@@ -254,7 +265,7 @@ class Network:
         x = x.reshape(batch, len(x) // batch, -1, self.head_dim).swapaxes(1, 2)
         tables = self.rotary(x.shape[2]) if turn else None
         if tables is not None:
-            cos, sin = (np.frompyfunc(arb, 2, 1)(table, tables[2]) for table in tables[:2])
+            cos, sin = (_each(lambda v: arb(v, tables[2]), table) for table in tables[:2])
             half = self.head_dim // 2
             x = x * cos + np.concatenate((-x[..., half:], x[..., :half]), -1) * sin
         return x.repeat(self.arch["n_heads"] // x.shape[1], axis=1)

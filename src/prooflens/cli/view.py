@@ -39,7 +39,7 @@ def check(
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
     from prooflens.checker import check as examine
 
-    found = examine(run, weights or _weights_of(run))
+    found = examine(run, weights or _weights_of(run), _rotary_tables)
     if as_json:
         print_json(
             {
@@ -94,6 +94,16 @@ def _print_check(problems: list[str], counts: dict[str, int], findings: list[tup
         claims.add_row(Text(yes), Text(no))
     console.print(claims)
     console.print(", ".join(f"{n} {word}" for word, n in counts.items()), highlight=False)
+
+
+def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
+    """RoPE's float32 constants as torch makes them: asked for only where a model has them."""
+    import torch
+
+    from prooflens.models.sites import rotary_tables
+
+    tables = rotary_tables(n_tokens, d_head, theta, torch.zeros(1, dtype=torch.float64))
+    return tuple(table.numpy() for table in tables)
 
 
 def _weights_of(run: Path) -> Path:
