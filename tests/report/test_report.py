@@ -17,6 +17,7 @@ from prooflens.errors import RunError
 from prooflens.report import ReportData, gather, render, report, write_figures
 from prooflens.report.attention import weight_ranges
 from prooflens.report.data import MOST_ROWS
+from prooflens.report.figures import radius_map
 from prooflens.report.page import drawings
 from prooflens.report.svg import as_json, number, visible
 from tests.report.conftest import HOSTILE
@@ -210,3 +211,10 @@ def test_numbers_are_short() -> None:
         "123",
         "∞",
     ]
+
+
+def test_a_head_that_the_mask_decides_has_no_end(data: ReportData) -> None:
+    cell = dataclasses.replace(data.radius_map[0], certified=math.inf, attack=None)
+    svg = radius_map([cell, *data.radius_map[1:]]).svg()
+    assert "∞" in svg
+    assert svg.count('fill="url(#hatch)"') == 2  # the half that nothing breaks, and the legend

@@ -47,8 +47,8 @@ def radius_map(cells: Sequence[RadiusCell]) -> Drawing:
             (cell.attack, f"M{x + size},{y}v{size}h{-size}z", (0.66, 0.76)),
         )
         for value, path, (across, down) in halves:
-            there = value is not None and math.isfinite(value)
-            colour = shade(value or 1.0, low, high) if there else "url(#hatch)"
+            there = value is not None
+            colour = shade(min(value, high), low, high) if value is not None else "url(#hatch)"
             drawing.add("path", None, d=path, fill=colour)
             if size > 50.0:
                 ink = ink_on(colour) if there else None
