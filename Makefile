@@ -26,7 +26,7 @@ types: $(STAMP)
 # The report is tested in a browser. Where one may be installed it is; elsewhere those tests are skipped and say so.
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && apt-get install --quiet --yes --no-install-recommends chromium >/dev/null 2>&1; } || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update >/dev/null 2>&1 && apt-get install --yes --no-install-recommends chromium >/dev/null 2>&1; } || \
 	  echo "no chromium: the report's browser tests are skipped"
 
 unit: $(STAMP) browser

@@ -227,6 +227,33 @@ def test_a_ledger_must_add_up(copy: Path) -> None:
     assert check(copy, TOY).findings[i].status == "WRONG"
 
 
+@pytest.mark.parametrize("convex", [False, True])
+def test_hulls_are_checked_and_nothing_honest_is_called_wrong(
+    toy: pl.Transformer, tmp_path: Path, convex: bool
+) -> None:
+    x, y = toy.example(0).x, toy.example(1).x
+    hull = pl.Paraphrases([x, x + 0.02 * (y - x), x + 0.04 * (y - x)], convex=convex)
+    queries = ["top1", "mass>=0.2", "entropy<=1.3"]
+    pl.certify(toy, toy.example(0), hull, "0-1", queries=queries).save(tmp_path / "run")
+    report = check(tmp_path / "run", TOY)
+    assert report.ok, [finding for finding in report.findings if finding.status == "WRONG"]
+    assert report.counts["re-proved"] > 0
+
+
+def test_circuits_outputs_and_single_tokens_are_not_called_wrong(toy: pl.Transformer, tmp_path: Path) -> None:
+    prompt = toy.example(1)
+    found = {
+        "circuit": pl.circuit(toy, prompt, pl.Ball(0.05), "0.0:top1@-1 & 0.1:top1@1 & 1.0:mass>=0.2@-1"),
+        "sum": pl.circuit(toy, prompt, pl.Ball(0.02), "0.5 * 0.0:mass>=0.2@-1 + 2 * 0.1:mass>=0.2@1 > 0"),
+        "output": pl.certify(toy, prompt, pl.Ball(0.02), queries=["argmax"]),
+        "token": pl.certify(toy, prompt, pl.Ball(0.05, tokens=[1]), layer=0, queries=["top2", "rank2"]),
+    }
+    for name, results in found.items():
+        results.save(tmp_path / name)
+        report = check(tmp_path / name, TOY)
+        assert report.ok, (name, report)
+
+
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_fingerprint_is_the_models(name: str) -> None:
     from prooflens.checker.network import Network

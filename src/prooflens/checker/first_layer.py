@@ -164,9 +164,9 @@ class FirstLayer:
                 growth[t] += sigma * reach[i]
             if group == [i]:
                 D[i] = D[i] + 2.0 * sigma * n[i] ** 2 * shape[i]
-            elif reach[i] and any(reach[t] for t in group):
-                costs = {t: float((shape[t] * n[t] ** 2 * self.radius[t] ** 2).sum()) for t in (i, *group)}
-                tau = float(np.sqrt(sum(costs[t] for t in group) / costs[i]))
+            elif self.radius[i].any() and self.radius[group].any():
+                costs = [float((shape[t] * n[t] ** 2 * self.radius[t] ** 2).sum()) for t in (i, *group)]
+                tau = float(np.sqrt(max(sum(costs[1:]), 1e-300) / max(costs[0], 1e-300)))
                 D[i] = D[i] + sigma * tau * n[i] ** 2 * shape[i]
                 for t in group:
                     D[t] = D[t] + sigma / tau * n[t] ** 2 * shape[t]

@@ -173,7 +173,9 @@ class _Checker:
         ranked = re.fullmatch(r"top\d+", row["query"]) and any(v < 0 for v in clean)
         _need(not ranked, "the claim is not about the clean top keys")
         known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
-        for values in [clean, *known] if row["guarantee"] == "proved" else []:
+        # Under constraints neither the centre nor a corner need be in the region: they refute nothing there.
+        free = f"region/{row['region_id']}/A_eq" not in self.tensors
+        for values in [clean, *known] if free and row["guarantee"] == "proved" else []:
             for f, a, b, v in zip(functionals, low.tolist(), high.tolist(), values or clean, strict=True):
                 _need(not (v < a or v > b), f"{f['name']} is {float(v):.6g} somewhere, outside its bounds")
         if row["verdict"] == "fails":
@@ -230,7 +232,11 @@ class _Checker:
         if f"{region}/A_eq" in self.tensors:  # constraints are met up to the tolerance of the search
             over = self.tensors[f"{region}/A_ub"] @ alpha - self.tensors[f"{region}/b_ub"]
             off = self.tensors[f"{region}/A_eq"] @ alpha - self.tensors[f"{region}/b_eq"]
-            _need(np.all(over <= 1e-8) and np.all(np.abs(off) <= 1e-8), "the witness breaks the constraints")
+            if np.any(over > 1e-8) or np.any(np.abs(off) > 1e-8):
+                return (
+                    "not checkable",
+                    "the witness's factors break the constraints; others may give the same point",
+                )
         for a, b in zip(self._point(row["region_id"], alpha).ravel(), x.ravel().tolist(), strict=True):
             _need(abs(a - b) < 1e-9 * (1 + abs(b)), "the stored witness is not the point of its factors")
         for f, v in zip(functionals, values or (), strict=True):
@@ -244,14 +250,16 @@ class _Checker:
 
     def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
         note, region, proved, weakest = self._ledger(row, low), row["region_id"], [], np.inf
+        radius = self.tensors.get(f"region/{region}/radius")
+        ball = radius is not None and f"region/{region}/A_eq" not in self.tensors
         if region not in self.first:
-            radius = self.tensors.get(f"region/{region}/radius")
-            if radius is None:
+            if radius is None:  # the box around the region
                 radius = np.abs(self.tensors[f"region/{region}/generators"]).sum(0) * (1.0 + 1e-12)
             self.first[region] = FirstLayer(self.net, self.tensors[f"region/{region}/center"], radius)
         for f, a, b in zip(functionals, low, high, strict=True):
             least, most, reached = bounds(f, self.first[region])
-            _need(not (reached < a or most < a or least > b), f"the bounds of {f['name']} are contradicted")
+            wrong = (ball and reached < a) or most < a or least > b
+            _need(not wrong, f"the bounds of {f['name']} are contradicted")
             proved.append(least >= a and most <= b if f["sense"] == "range" else _met(f, least, most))
             weakest = min(weakest, least)
         if row["verdict"] != "holds":
