@@ -29,6 +29,8 @@ svg.figure .mark.holds{stroke:var(--holds);fill:none}
 svg.figure .mark.fails{stroke:var(--fails);fill:none;stroke-dasharray:5 3}
 svg.figure .mark.unknown{stroke:var(--unknown);fill:none;stroke-dasharray:1.5 3}
 svg.figure .mark.estimated{stroke:var(--estimated);fill:none;stroke-dasharray:8 3}
+svg.figure [data-mark].holds{stroke:#00785a} svg.figure [data-mark].fails{stroke:#b84700}
+svg.figure [data-mark].unknown{stroke:#57606a} svg.figure [data-mark].estimated{stroke:#8e4a86}
 svg.figure .weakest{fill:none;stroke:var(--ink);stroke-width:3}
 svg.figure .edge{stroke:var(--line);stroke-width:1.25;fill:none}
 svg.figure .hatch{fill:var(--hatch)}
