@@ -1,6 +1,7 @@
 """Who answers: engines that bound scalars of a model over a region. Importing this package registers them all."""
 
 from prooflens.engines import attack as _attack
+from prooflens.engines import crown as _crown
 from prooflens.engines import exact as _exact
 from prooflens.engines import interval as _interval
 from prooflens.engines import jacobian as _jacobian
@@ -30,4 +31,4 @@ __all__ = [
     "get_engine",
 ]
 
-del _attack, _exact, _interval, _jacobian, _layer0, _polyzono
+del _attack, _crown, _exact, _interval, _jacobian, _layer0, _polyzono

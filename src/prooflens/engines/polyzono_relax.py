@@ -64,11 +64,16 @@ def activation(function: Activation, x: TensorSet, k: int) -> TensorSet:
     """φ(x) for a model's activation."""
     hull = x.hull()
     cost = square_rest(x, k)
-    deviation = _relu_deviation if function == "relu" else _grid_deviation
     chord = deviation(function, x.c, hull, *_chord(function, x.c, hull))
     curved = deviation(function, x.c, hull, *_parabola(function, x.c, hull))
     curved_cost = curved.error + curved.curvature.abs() * cost
     return apply(x, curved.or_else(chord, curved_cost < chord.error), k)
+
+
+def deviation(function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
+    """φ(x) − λ(x − c) − κ(x − c)² ∈ value ± error on the hull, for any λ and κ; stable ReLUs get their own λ."""
+    of = _relu_deviation if function == "relu" else _grid_deviation
+    return of(function, c, hull, slope, curvature)
 
 
 def inverse_root(x: TensorSet, k: int, floor: float) -> TensorSet:
