@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from prooflens.engines import Bounds, Engine, Guarantee, Problem, engine_names, get_engine
+from prooflens.engines.alpha_crown import AlphaCrown
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack_search import Budget
 from prooflens.engines.exact import Exact
@@ -119,8 +120,10 @@ def run(
 
 
 def modest(name: str) -> Engine:
-    """An engine by name; `exact` with few cells, since what it returns when they run out is proved as well."""
-    return Exact(tolerance=1e-3, max_cells=64, max_slow_cells=4) if name == "exact" else get_engine(name)
+    """An engine by name; those that search with few steps, since what they return when they stop is proved as well."""
+    if name == "exact":
+        return Exact(tolerance=1e-3, max_cells=64, max_slow_cells=4)
+    return AlphaCrown(steps=3, inner_steps=1) if name == "alpha-crown" else get_engine(name)
 
 
 def try_case(case: Case, engines: Sequence[Engine], budget: Budget, report: Report) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from prooflens import Ball, Region
 from prooflens.engines import Forms, Problem, forms_of, get_engine
+from prooflens.engines.alpha_crown import AlphaCrown
 from prooflens.engines.crown import Walk, plain
 from prooflens.engines.crown_lines import Relaxation, activation, convex
 from prooflens.engines.crown_norm import square_lines
@@ -213,6 +214,40 @@ def test_a_point_is_nearly_a_point() -> None:
         )
         found = get_engine("crown").bound_forms(still, margins(still, 1))
         assert float((found.upper - found.lower).max()) < 1e-6
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "toy"])
+def test_alpha_is_never_looser_and_holds(name: str) -> None:
+    """At every number of steps, on both sides; what it found is attacked like any other bound."""
+    problem = problem_of(name, 0.02)
+    forms = margins(problem, 1)
+    crown = get_engine("crown").bound_forms(problem, forms)
+    for steps, inner in ((0, 0), (3, 0), (6, 2)):
+        found = AlphaCrown(steps=steps, inner_steps=inner).bound_forms(problem, forms)
+        assert bool((found.lower >= crown.lower).all() & (found.upper <= crown.upper).all())
+        assert_contains(problem, forms, found)
+    assert float((found.upper - found.lower).mean()) < float((crown.upper - crown.lower).mean())
+
+
+def test_alpha_shares_its_parameters_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prooflens.engines.alpha_crown.PARAMETERS", 0)
+    problem = problem_of("llama", 0.01)
+    forms = margins(problem, 1)
+    found = AlphaCrown(steps=4, inner_steps=0).bound_forms(problem, forms)
+    crown = get_engine("crown").bound_forms(problem, forms)
+    assert_contains(problem, forms, found)
+    assert bool((found.lower >= crown.lower).all() & (found.upper <= crown.upper).all())
+
+
+def test_forms_in_small_batches_give_the_same_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a line chosen the other way where two are equally good: rounding decides that."""
+    problem = problem_of("bert", 0.01)
+    forms = margins(problem, 1)
+    whole = get_engine("crown").bound_forms(problem, forms)
+    monkeypatch.setattr("prooflens.engines.crown.BUDGET_ELEMENTS", 1500)
+    parts = get_engine("crown").bound_forms(problem, forms)
+    torch.testing.assert_close(parts.lower, whole.lower, rtol=5e-3, atol=1e-4)
+    torch.testing.assert_close(parts.upper, whole.upper, rtol=5e-3, atol=1e-4)
 
 
 def test_a_float32_model_is_refused() -> None:

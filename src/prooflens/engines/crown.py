@@ -19,7 +19,7 @@ Forms go back in batches that fit a budget of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -206,7 +206,7 @@ class Walk:
         return FormBounds(torch.cat(lows), torch.cat(highs), torch.cat(bottoms), torch.cat(tops))
 
     def back(
-        self, start: Start, tau: dict[str, Parameters] | None = None
+        self, start: Start, tau: Mapping[str, Parameters] | None = None
     ) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """Upper bounds of linear functions, rounding included, and their coefficients GᵀA of the factors.
 

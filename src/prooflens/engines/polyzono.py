@@ -60,11 +60,21 @@ def region_set(region: Region) -> TensorSet:
     return TensorSet(start.c, L, torch.arange(len(L), device=L.device), start.Q, start.pairs, start.r)
 
 
-def propagate(program: Program, region: Region, options: Options, keep: Iterable[str]) -> Walk:
-    """Walk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers."""
+def propagate(
+    program: Program,
+    region: Region,
+    options: Options,
+    keep: Iterable[str],
+    meaning: type[Rules] = Rules,
+    limit: int | None = None,
+) -> Walk:
+    """Walk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers.
+
+    `meaning` says what a step does to sets, `limit` how many linear generators are kept (default: by the order).
+    """
     wanted = set(keep)
     last_use = {name: i for i, step in enumerate(program.steps) for name in step.inputs}
-    rules = Rules(options, Factors(region.n_factors), options.order * region.center.numel())
+    rules = meaning(options, Factors(region.n_factors), limit or options.order * region.center.numel())
     live = {INPUT: region_set(region)}
     walk = Walk(stages=[_stage(INPUT, live[INPUT])])
     for i, step in enumerate(program.steps):
