@@ -9,6 +9,7 @@ import typer
 
 from prooflens import __version__
 from prooflens.cli import checks as _checks
+from prooflens.cli import compare as _compare
 from prooflens.cli import models as _models
 from prooflens.cli import prove as _prove
 from prooflens.cli import runs as _runs
@@ -18,7 +19,7 @@ from prooflens.errors import ProoflensError
 
 __all__ = ["app", "main"]
 
-del _checks, _models, _prove, _runs, _view  # importing them is what enters their commands
+del _checks, _compare, _models, _prove, _runs, _view  # importing them is what enters their commands
 
 
 def main() -> None:

@@ -111,38 +111,6 @@ def _verdicts(options: dict[str, Any], engine: str) -> None:
 
 
 @app.command()
-def compare(
-    model: Model,
-    eps: Eps,
-    text: TextOption = None,
-    sample: Sample = None,
-    layer: Layer = None,
-    heads: Heads = None,
-    tokens: Tokens = None,
-    positions: Positions = None,
-    query: Queries = None,
-    engine: Annotated[
-        list[str] | None, typer.Option(help="Only these engines (default: all that fit).")
-    ] = None,
-    device: Device = None,
-    memory: Memory = None,
-    seed: Seed = 0,
-    budget: Effort = None,
-    as_json: Json = False,
-) -> None:
-    """Engines side by side on the same claims: what each proves, how tight, how long."""
-    options = dict(locals())
-    from prooflens.compare import compare as ask_all
-
-    with shown(not as_json) as tell:
-        found = ask_all(question_of(options, tell), engine, settings_of(options, "auto"), tell)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        print_table(found.shown, ([row[name] for name in found.shown] for row in found.rows))
-
-
-@app.command()
 def radius(
     model: Model,
     text: TextOption = None,

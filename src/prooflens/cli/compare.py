@@ -1,0 +1,78 @@
+"""The command `compare`: engines side by side, as a table, JSON, CSV, LaTeX and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.options import (
+    Device,
+    Effort,
+    Eps,
+    Heads,
+    Layer,
+    Memory,
+    Model,
+    Positions,
+    Queries,
+    Sample,
+    Seed,
+    TextOption,
+    Tokens,
+    question_of,
+    settings_of,
+)
+from prooflens.progress import shown
+
+
+@app.command()
+def compare(
+    model: Model,
+    eps: Eps,
+    text: TextOption = None,
+    sample: Sample = None,
+    layer: Layer = None,
+    heads: Heads = None,
+    tokens: Tokens = None,
+    positions: Positions = None,
+    query: Queries = None,
+    engines: Annotated[
+        str | None, typer.Option(help="Engines, as in interval,crown,cpz (default: all that fit).")
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="One engine more (may be repeated).")] = None,
+    device: Device = None,
+    memory: Memory = None,
+    seed: Seed = 0,
+    budget: Effort = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX (booktabs).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw tightness against time (SVG).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Engines side by side on the same claims: what each proves, how tight, at what cost, what an attack crosses."""
+    options = dict(locals())
+    from prooflens.compare import compare as ask_all
+
+    named = [name.strip() for name in (engines or "").split(",") if name.strip()] + list(engine or [])
+    with shown(not as_json) as tell:
+        found = ask_all(question_of(options, tell), named or None, settings_of(options, "auto"), tell)
+    written = []
+    for path, made in ((csv, found.csv), (latex, found.latex), (plot, lambda: _drawn(found.rows, model))):
+        if path is not None:
+            path.write_text(made(), encoding="utf-8")
+            written.append(str(path))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_table(found.columns, found.cells)
+    if written:
+        say(f"written to {', '.join(written)}")
+
+
+def _drawn(rows: list[dict[str, object]], model: str) -> str:
+    from prooflens.report.comparison import tightness_plot
+
+    return tightness_plot(rows, f"tightness against time on {model}")
