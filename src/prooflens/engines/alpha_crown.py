@@ -41,7 +41,7 @@ class Search:
 
     def __call__(self, walk: Walk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """The least proved bound over all steps, with the corner it belongs to."""
-        n = len(next(iter(start.values())))
+        n = start.size
         best, corner = plain(walk, start)
         shapes = _shapes(walk, start)
         total = sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -76,12 +76,9 @@ class Search:
 
 def _shapes(walk: Walk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
     """The τ of all steps that a linear function goes back through."""
-    needed, found = set(start), {}
-    for step, rule in reversed(walk.rules):
-        if step.out in needed:
-            needed.update(step.inputs)
-            found.update({(step.out, name): shape for name, shape in rule.parameters.items()})
-    return found
+    return {
+        (step.out, name): shape for step, rule in walk.path(start) for name, shape in rule.parameters.items()
+    }
 
 
 def _by_step(tau: dict[tuple[str, str], Tensor]) -> Mapping[str, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,8 +45,22 @@ from prooflens.queries import Box
 BUDGET_ELEMENTS = 2**24
 """Numbers per temporary while forms go back: how many go at a time."""
 
-Start = dict[str, Tensor]
-"""A linear function: coefficients [F, *shape] of some named values."""
+
+class Start(NamedTuple):
+    """F linear functions: coefficients [F, *shape] of named values, or of one token's part of them ([F, 1, …])."""
+
+    values: dict[str, Tensor]
+    token: int | None = None
+
+    @property
+    def size(self) -> int:
+        """F."""
+        return len(next(iter(self.values.values())))
+
+    def both_sides(self, part: Tensor) -> Start:
+        """Some of the functions, and minus them."""
+        return Start({name: torch.cat((A[part], -A[part])) for name, A in self.values.items()}, self.token)
+
 
 Settle = Callable[["Walk", Start], tuple[Tensor, Tensor]]
 """How upper bounds of linear functions are found, with the sign pattern of their last coefficients."""
@@ -97,12 +112,18 @@ class Walk:
         box = self.boxes[name]
         if name == INPUT or self._from_input(name):
             return
-        n = box.lower.numel()
-        eye = torch.eye(n, dtype=box.lower.dtype, device=box.lower.device)
-        found = self.bounds({name: eye.reshape(n, *box.lower.shape)})
-        self.boxes[name] = _cut(
-            box, found.lower.reshape(box.lower.shape), found.upper.reshape(box.lower.shape)
-        )
+        self.boxes[name] = _cut(box, *self.coordinates(name))
+
+    def coordinates(self, name: str, centre: bool = False) -> Box:
+        """Bounds of every coordinate of a value, of x − mean(x) with `centre`, token by token."""
+        like = self.boxes[name].lower
+        tokens: list[int | None] = [*range(len(like))] if like.ndim > 1 else [None]
+        shape = like.shape[1:] if like.ndim > 1 else like.shape
+        eye = torch.eye(shape.numel(), dtype=like.dtype, device=like.device)
+        rows = (centred(eye) if centre else eye).reshape(-1, *((1,) if like.ndim > 1 else ()), *shape)
+        found = [self.bounds(Start({name: rows}, token)) for token in tokens]
+        lower, upper = (torch.stack([getattr(part, end) for part in found]) for end in ("lower", "upper"))
+        return Box(lower.reshape(like.shape), upper.reshape(like.shape))
 
     def _from_input(self, name: str) -> bool:
         """An affine image of a ball: its interval box is already exact."""
@@ -116,12 +137,10 @@ class Walk:
     def _norm(self, step: Norm) -> Rule:
         name = step.inputs[0]
         x = self.boxes[name]
-        S, d = x.lower.shape
-        eye = torch.eye(S * d, dtype=x.lower.dtype, device=x.lower.device).reshape(S * d, S, d)
-        found = self.bounds({name: centred(eye) if step.centred else eye})
+        d = x.lower.shape[-1]
+        low, high = self.coordinates(name, step.centred)
         size = magnitude(x)
         slack = gamma(4 * d + 32) * (size + size.mean(-1, keepdim=True)) + TINY
-        low, high = (end.reshape(S, d) for end in (found.lower, found.upper))
         m = _cut(_plain_centre(step, x), down(low - slack), up(high + slack))
         v = self._variance(step, name, m)
         if not bool((v.lower > 0).all()):
@@ -149,7 +168,7 @@ class Walk:
             slope = side.slope[1] / d
             A = m.lower.new_zeros(S, S, d)
             A[tokens, tokens] = centred(slope) if step.centred else slope
-            found = self.bounds({name: A})
+            found = self.bounds(Start({name: A}))
             size = (slope.abs() * (x + x.mean(-1, keepdim=True)) + side.offset[1].abs() / d).sum(
                 -1
             ) + step.eps
@@ -164,24 +183,19 @@ class Walk:
         name = step.inputs[0]
         scores = self.boxes[name]
         H, S, _ = scores.lower.shape
-        i, j, k = (step.mask[:, :, None] & step.mask[:, None, :]).triu(1).nonzero(as_tuple=True)
-        heads = torch.arange(H, device=i.device)
         D = up(scores.upper[..., :, None] - scores.lower[..., None, :])
-        n = len(i)
-        if n:
-            h = heads.repeat_interleave(n)
-            i, j, k = (t.repeat(H) for t in (i, j, k))
-            low, high = [], []
-            for part in torch.arange(H * n, device=i.device).split(self.chunk()):
-                A = scores.lower.new_zeros(len(part), H, S, S)
-                row = torch.arange(len(part), device=i.device)
-                A[row, h[part], i[part], j[part]] = 1.0
-                A[row, h[part], i[part], k[part]] = -1.0
-                found = self.bounds({name: A})
-                low.append(found.lower)
-                high.append(found.upper)
-            D[h, i, j, k] = torch.minimum(D[h, i, j, k], torch.cat(high))
-            D[h, i, k, j] = torch.minimum(D[h, i, k, j], -torch.cat(low))
+        for i in range(S):
+            j, k = (step.mask[i, :, None] & step.mask[i]).triu(1).nonzero(as_tuple=True)
+            if not len(j):
+                continue
+            h = torch.arange(H, device=j.device).repeat_interleave(len(j))
+            j, k = j.repeat(H), k.repeat(H)
+            A = scores.lower.new_zeros(len(h), H, 1, S)
+            row = torch.arange(len(h), device=j.device)
+            A[row, h, 0, j], A[row, h, 0, k] = 1.0, -1.0
+            found = self.bounds(Start({name: A}, i))
+            D[h, i, j, k] = torch.minimum(D[h, i, j, k], found.upper)
+            D[h, i, k, j] = torch.minimum(D[h, i, k, j], -found.lower)
         rule = Weights.of(step.mask, scores, D)
         self.boxes[step.out] = rule.box
         return rule
@@ -194,16 +208,28 @@ class Walk:
     def bounds(self, start: Start) -> FormBounds:
         """Bounds of linear functions of the values so far, with the corners where their last lines are attained."""
         lows, highs, bottoms, tops = [], [], [], []
-        size = len(next(iter(start.values())))
-        for part in torch.arange(size).split(self.chunk()):
-            some = {name: torch.cat((A[part], -A[part])) for name, A in start.items()}
-            bound, corner = self.settle(self, some)
+        for part in torch.arange(start.size).split(self.chunk()):
+            bound, corner = self.settle(self, start.both_sides(part))
             n = len(part)
             highs.append(bound[:n])
             lows.append(-bound[n:])
             tops.append(corner[:n])
             bottoms.append(corner[n:])
         return FormBounds(torch.cat(lows), torch.cat(highs), torch.cat(bottoms), torch.cat(tops))
+
+    def path(self, start: Start) -> list[tuple[AnyStep, Rule]]:
+        """The steps that linear functions go back through, last first; for one token with its share of the rules."""
+        alone = dict.fromkeys(start.values, start.token is not None)
+        found = []
+        for step, rule in reversed(self.rules):
+            if step.out not in alone:
+                continue
+            single = alone[step.out]
+            used = rule if start.token is None or not single else rule.at(start.token)
+            found.append((step, used))
+            for name, stays in zip(step.inputs, rule.stays, strict=True):
+                alone[name] = single and stays and alone.get(name, True)
+        return found
 
     def back(
         self, start: Start, tau: Mapping[str, Parameters] | None = None
@@ -212,26 +238,33 @@ class Walk:
 
         Differentiable in τ; rounded up by the caller's last step, `proved`.
         """
-        live = dict(start)
-        first = next(iter(start.values()))
+        live = dict(start.values)
+        first = next(iter(live.values()))
         constant, size = (first.new_zeros(len(first)) for _ in range(2))
         roundings = 64 + 4 * len(self.rules)
-        for step, rule in reversed(self.rules):
-            A = live.pop(step.out, None)
-            if A is None:
-                continue
-            passed = rule.back(A, {} if tau is None else tau.get(step.out, {}))
+        for step, rule in self.path(start):
+            passed = rule.back(live.pop(step.out), {} if tau is None else tau.get(step.out, {}))
             for name, part in zip(step.inputs, passed.inputs, strict=True):
-                live[name] = live[name] + part if name in live else part
+                live[name] = _sum(live[name], part, start.token) if name in live else part
             constant, size = constant + passed.constant, size + passed.size
             roundings = max(roundings, rule.roundings + 4 * len(self.rules) + 64)
         region = self.problem.region
-        A = live.get(INPUT, first.new_zeros(len(first), *region.center.shape))
+        whole = first.new_zeros(len(first), *region.center.shape)
+        A = _sum(whole, live[INPUT], start.token) if INPUT in live else whole
         pulled = region.pullback(A)
         size = size + paired(A.abs(), magnitude(self.boxes[INPUT]) + region.spread())
         roundings = max(roundings, 4 * (region.center.numel() + region.n_factors))
         moved = paired(A, region.center) + pulled.abs().sum(-1)
         return moved + constant + gamma(4 * roundings) * size, pulled
+
+
+def _sum(first: Tensor, second: Tensor, token: int | None) -> Tensor:
+    """Coefficients of one value from two readers; those of one token are put in their place first."""
+    if first.shape == second.shape:
+        return first + second
+    whole, single = (first, second) if first.shape[1] > 1 else (second, first)
+    place = torch.tensor([token], device=whole.device)
+    return whole + torch.zeros_like(whole).index_copy(1, place, single)
 
 
 def proved(bound: Tensor) -> Tensor:
@@ -275,7 +308,7 @@ def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor,
     shape = (problem.model.architecture.n_heads, problem.n_tokens, problem.n_tokens)
     for part in torch.arange(forms.size).split(walk.chunk()):
         some = forms.select(part)
-        made: Start = {}
+        made: dict[str, Tensor] = {}
         for layer in some.layers:
             here = some.layer == layer
             A = torch.zeros(len(part), *shape, dtype=torch.float64, device=device)
@@ -287,7 +320,8 @@ def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor,
             A = torch.zeros(len(part), *output.shape, dtype=torch.float64, device=device)
             problem.read_output(A)[...] = some.logits.to(device)
             made[OUTPUT] = A
-        yield part, made
+        if made:
+            yield part, Start(made)
 
 
 def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None = None) -> FormBounds:
@@ -302,14 +336,12 @@ def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None
     )
     size = (forms.index.bincount(minlength=forms.size)).to(lower)
     for part, start in starts(problem, walk, forms):
-        found = walk.bounds(start) if start else None
-        if found is None:
-            continue
+        found = walk.bounds(start)
         # Repeated entries of a form were added up in floats.
         slack = (
             gamma(8)
             * size[part]
-            * sum(paired(A.abs(), magnitude(walk.boxes[name])) for name, A in start.items())
+            * sum(paired(A.abs(), magnitude(walk.boxes[name])) for name, A in start.values.items())
         )
         place = part.to(lower.device)
         lower[place] = torch.maximum(lower[place], down(found.lower - slack))

@@ -45,6 +45,10 @@ class Lines(NamedTuple):
         """Slope and offset of the combination τ, one for all forms or one per form."""
         return mixed(self.slope, tau), mixed(self.offset, tau)
 
+    def part(self, token: int, dim: int = 0) -> Lines:
+        """The lines of one token, whose dimension is kept."""
+        return Lines(*(end.narrow(dim + 1, token, 1) for end in self))
+
     @property
     def size(self) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """The largest |λ| and |μ|."""
@@ -56,6 +60,10 @@ class Relaxation(NamedTuple):
 
     lower: Lines
     upper: Lines
+
+    def at(self, token: int) -> Relaxation:
+        """The lines of one token."""
+        return Relaxation(self.lower.part(token), self.upper.part(token))
 
 
 def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | None) -> Tensor:

@@ -16,7 +16,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.crown_lines import Relaxation, convex
-from prooflens.engines.crown_steps import Middle, Parameters, Passed, magnitude, paired, summed, through_lines
+from prooflens.engines.crown_steps import (
+    Middle,
+    Parameters,
+    Passed,
+    cut,
+    magnitude,
+    paired,
+    summed,
+    through_lines,
+)
 from prooflens.models.sites import Norm
 from prooflens.numerics import down, up
 from prooflens.queries import Box
@@ -80,6 +89,24 @@ class Normalise:
     def roundings(self) -> int:
         """Sums over all coordinates."""
         return 8 * self.size.numel() + 64
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """The only input."""
+        return (True,)
+
+    def at(self, token: int) -> Normalise:
+        """One token's planes."""
+        return Normalise(
+            self.step,
+            self.m.at(token),
+            self.n.at(token),
+            self.squares.at(token),
+            self.root.at(token),
+            cut(self.boxed, token),
+            Box(*(cut(end, token) for end in self.y)),
+            cut(self.size, token),
+        )
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """Through product, root, squares and centring in turn."""

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.crown_lines import Lines, Relaxation, convex, flat, mixed
-from prooflens.engines.crown_steps import Parameters, Passed, magnitude, paired, summed
+from prooflens.engines.crown_steps import Parameters, Passed, cut, magnitude, paired, summed
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries import Box, weight_box
@@ -83,6 +83,17 @@ class Weights:
     def roundings(self) -> int:
         """A sum over all weights of all rows."""
         return 4 * self.gap.numel() + 16
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """A row of weights reads its own row of scores."""
+        return (True,)
+
+    def at(self, token: int) -> Weights:
+        """One query's row, of all heads."""
+        box = Box(*(cut(end, token, 1) for end in self.box))
+        gap, size = cut(self.gap, token, 1), cut(self.size, token, 1)
+        return Weights(self.lower.part(token, 1), self.upper.part(token, 1), box, gap, size)
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """Shift by κ, then the line above where A is positive, the one below where it is negative."""

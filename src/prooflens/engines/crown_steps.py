@@ -18,12 +18,15 @@ A rule takes A of a step's output y, and returns A of its inputs, what to add to
 differs from it by at most γ_n|W|ᵀ|A|, so ⟨A, y⟩ differs by at most γ_n⟨|A|, |W||x| + |b|⟩. Each rule therefore adds
 ⟨|A|, size⟩ to s, with `size` the absolute-value chain of its formula on the box of its inputs, and N bounds all numbers
 of roundings.
+
+**Tokens.** All but attention and pooling work token by token. A function of one token's values goes back with that
+token's share of every rule (`at`) until a key or a value reads the others: an S-th of the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,6 +64,15 @@ class Rule(Protocol):
         """At least the number of roundings in sequence of anything that `back` computes."""
         ...
 
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """Which inputs belong to the token that the output belongs to."""
+        ...
+
+    def at(self, token: int) -> Rule:
+        """The rule for the part of the output that belongs to one token."""
+        ...
+
     def back(self, A: Float[Tensor, " F *shape"], tau: Parameters) -> Passed:
         """Replace the step's output."""
         ...
@@ -81,6 +93,11 @@ def summed(A: Float[Tensor, " F *shape"]) -> Float[Tensor, " F"]:
     return A.flatten(1).sum(1)
 
 
+def cut(x: Tensor, token: int, dim: int = 0) -> Tensor:
+    """One token's part, the dimension kept."""
+    return x.narrow(dim, token, 1)
+
+
 class Middle(NamedTuple):
     """A box as middle and radius, the radius rounded up."""
 
@@ -92,6 +109,10 @@ class Middle(NamedTuple):
         """The middle as computed; the radius covers both ends from there."""
         x = 0.5 * box.lower + 0.5 * box.upper
         return cls(x, torch.maximum(up(box.upper - x), up(x - box.lower)))
+
+    def at(self, token: int, dim: int = 0) -> Middle:
+        """One token's part."""
+        return Middle(cut(self.x, token, dim), cut(self.r, token, dim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +149,19 @@ class Linear:
     def roundings(self) -> int:
         """A dot product with the weights, and the sum of the constant."""
         return self.size.numel() + sum(shape.numel() for shape in self.shapes)
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """All of them; pooling has no token."""
+        return (True,) * len(self.shapes)
+
+    def at(self, token: int) -> Linear:
+        """The same map; a rotation has its angle per token."""
+        step = self.step
+        if isinstance(step, Rotary):
+            step = replace(step, cos=cut(step.cos, token), sin=cut(step.sin, token))
+        shapes = tuple(torch.Size((1, *shape[1:])) for shape in self.shapes)
+        return Linear(step, shapes, cut(self.size, token))
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """The transposed map."""
@@ -173,6 +207,15 @@ class Curve:
     def roundings(self) -> int:
         """A sum over all coordinates."""
         return self.size.numel() + 8
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """The only input."""
+        return (True,)
+
+    def at(self, token: int) -> Curve:
+        """One token's lines."""
+        return Curve(self.lines.at(token), cut(self.size, token))
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """The line above where A is positive, the one below where it is negative."""
@@ -240,6 +283,25 @@ class Bilinear:
     def roundings(self) -> int:
         """A sum over all coordinates of an input, or of the output."""
         return 4 * (self.size.numel() + self.x.x.numel() + self.y.x.numel()) + 16
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """Keys and values are those of all tokens."""
+        return (True, "j" not in self.equation)
+
+    def at(self, token: int) -> Bilinear:
+        """One token's query, row of weights or gate."""
+        x, _, out, _ = self.letters
+        first, last = (0, 0) if "i" not in x else (x.index("i"), out.index("i"))
+        return replace(
+            self,
+            x=self.x.at(token, first),
+            y=self.y if "j" in self.equation else self.y.at(token),
+            bias=None if self.bias is None else cut(self.bias, token, last),
+            center=cut(self.center, token, last),
+            radius=cut(self.radius, token, last),
+            size=cut(self.size, token, last),
+        )
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """Gradients at the middle, tilted by τ, and ±r_x r_y."""
