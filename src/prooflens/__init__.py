@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from prooflens.certify import certify
     from prooflens.circuits import circuit
     from prooflens.models import Transformer, load, pull
+    from prooflens.output import OutputResults, output, output_radius
     from prooflens.radius import radius
     from prooflens.regions import Ball, Paraphrases, Region
     from prooflens.report import report
@@ -23,6 +24,9 @@ _HOMES = {
     "Ball": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
+    "OutputResults": "prooflens.output",
+    "output": "prooflens.output",
+    "output_radius": "prooflens.output",
     "certify": "prooflens.certify",
     "circuit": "prooflens.circuits",
     "radius": "prooflens.radius",
@@ -33,6 +37,7 @@ _HOMES = {
 
 __all__ = [
     "Ball",
+    "OutputResults",
     "Paraphrases",
     "Radii",
     "Region",
@@ -42,6 +47,8 @@ __all__ = [
     "certify",
     "circuit",
     "load",
+    "output",
+    "output_radius",
     "pull",
     "radius",
     "report",

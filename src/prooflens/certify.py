@@ -23,7 +23,7 @@ from prooflens.models.cache import model_folder
 from prooflens.outcomes import Outcome, Verdict
 from prooflens.portfolio import Evidence, Settings, attack, depth_of, gather, prove, stages_of
 from prooflens.progress import Progress, Show, shown
-from prooflens.queries import Argmax, Circuit, Claim, Query, parse_heads, parse_query
+from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, suggestion
 from prooflens.regions import Ball, Paraphrases, Region
@@ -36,9 +36,6 @@ CHUNK_NUMBERS = 2**25
 
 CHUNK_FUNCTIONALS = 4096
 """… and never more functionals than this, so that progress is seen and an interruption keeps most of the work."""
-
-MOST_OUTPUTS = 4096
-"""Beyond this many outputs `argmax` would need a matrix of their pairs that does not fit."""
 
 Place = Ball | Region | Paraphrases
 """Where a claim is to hold."""
@@ -129,9 +126,7 @@ def ask(
             for found, _ in parse_heads(text, architecture.n_layers, architecture.n_heads)
         }
     )
-    output = any(isinstance(part, Argmax) for query in wanted for part in _parts(query))
-    if output and (architecture.d_out or 0) > MOST_OUTPUTS:
-        raise QueryError(f"argmax over {architecture.d_out} outputs is too large: at most {MOST_OUTPUTS}")
+    output = any(isinstance(part, Argmax | Beats) for query in wanted for part in _parts(query))
     setting = problem.setting(layers, output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
     return Question(problem, claims, Subject.of(model, prompt, place, source))

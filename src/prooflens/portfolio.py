@@ -20,6 +20,7 @@ from prooflens.engines import Bounds, Engine, Guarantee, Problem, engine_names, 
 from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.engines.base import Ledger
 from prooflens.engines.functionals import bound_functionals, refusal
+from prooflens.engines.vocabulary import is_tail
 from prooflens.errors import EngineError
 from prooflens.outcomes import Outcome, Verdict
 from prooflens.progress import Progress
@@ -232,6 +233,7 @@ class Evidence:
             self.seconds,
             lower_corner=_signs(torch.stack(corners)) if whole else None,
             lower_ledger=self._ledger(),
+            tail=next((s[0].tail for s in self.sources if s is not None and s[0].tail is not None), None),
         )
 
     def _ledger(self) -> Ledger | None:
@@ -250,7 +252,9 @@ class Evidence:
     def _reason(self, clean: bool) -> str:
         verdict = self.verdict
         if verdict is Verdict.HOLDS:
-            return "proved on the whole region" if self.engines else "true by the mask alone"
+            tail = self._bounds().tail
+            proved = "proved on the whole region" if self.engines else "true by the mask alone"
+            return proved if tail is None else f"{proved}; {tail}"
         if verdict is Verdict.FAILS:
             return "the clean input breaks it" if clean else "broken by a point of the region"
         if verdict is Verdict.ESTIMATED:
@@ -303,6 +307,10 @@ def prove(problem: Problem, evidence: Sequence[Evidence], engine: Engine, requir
         asked: list[tuple[Evidence, list[int]]] = []
         for item in evidence:
             chosen = [i for i in item.wanted() if _is_margin(item.claim.functionals[i]) is linear]
+            if len(item.missing()) > len(
+                chosen
+            ):  # a vocabulary is worth asking once the named tokens are beaten
+                chosen = [i for i in chosen if not is_tail(item.claim.functionals[i])]
             if chosen:
                 asked.append((item, chosen))
         functionals = [item.claim.functionals[i] for item, chosen in asked for i in chosen]

@@ -83,11 +83,14 @@ class Subject:
     text: str | None
     region: Region
     source: str | None = None
+    layers: int | None = None
+    """How many layers the model has: fewer than its weights' folder where it was cut."""
 
     @classmethod
     def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
         """Names of a model and a prompt; the source is the folder that the weights were read from."""
-        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source)
+        layers = model.architecture.n_layers
+        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source, layers)
 
     @property
     def eps(self) -> float | None:

@@ -328,7 +328,7 @@ def test_score_boxes_bound_functionals_exactly() -> None:
 
 def test_argmax() -> None:
     (claim,) = parse_query("argmax").bind(two_heads())
-    assert claim.clean.tolist() == [2.0, 1.0]
+    assert claim.clean.tolist() == [1.0, 2.0]
     assert claim.rows == ()
     assert claim.holds_on({}, torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])).tolist() == [True, False]
     with pytest.raises(QueryError, match="about outputs"):

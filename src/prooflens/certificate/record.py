@@ -18,7 +18,7 @@ from torch import Tensor
 from prooflens import __version__
 from prooflens.certificate.store import Array, RunWriter
 from prooflens.outcomes import Outcome
-from prooflens.queries import Claim, Functional, LogSumExp, RowEntropy, Score
+from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
 from prooflens.regions import Region
 from prooflens.results import Frame, Results, Subject
 
@@ -57,6 +57,7 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
             "python": platform.python_version(),
         },
         "model": {"name": subject.model, "sha256": subject.model_sha256, "source": subject.source},
+        "layers": subject.layers,
         "text": subject.text,
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
@@ -130,10 +131,12 @@ def _functional(functional: Functional) -> dict[str, Any]:
 
 
 def _term(weight: float, atom: Any) -> Sequence[Any]:
-    """[weight, kind, layer, head, position, key or keys], or [weight, "logit", index]."""
+    """[weight, kind, layer, head, position, key or keys], [weight, "logit", index], [weight, "largest", left out]."""
     if isinstance(atom, Score):
         return [weight, "score", atom.row.layer, atom.row.head, atom.row.position, atom.key]
     if isinstance(atom, LogSumExp | RowEntropy):
         kind = "logsumexp" if isinstance(atom, LogSumExp) else "entropy"
         return [weight, kind, atom.row.layer, atom.row.head, atom.row.position, list(atom.keys)]
+    if isinstance(atom, LargestLogit):
+        return [weight, "largest", list(atom.but)]
     return [weight, "logit", atom.index]

@@ -1,13 +1,15 @@
 """Functionals of attention scores: their values at a point, and their ranges on a region, in Arb balls.
 
 A functional is a dictionary {"constant", "terms", "sense"} of a run's `claim` column; a term is [weight, kind, layer,
-head, position, key or keys] with kind `score`, `logsumexp` or `entropy`, or [weight, "logit", index].
+head, position, key or keys] with kind `score`, `logsumexp` or `entropy`, [weight, "logit", index], or [weight,
+"largest", outputs that are left out].
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from flint import arb
 from prooflens.checker.first_layer import FirstLayer
 
 Functional = Mapping[str, Any]
+OUTPUTS = ("logit", "largest")
 
 
 def keys_of(term: list[Any]) -> list[int]:
@@ -28,8 +31,9 @@ def value(functional: Functional, found: Mapping[int | str, Any]) -> arb:
     total = arb(functional["constant"])
     for term in functional["terms"]:
         weight, kind = term[:2]
-        if kind == "logit":
-            total += arb(weight) * found["logits"][term[2]]
+        if kind in OUTPUTS:
+            read = found["logits"][[term[2]]] if kind == "logit" else np.delete(found["logits"], term[2])
+            total += arb(weight) * reduce(arb.max, read)
             continue
         a = [found[term[2]][term[3], term[4], key] for key in keys_of(term)]
         e = [(x - a[0].mid()).exp() for x in a]
@@ -47,7 +51,7 @@ def bounds(functional: Functional, first: FirstLayer) -> tuple[float, float, flo
     of the attention weights, and s_j = 1/(1 + Σ e^{a_k − a_j}) with proved differences gives a box for those.
     """
     terms, nothing = functional["terms"], (-np.inf, np.inf, np.nan)
-    if any(term[1] == "logit" or term[2] != 0 for term in terms):
+    if any(term[1] in OUTPUTS or term[2] != 0 for term in terms):
         return nothing
     rows = {(term[3], term[4]) for term in terms}
     for row in rows:

@@ -165,6 +165,13 @@ class Network:
         weights = {name: np.ascontiguousarray(t, dtype=np.float64) for name, t in held.items()}
         return cls(_DEFAULTS | arch, weights, tables)
 
+    def cut(self, layers: int | None) -> Network:
+        """The network after its first blocks (None: all): what follows the last one follows there."""
+        layers = layers or self.arch["n_layers"]
+        gone = tuple(f"blocks.{layer}." for layer in range(layers, self.arch["n_layers"])) or "nothing."
+        kept = {name: t for name, t in self.weights.items() if not name.startswith(gone)}
+        return Network(self.arch | {"n_layers": layers}, kept, self.tables)
+
     @property
     def sha256(self) -> str:
         """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""

@@ -18,7 +18,7 @@ from flint import arb, ctx
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from prooflens.checker.claims import Functional, bounds, value
+from prooflens.checker.claims import OUTPUTS, Functional, bounds, value
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
 
@@ -77,7 +77,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
         tensors: dict[str, Any] = {}
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
-        net = Network.read(weights, tables)
+        net = Network.read(weights, tables).cut(info.get("layers"))
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         _need(
@@ -299,4 +299,4 @@ def _met(functional: Functional, low: float, high: float) -> bool:
 def _reads(functionals: list[Functional]) -> tuple[frozenset[int], bool]:
     """Which layers' scores functionals read, and whether they read the output."""
     terms = [term for f in functionals for term in f["terms"]]
-    return frozenset(t[2] for t in terms if t[1] != "logit"), any(t[1] == "logit" for t in terms)
+    return frozenset(t[2] for t in terms if t[1] not in OUTPUTS), any(t[1] in OUTPUTS for t in terms)

@@ -11,6 +11,7 @@ from prooflens import __version__
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
 from prooflens.cli import models as _models
+from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
 from prooflens.cli import runs as _runs
 from prooflens.cli import view as _view
@@ -19,7 +20,7 @@ from prooflens.errors import ProoflensError
 
 __all__ = ["app", "main"]
 
-del _checks, _compare, _models, _prove, _runs, _view  # importing them is what enters their commands
+del _checks, _compare, _models, _output, _prove, _runs, _view  # importing them is what enters their commands
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from prooflens.cli.options import (
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.results import Frame, Results
+    from prooflens.results import Frame, Radii, Results
 
 FEW = 40
 """So many rows are listed; of more, the counts per layer and query are."""
@@ -132,7 +132,6 @@ def radius(
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
     options = dict(locals())
-    from prooflens.certificate.record import save_frame
     from prooflens.radius import radius as search
 
     with shown(not as_json) as tell:
@@ -154,9 +153,17 @@ def radius(
             budget=budget,
             positions=named_tokens(positions),
         )
+    print_radii(found, options)
+
+
+def print_radii(found: Radii, options: dict[str, Any]) -> None:
+    """Keep radii where that was asked for, and print them."""
+    from prooflens.certificate.record import save_frame
+
+    out = options["out"]
     if out is not None:
         save_frame(found, out, configuration(options), "radii")
-    if as_json:
+    if options["as_json"]:
         print_json(found.to_dict())
     else:
         _list(found)

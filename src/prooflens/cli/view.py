@@ -114,7 +114,7 @@ def _weights_of(run: Path) -> Path:
 
     try:
         model = json.loads((run / "run.json").read_text(encoding="utf-8"))["model"]
-        name, source = str(model["name"]), model["source"]
+        name, source = str(model["name"]).partition(", first ")[0], model["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{run} is not a run: its run.json cannot be read ({error})") from error
     embedded = Path(str(resources.files("prooflens"))) / "models" / "embedded" / name

@@ -21,6 +21,7 @@ from torch import Tensor
 from prooflens.engines.attack_search import Budget, Landscape, Search, inside
 from prooflens.engines.attack_targets import Targets
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.vocabulary import is_tail, narrowed
 from prooflens.queries import Claim
 
 __all__ = ["BUDGETS", "Attack", "Budget", "Siege", "Witness", "attack_claims", "attained", "break_claims"]
@@ -136,8 +137,11 @@ def attack_claims(
     """Try to falsify every claim; a claim is left alone as soon as it is broken.
 
     Each claim's smallest functional is made small. A break counts when `claim.holds_on` is false at a float64 point of
-    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is.
+    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is. Of a whole vocabulary the nearest tokens
+    are attacked.
     """
+    if tails := [i for i, claim in enumerate(claims) if any(map(is_tail, claim.functionals))]:
+        return _attack_tails(problem, claims, tails, budget, seed, starts, fast)
     found: list[Witness | None] = [None] * len(claims)
     center = problem.region.center
     if not any(f.rows or f.logits for claim in claims for f in claim.functionals):
@@ -162,17 +166,59 @@ def attack_claims(
     return Siege(found, values, alpha)
 
 
-def _witness(
-    problem: Problem, claim: Claim, alpha: Float[Tensor, " p"], x: Float[Tensor, "S d"]
-) -> Witness | None:
-    """The point as a witness, if the claim is false there."""
+def _attack_tails(
+    problem: Problem,
+    claims: Sequence[Claim],
+    tails: Sequence[int],
+    budget: Budget,
+    seed: int,
+    starts: Sequence[Float[Tensor, "K p"] | None] | None,
+    fast: bool,
+) -> Siege:
+    """Claims with a tail one by one, each on the outputs that matter to it; what is found is run through the model."""
+    starts = starts or [None] * len(claims)
+    others = [i for i in range(len(claims)) if i not in tails]
+    rest = attack_claims(
+        problem, [claims[i] for i in others], budget, seed, [starts[i] for i in others], fast
+    )
+    witnesses = dict(zip(others, rest.witnesses, strict=True))
+    values, factors = dict(zip(others, rest.values, strict=True)), dict(zip(others, rest.alpha, strict=True))
+    for i in tails:
+        siege = attack_claims(*_alone(problem, claims[i]), budget, seed, [starts[i]], fast)
+        found = siege.witnesses[0]
+        factors[i] = siege.alpha[0] if found is None else found.alpha
+        at = _values(problem, claims[i], problem.region.point(factors[i]))
+        values[i] = at.amin()
+        witnesses[i] = None if found is None else _witness(problem, claims[i], found.alpha, found.x)
+    order = range(len(claims))
+    return Siege(
+        [witnesses[i] for i in order],
+        torch.stack([values[i] for i in order]),
+        torch.stack([factors[i] for i in order]),
+    )
+
+
+def _alone(problem: Problem, claim: Claim) -> tuple[Problem, list[Claim]]:
+    small, asked = narrowed(problem, claim)
+    return small, [asked]
+
+
+def _values(problem: Problem, claim: Claim, x: Float[Tensor, "S d"]) -> Float[Tensor, " F"]:
+    """The functionals of a claim at a point."""
     layers = sorted({row.layer for f in claim.functionals for row in f.rows})
     about_output = any(f.logits for f in claim.functionals)
     with torch.no_grad():
         scores, logits = problem.values(x, layers, about_output)
-        rows = {row: scores[row.layer][row.head, row.position] for f in claim.functionals for row in f.rows}
-        values = claim.values(rows, logits)
-    if bool(values.isnan().any()) or bool(claim.holds_on(rows, logits)):
+    rows = {row: scores[row.layer][row.head, row.position] for f in claim.functionals for row in f.rows}
+    return claim.values(rows, logits)
+
+
+def _witness(
+    problem: Problem, claim: Claim, alpha: Float[Tensor, " p"], x: Float[Tensor, "S d"]
+) -> Witness | None:
+    """The point as a witness, if the claim is false there."""
+    values = _values(problem, claim, x)
+    if bool(values.isnan().any()) or bool(claim.met(values)):
         return None
     return Witness(x, alpha, values)
 

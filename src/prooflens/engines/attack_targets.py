@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.base import Forms
-from prooflens.queries import Claim, Functional, Logit, LogSumExp, RowEntropy, Sense
+from prooflens.queries import Claim, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Sense
 
 FAR_BELOW = 1e5
 """Keys that take no part are put so far below the row's largest score: weight 0, and derivatives stay finite."""
@@ -100,6 +100,7 @@ class Targets:
                 if isinstance(atom, Logit):
                     logits[number, atom.index] += weight
                     continue
+                assert not isinstance(atom, LargestLogit), "tails are attacked token by token"
                 kind = Kind.SCORE
                 if isinstance(atom, LogSumExp | RowEntropy):
                     kind = Kind.LOG_SUM if isinstance(atom, LogSumExp) else Kind.ENTROPY

@@ -24,6 +24,36 @@ from prooflens.queries.functionals import Logit
 from prooflens.regions import Region
 
 
+@dataclass(frozen=True)
+class Tail:
+    """How the tokens of a vocabulary beside the named ones were decided: so many by each stage, so many left open."""
+
+    box: int = 0
+    linear: int = 0
+    direct: int = 0
+    open: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.box + self.linear + self.direct + self.open
+
+    @property
+    def refined(self) -> int:
+        """Tokens for which the first bound was not enough."""
+        return self.total - self.box
+
+    def __str__(self) -> str:
+        named = {
+            "by the box": self.box,
+            "by the linear part": self.linear,
+            "one by one": self.direct,
+            "open": self.open,
+        }
+        parts = ", ".join(f"{count} {name}" for name, count in named.items() if count)
+        return f"{self.total} other tokens: {parts}"
+
+
 class Guarantee(StrEnum):
     """What a bound is worth."""
 
@@ -226,6 +256,7 @@ class Bounds:
     upper_corner: Float[Tensor, "F p"] | None = field(default=None, repr=False)
     lower_ledger: Ledger | None = field(default=None, repr=False)
     upper_ledger: Ledger | None = field(default=None, repr=False)
+    tail: Tail | None = None
 
     def select(self, chosen: Int[Tensor, " M"]) -> Bounds:
         """The bounds of some of the functionals."""

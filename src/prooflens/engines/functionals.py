@@ -21,10 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import Bounds, Engine, FormBounds, Forms, Problem, Stopwatch, forms_of
+from prooflens.engines.vocabulary import bound_outputs, output_refusal, reads_vector
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries import Claim, Functional, Row, RowEntropy, remainder
-from prooflens.queries.functionals import Logit
+from prooflens.queries.functionals import OutputAtom
 from prooflens.queries.masks import keys_of
 from prooflens.queries.programs import functional_bounds
 from prooflens.queries.simplex import Box
@@ -32,7 +33,12 @@ from prooflens.queries.weights import weight_box
 
 
 def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> Bounds:
-    """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all."""
+    """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all.
+
+    Functionals of the logits of one token, and tails of a vocabulary, go through `vocabulary` in a call of their own.
+    """
+    if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
+        return _with_outputs(engine, problem, functionals, through)
     watch = Stopwatch(problem.model.device)
     # What reads nothing is its constant; no engine is asked about it.
     fixed = [i for i, f in enumerate(functionals) if not (f.rows or f.logits)]
@@ -69,8 +75,27 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
     )
 
 
+def _with_outputs(
+    engine: Engine, problem: Problem, functionals: Sequence[Functional], through: list[int]
+) -> Bounds:
+    outputs = bound_outputs(engine, problem, [functionals[i] for i in through])
+    if len(through) == len(functionals):
+        return outputs
+    others = [i for i in range(len(functionals)) if i not in set(through)]
+    rest = bound_functionals(engine, problem, [functionals[i] for i in others])
+    lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
+    for chosen, found in ((through, outputs), (others, rest)):
+        lower[chosen], upper[chosen] = found.lower, found.upper
+    seconds = outputs.seconds + rest.seconds
+    return Bounds(lower, upper, engine.guarantee, engine.name, seconds, tail=outputs.tail)
+
+
 def refusal(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> str | None:
     """Why an engine cannot bound these functionals, or None if it can."""
+    others = [f for f in functionals if not reads_vector(problem, f)]
+    if len(others) < len(functionals):
+        reason = output_refusal(engine, problem)
+        return reason or (refusal(engine, problem, others) if others else None)
     rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
     linear = forms_of([f for f in functionals if f.is_linear], problem.model.architecture.d_out or 0)
     read = Forms.of(
@@ -169,7 +194,9 @@ class _Curved:
         upper = torch.full_like(lower, math.inf)
         for number, functional in enumerate(self.functionals):
             rows = functional.rows
-            if not any(isinstance(atom, Logit) for _, atom in functional.terms) and _balanced(functional):
+            if not any(isinstance(atom, OutputAtom) for _, atom in functional.terms) and _balanced(
+                functional
+            ):
                 low, high = functional_bounds([functional], {row: boxes[row] for row in rows})
                 lower[number], upper[number] = low[0], high[0]
             if all(bool(differences[row].isfinite().all()) for row in rows):
@@ -229,7 +256,7 @@ def _gradient_terms(functional: Functional, row: Row, a: Tensor, keys: list[int]
     """Sizes of the terms that each computed weight ∂f/∂a_j is a sum of."""
     total = torch.zeros(len(keys), dtype=torch.float64)
     for weight, atom in functional.terms:
-        if isinstance(atom, Logit) or atom.row != row:
+        if isinstance(atom, OutputAtom) or atom.row != row:
             continue
         if isinstance(atom, RowEntropy):
             logs = a[keys].log_softmax(-1)
@@ -244,6 +271,6 @@ def _balanced(functional: Functional) -> bool:
     """Whether score terms cancel row by row, so that weights alone determine the functional."""
     sums: dict[Row, list[float]] = {}
     for weight, atom in functional.terms:
-        if not isinstance(atom, Logit | RowEntropy):
+        if not isinstance(atom, OutputAtom | RowEntropy):
             sums.setdefault(atom.row, []).append(weight)
     return all(math.fsum(weights) == 0.0 for weights in sums.values())

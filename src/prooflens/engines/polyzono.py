@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.hidden import HiddenBounds, headless, nothing_known
 from prooflens.engines.polyzono_forms import bound_scores
 from prooflens.engines.polyzono_set import Factors, TensorSet
 from prooflens.engines.polyzono_steps import Options, Rules, Unbounded
@@ -30,7 +31,8 @@ from prooflens.errors import EngineError
 from prooflens.models import OUTPUT, scores_name
 from prooflens.models.program import INPUT, Program
 from prooflens.models.sites import Scores
-from prooflens.numerics import up
+from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
 from prooflens.regions import Region
 
 
@@ -127,6 +129,32 @@ class PolyZono:
             if forms.logits is not None:
                 names.add(OUTPUT)
             return bound_from(self.walk(problem, sorted(names)).sets, problem, forms, steps)
+
+    def bound_hidden(self, problem: Problem) -> HiddenBounds:
+        """The set of the vector that the head reads: its monomials are the generators, the rest is the box."""
+        made = self.walk(headless(problem), [OUTPUT]).sets.get(OUTPUT)
+        return nothing_known(problem) if made is None else hidden_of(made)
+
+
+def hidden_of(x: TensorSet) -> HiddenBounds:
+    """A polynomial zonotope as an enclosure: every monomial is a generator of its own, squares around their middle."""
+    squares = x.pairs[:, 0] == x.pairs[:, 1]
+    half = 0.5 * x.Q[squares]
+    A = torch.cat((x.L, x.Q[~squares], half)).T
+    h0 = x.c + half.sum(0)
+    slack = gamma(len(half) + 4) * (x.c.abs() + half.abs().sum(0))
+    made = HiddenBounds(h0, up(x.r + up(2.0 * slack + TINY)), A)
+    if x.box is None:
+        return made
+    # The box holds too: where it is narrower it is all that is kept of a coordinate.
+    center = 0.5 * x.box.lower + 0.5 * x.box.upper
+    width = up(torch.maximum(x.box.upper - center, center - x.box.lower)) + TINY
+    narrow = width < made.box
+    return HiddenBounds(
+        torch.where(narrow, center, h0),
+        torch.where(narrow, width, made.E),
+        torch.where(narrow[:, None], 0.0, A),
+    )
 
 
 def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores]:

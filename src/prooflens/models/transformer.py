@@ -79,6 +79,51 @@ class Transformer:
         examples = None if self.examples is None else self.examples.to(device=device, dtype=dtype)
         return replace(self, weights=moved, examples=examples)
 
+    def cut(self, layers: int) -> Transformer:
+        """The model after its first `layers` blocks: final norm, pooling and head read the stream there (logit lens).
+
+        It is a model of its own: its name says where it was cut, and its fingerprint is that of what is left.
+        """
+        if not 1 <= layers <= self.architecture.n_layers:
+            raise ModelError(
+                f"{self.name} can be cut after 1 … {self.architecture.n_layers} layers, not {layers}"
+            )
+        if layers == self.architecture.n_layers:
+            return self
+        dropped = tuple(f"blocks.{layer}." for layer in range(layers, self.architecture.n_layers))
+        kept = {name: tensor for name, tensor in self.weights.items() if not name.startswith(dropped)}
+        architecture = replace(self.architecture, n_layers=layers)
+        return replace(
+            self, architecture=architecture, weights=kept, name=f"{self.name}, first {layers} layers"
+        )
+
+    @cached_property
+    def headless(self) -> Transformer:
+        """The same model without its head: its output is the one vector [d] that the logits of `argmax` are read from.
+
+        Where the head reads every token that is the last one, as in `Problem.read_output`.
+        """
+        pool = "last" if self.architecture.pool == "none" else self.architecture.pool
+        architecture = replace(self.architecture, d_out=None, d_vocab=None, context=None, pool=pool)
+        kept = {
+            name: tensor for name, tensor in self.weights.items() if not name.startswith(("head.", "embed."))
+        }
+        return replace(self, architecture=architecture, weights=kept, tokenizer=None)
+
+    @property
+    def head(self) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
+        """Weight and bias that make logits of the vector of `headless`; tied to the embedding where there is no own."""
+        if self.architecture.d_out is None:
+            raise ModelError(f"{self.name} has no head: it predicts neither classes nor tokens")
+        weight = self.weights["head.weight" if "head.weight" in self.weights else "embed.tokens"]
+        return weight, self.weights.get("head.bias", weight.new_zeros(len(weight)))
+
+    def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
+        """The same model with other linear forms of the vector of `headless` as its outputs."""
+        bare = self.headless
+        weights = {**bare.weights, "head.weight": weight, "head.bias": bias}
+        return replace(bare, architecture=replace(bare.architecture, d_out=len(weight)), weights=weights)
+
     def program(
         self,
         n_tokens: int,

@@ -6,9 +6,9 @@
 
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
-from prooflens.queries.circuit import Argmax, Circuit
+from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.entropy import entropy_range
-from prooflens.queries.functionals import Atom, Functional, Logit, LogSumExp, RowEntropy, Score
+from prooflens.queries.functionals import Atom, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Score
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
@@ -21,12 +21,14 @@ from prooflens.queries.weights import differences_from_scores, weight_box
 __all__ = [
     "Argmax",
     "Atom",
+    "Beats",
     "Box",
     "Circuit",
     "Claim",
     "Condition",
     "Entropy",
     "Functional",
+    "LargestLogit",
     "Linearisation",
     "LogSumExp",
     "Logit",

@@ -1,10 +1,10 @@
 """Queries about several rows at once, and about outputs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prooflens.errors import QueryError
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
-from prooflens.queries.functionals import Functional, logit_margin
+from prooflens.queries.functionals import Functional, logit_margin, tail_margin
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,64 @@ class Circuit(Query):
         return Functional(total.terms, total.constant, str(self))
 
 
+MOST_DIRECT = 512
+"""Up to this many outputs `argmax` is one margin per output."""
+
+CANDIDATES = 20
+"""Of more outputs so many have a margin of their own (the paper's K); all others together are one functional."""
+
+
 @dataclass(frozen=True)
 class Argmax(Query):
-    """The model's answer stays the clean one: Logit(y) − Logit(c) > 0 for every other class c."""
+    """The model's answer stays the clean one: Logit(y) − Logit(c) > 0 for every other class or token c.
+
+    `candidates` says how many of the nearest others get a margin of their own; the rest are one functional,
+    Logit(y) − max of them. It changes how the claim is written, not what it says.
+    """
+
+    candidates: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None and self.candidates < 1:
+            raise QueryError(f"argmax needs at least one candidate, got {self.candidates}")
 
     def __str__(self) -> str:
         return "argmax"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """One claim, about no row of attention."""
+        """One claim, about no row of attention; the nearest other outputs first."""
         if setting.logits is None:
             raise QueryError("argmax asks about outputs, but this model or setting has no logits")
-        logits = setting.logits.double().tolist()
-        best = max(range(len(logits)), key=logits.__getitem__)
-        others = [index for index in range(len(logits)) if index != best]
-        equal = next((index for index in others if logits[index] == logits[best]), None)
+        logits = setting.logits.double()
+        ranked = logits.argsort(descending=True, stable=True).tolist()
+        best, others = ranked[0], ranked[1:]
+        equal = next((index for index in others[:1] if logits[index] == logits[best]), None)
         tie = None if equal is None else f"outputs {best} and {equal} tie on the clean input"
-        conditions = [Condition(logit_margin(best, index), Sense.POSITIVE) for index in others]
+        direct = len(others)
+        if len(ranked) > MOST_DIRECT:
+            direct = min(self.candidates or CANDIDATES, direct)
+        conditions = [Condition(logit_margin(best, index), Sense.POSITIVE) for index in others[:direct]]
+        if direct < len(others):
+            conditions.append(Condition(tail_margin(best, tuple(others[:direct])), Sense.POSITIVE))
         return [make_claim(self, setting, (), conditions, tie)]
+
+
+@dataclass(frozen=True)
+class Beats(Query):
+    """One output stays above another: Logit(winner) − Logit(loser) > 0."""
+
+    winner: int
+    loser: int
+
+    def __str__(self) -> str:
+        return f"logit{self.winner}>logit{self.loser}"
+
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """One claim, about no row of attention."""
+        size = 0 if setting.logits is None else len(setting.logits)
+        for index in (self.winner, self.loser):
+            if index >= size:
+                raise QueryError(f"there is no output {index}: the model has {size}")
+        condition = Condition(logit_margin(self.winner, self.loser), Sense.POSITIVE)
+        tie = "an output does not beat itself" if self.winner == self.loser else None
+        return [make_claim(self, setting, (), [condition], tie)]

@@ -8,6 +8,7 @@ A functional is a constant plus a weighted sum of atoms, each a function of one 
 | `LogSumExp(row, keys)` | log Σ_keys e^a | p = softmax of a over the keys |
 | `RowEntropy(row, keys)` | H(s), s = softmax of a over the keys that take part | −s_j (log s_j + H) |
 | `Logit(index)` | an output | e_index (of the logits) |
+| `LargestLogit(but)` | the largest output, some left out | – (an engine bounds it output by output) |
 
 What an engine needs beyond the linear term is in `remainder`; many functionals at once are in `tables`.
 """
@@ -87,8 +88,22 @@ class Logit:
     index: int
 
 
+@dataclass(frozen=True)
+class LargestLogit:
+    """The largest of all outputs but some: what a whole vocabulary has to offer beside a few named tokens."""
+
+    but: tuple[int, ...]
+
+    def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
+        """max over c not in `but`; −∞ if there is none."""
+        kept = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        kept[list(self.but)] = False
+        return torch.where(kept, logits, -torch.inf).amax(-1)
+
+
 AttentionAtom: TypeAlias = Score | LogSumExp | RowEntropy
-Atom: TypeAlias = AttentionAtom | Logit
+OutputAtom: TypeAlias = Logit | LargestLogit
+Atom: TypeAlias = AttentionAtom | OutputAtom
 
 
 def _spread(
@@ -119,7 +134,7 @@ class Functional:
     @property
     def rows(self) -> tuple[Row, ...]:
         """The rows it reads, in order of first use."""
-        return tuple(dict.fromkeys(atom.row for _, atom in self.terms if not isinstance(atom, Logit)))
+        return tuple(dict.fromkeys(atom.row for _, atom in self.terms if not isinstance(atom, OutputAtom)))
 
     @property
     def logits(self) -> tuple[int, ...]:
@@ -137,6 +152,8 @@ class Functional:
         for weight, atom in self.terms:
             if isinstance(atom, Logit):
                 total = total + weight * self._needed(logits)[..., atom.index]
+            elif isinstance(atom, LargestLogit):
+                total = total + weight * atom.value(self._needed(logits))
             else:
                 total = total + weight * atom.value(self._row(scores, atom.row))
         return total
@@ -145,7 +162,7 @@ class Functional:
         """Its gradient with respect to the scores of each of its rows, in closed form."""
         out: dict[Row, Tensor] = {}
         for weight, atom in self.terms:
-            if not isinstance(atom, Logit):
+            if not isinstance(atom, OutputAtom):
                 part = weight * atom.gradient(self._row(scores, atom.row))
                 out[atom.row] = out[atom.row] + part if atom.row in out else part
         return out
@@ -206,3 +223,10 @@ def _group(row: Row, keys: tuple[int, ...]) -> Score | LogSumExp:
 def logit_margin(winner: int, loser: int) -> Functional:
     """Logit(winner) − Logit(loser)."""
     return Functional(((1.0, Logit(winner)), (-1.0, Logit(loser))), name=f"logit[{winner}] - logit[{loser}]")
+
+
+def tail_margin(winner: int, but: tuple[int, ...]) -> Functional:
+    """Logit(winner) − the largest output that is neither the winner nor one of `but`."""
+    left = tuple(sorted({winner, *but}))
+    name = f"logit[{winner}] - largest logit but {len(left)}"
+    return Functional(((1.0, Logit(winner)), (-1.0, LargestLogit(left))), name=name)

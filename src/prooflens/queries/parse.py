@@ -3,7 +3,7 @@
     query    = part {"&" part} | weight "*" part {" + " weight "*" part} ">" "0"
     part     = [heads ":"] kind ["@" position]
     kind     = "top" K | "rank" K | "mass>=" x ["@" set] | "spec" set ">" set
-             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax"
+             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" | "logit" C ">logit" C
     set      = "{" token {"," token} "}"
     position = token | "[" token {"," token} "]" | "all"
     token    = an index, negative from the end | a word | a text in double quotes
@@ -21,7 +21,7 @@ from dataclasses import replace
 from prooflens.errors import QueryError
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Query
-from prooflens.queries.circuit import Argmax, Circuit
+from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.rows import Token, suggestion
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -36,6 +36,7 @@ SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
     rf"entropy\s*>=\s*{NUMBER}": lambda m: Entropy(lower=float(m[1])),
     rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m: Entropy(float(m[1]), float(m[2])),
     r"argmax": lambda m: Argmax(),
+    r"logit(\d+)\s*>\s*logit(\d+)": lambda m: Beats(int(m[1]), int(m[2])),
 }
 
 EXAMPLES = {
@@ -45,6 +46,7 @@ EXAMPLES = {
     "spec": "spec{1,2}>{3}",
     "entropy": "entropy<=1.5",
     "argmax": "argmax",
+    "logit": "logit3>logit5",
 }
 """One well-formed query per kind, for messages."""
 

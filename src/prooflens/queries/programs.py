@@ -18,7 +18,7 @@ from torch import Tensor
 from prooflens.errors import QueryError
 from prooflens.numerics.rounding import TINY, down, gamma, up
 from prooflens.queries.entropy import entropy_range
-from prooflens.queries.functionals import Functional, Logit, LogSumExp, RowEntropy, Score
+from prooflens.queries.functionals import Functional, LogSumExp, OutputAtom, RowEntropy, Score
 from prooflens.queries.outward import log_down, log_sum_exp_down, log_sum_exp_up, log_up
 from prooflens.queries.rows import Row
 from prooflens.queries.simplex import Box, maximum_mass, minimum_mass
@@ -43,7 +43,7 @@ class _Terms:
         self.column: list[int] = []
         for index, functional in enumerate(functionals):
             for weight, atom in functional.terms:
-                if not isinstance(atom, Logit) and isinstance(atom, kinds):
+                if not isinstance(atom, OutputAtom) and isinstance(atom, kinds):
                     keys = (atom.key,) if isinstance(atom, Score) else atom.keys
                     self.owner.append(index)
                     self.weight.append(weight)
@@ -155,7 +155,7 @@ def _check(functional: Functional) -> None:
     """A functional of weights alone: no outputs, and score terms of each row whose weights cancel."""
     sums: dict[Row, list[float]] = {}
     for weight, atom in functional.terms:
-        if isinstance(atom, Logit):
+        if isinstance(atom, OutputAtom):
             raise QueryError(f"functional {functional.name!r} is about outputs: weight boxes do not bound it")
         if isinstance(atom, Score | LogSumExp):
             sums.setdefault(atom.row, []).append(weight)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.errors import QueryError
-from prooflens.queries.functionals import Functional, Logit, Score, Scores
+from prooflens.queries.functionals import Functional, OutputAtom, Score, Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def linearise(functionals: Sequence[Functional], scores: Scores) -> Linearisatio
     for number, functional in enumerate(functionals):
         values.append(functional.value(scores))
         for weight, atom in functional.terms:
-            if isinstance(atom, Logit):
+            if isinstance(atom, OutputAtom):
                 raise QueryError(f"functional {functional.name!r} is about outputs; use its logit_gradient")
             row = atom.row
             keys = (atom.key,) if isinstance(atom, Score) else atom.keys

@@ -1,0 +1,128 @@
+r"""Where the vector lies that the head reads: one enclosure from which every logit difference can be bounded.
+
+    h(x) = h₀ + Aα + e,     α ∈ [−1, 1]ᵖ,   |e| ≤ E  coordinate by coordinate,   for every x of the region,
+
+so that for any covector w
+
+    |w·h − w·h₀|  ≤  ‖wA‖₁ + |w|·E  ≤  |w|·(ρ + E),   ρ_k = ‖A_k‖₁,       and  ≤ ‖w‖₂ · sup‖h − h₀‖₂.
+
+An engine gives it through a method `bound_hidden(problem) -> HiddenBounds` about `problem.model.headless`. One that has
+no such method is asked for every coordinate as a linear form, which gives A = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.base import Engine, FormBounds, Forms, Problem
+from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
+
+Reach = Callable[[Float[Tensor, "n d"]], Float[Tensor, " n"]]
+"""From covectors w to proved upper bounds of ‖wA‖₁."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenBounds:
+    """h ∈ h₀ + A[−1, 1]ᵖ ± E, proved with rounding. `reach` stands for A where that is too large to keep.
+
+    `rho` bounds ‖A_k‖₁ per coordinate and `radius` bounds sup‖h − h₀‖₂; both are made from A and E where not given.
+    """
+
+    h0: Float[Tensor, " d"]
+    E: Float[Tensor, " d"]
+    A: Float[Tensor, "d p"] | None = None
+    reach: Reach | None = None
+    rho: Float[Tensor, " d"] | None = None
+    radius: float | None = None
+
+    @cached_property
+    def box(self) -> Float[Tensor, " d"]:
+        """ρ + E ≥ |h − h₀|, rounded up."""
+        if self.rho is not None:
+            return up(self.rho + self.E)
+        if self.A is None:
+            if self.reach is None:
+                return self.E
+            return up(self.reach(torch.eye(len(self.h0)).to(self.h0)) + self.E)
+        return up(up(self.A.abs().sum(-1) * (1.0 + gamma(self.A.shape[-1] + 4)) + TINY) + self.E)
+
+    def spread_box(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """|w|·(ρ + E), and the norm bound where it is smaller: a matrix–vector product for all covectors."""
+        grow = 1.0 + gamma(w.shape[-1] + 8)
+        found = up(w.abs() @ self.box * grow + TINY)
+        if self.radius is None:
+            return found
+        return torch.minimum(found, up(w.square().sum(-1).sqrt() * self.radius * grow + TINY))
+
+    def spread_linear(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """‖wA‖₁ + |w|·E: one matrix product; no more than the box where A is there, the same where it is not."""
+        grow = 1.0 + gamma(w.shape[-1] + 8)
+        rest = up(w.abs() @ self.E * grow + TINY)
+        if self.A is not None:
+            p = self.A.shape[-1]
+            # Every entry of wA errs by γ_d|w||A|, together no more than γ_d|w|·ρ.
+            slack = gamma(w.shape[-1] + 4) * (w.abs() @ self.box) * grow
+            return up(up((w @ self.A).abs().sum(-1) * (1.0 + gamma(p + 8)) + slack * 2.0 + TINY) + rest)
+        if self.reach is not None:
+            return up(self.reach(w) + rest)
+        return rest
+
+    @property
+    def is_box(self) -> bool:
+        """Whether there is no linear part, so that nothing is gained beyond `spread_box`."""
+        return self.A is None and self.reach is None
+
+    @property
+    def largest(self) -> Float[Tensor, " d"]:
+        """sup|h| per coordinate."""
+        return up(self.h0.abs() + self.box)
+
+
+@runtime_checkable
+class BoundsHidden(Protocol):
+    """An engine with an enclosure of its own of the vector that the head reads."""
+
+    def bound_hidden(self, problem: Problem) -> HiddenBounds:
+        """The enclosure over the whole region of the output [d] of `problem.model.headless`; inf where unknown."""
+        ...
+
+
+def headless(problem: Problem) -> Problem:
+    """The same region for the model without its head."""
+    return replace(problem, model=problem.model.headless)
+
+
+def output_forms(weights: Float[Tensor, "F C"]) -> Forms:
+    """Linear forms of the output alone."""
+    return replace(Forms.of([], len(weights)), logits=weights)
+
+
+def nothing_known(problem: Problem) -> HiddenBounds:
+    """An enclosure that says nothing."""
+    zero = problem.region.center.new_zeros(problem.model.architecture.d_model)
+    return HiddenBounds(zero, torch.full_like(zero, torch.inf))
+
+
+def hidden_bounds(engine: Engine, problem: Problem) -> HiddenBounds:
+    """What an engine knows of the vector that the head reads, with the engine's guarantee."""
+    if isinstance(engine, BoundsHidden):
+        return engine.bound_hidden(problem)
+    d = problem.model.headless.architecture.d_model
+    found = engine.bound_forms(headless(problem), output_forms(torch.eye(d, dtype=torch.float64)))
+    return of_box(found)
+
+
+def of_box(found: FormBounds) -> HiddenBounds:
+    """Intervals per coordinate as an enclosure without a linear part."""
+    center = 0.5 * found.lower + 0.5 * found.upper
+    half = up(torch.maximum(found.upper - center, center - found.lower)) + TINY
+    known = center.isfinite() & half.isfinite()
+    return HiddenBounds(torch.where(known, center, 0.0), torch.where(known, half, torch.inf))
