@@ -2,6 +2,7 @@
 
 from prooflens.engines import alpha_crown as _alpha_crown
 from prooflens.engines import attack as _attack
+from prooflens.engines import autolirpa as _autolirpa
 from prooflens.engines import crown as _crown
 from prooflens.engines import exact as _exact
 from prooflens.engines import interval as _interval
@@ -33,4 +34,4 @@ __all__ = [
     "get_engine",
 ]
 
-del _alpha_crown, _attack, _crown, _exact, _interval, _jacobian, _layer0, _polyzono, _zonotope
+del _alpha_crown, _attack, _autolirpa, _crown, _exact, _interval, _jacobian, _layer0, _polyzono, _zonotope

@@ -1,0 +1,156 @@
+"""Engine `autolirpa`: the library auto_LiRPA on the same forms, where it is installed; its bounds are *estimated*.
+
+The canonical program is written out as a torch module, forms included, in float64, and bounded backwards (CROWN). What
+comes back is not a proof for us: auto_LiRPA does not account for rounding, and its softmax adds 1e-12 where a proof may
+not. It is here so that a table can show it beside `crown`, which is the same method with a rounding account.
+
+auto_LiRPA is not a dependency: https://github.com/Verified-Intelligence/auto_LiRPA (0.7.1 was tried).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.interval import form_program
+from prooflens.errors import EngineError
+from prooflens.models import INPUT, OUTPUT, scores_name
+from prooflens.models.program import Program
+from prooflens.models.sites import (
+    ACTIVATIONS,
+    Add,
+    Affine,
+    AnyStep,
+    Elementwise,
+    Mix,
+    Norm,
+    Pool,
+    Product,
+    Rotary,
+    Scores,
+    Softmax,
+)
+
+LIBRARY = "auto_LiRPA"
+UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU"}
+"""Activations that auto_LiRPA 0.7.1 cannot relax."""
+
+
+class Exported(nn.Module):
+    """The forms as a function of the input [1, S, d], in operations that auto_LiRPA traces."""
+
+    def __init__(self, problem: Problem, program: Program, forms: Forms) -> None:
+        super().__init__()
+        self.problem, self.program = problem, program
+        heads, S = problem.model.architecture.n_heads, problem.n_tokens
+        self.reads = {}
+        for layer in forms.layers:
+            here = forms.layer == layer
+            weight = torch.zeros(forms.size, heads, S, S, dtype=torch.float64)
+            place = tuple(t[here] for t in (forms.index, forms.head, forms.position, forms.key))
+            weight.index_put_(place, forms.weight[here], accumulate=True)
+            self.reads[scores_name(layer)] = weight.flatten(1)
+        if forms.logits is not None:
+            self.reads[OUTPUT] = forms.logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All forms, [1, F]."""
+        values = {INPUT: x}
+        for step in self.program.steps:
+            values[step.out] = apply(step, *(values[name] for name in step.inputs))
+        parts = [
+            nn.functional.linear(values[name].reshape(1, -1), weight) for name, weight in self.reads.items()
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+def apply(step: AnyStep, *values: Tensor) -> Tensor:
+    """A step on tensors with one leading dimension, without einsum."""
+    match step:
+        case Affine():
+            x = values[0].reshape(1, -1, step.weight.shape[1]) if step.in_dims > 1 else values[0]
+            y = nn.functional.linear(x, step.weight, step.bias)
+            return y.reshape(1, -1, *step.out_shape) if len(step.out_shape) > 1 else y
+        case Norm():
+            m = values[0] - values[0].mean(-1, keepdim=True) if step.centred else values[0]
+            y = m / torch.sqrt((m * m).mean(-1, keepdim=True) + step.eps)
+            y = y if step.weight is None else y * step.weight
+            return y if step.bias is None else y + step.bias
+        case Scores():
+            a = torch.matmul(values[0].permute(0, 2, 1, 3), values[1].permute(0, 2, 3, 1)) * step.scale
+            return a if step.bias is None else a + step.bias
+        case Softmax():
+            return torch.softmax(values[0], -1)
+        case Mix():
+            return torch.matmul(values[0], values[1].permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+        case Elementwise():
+            return ACTIVATIONS[step.function](values[0])
+        case Pool():
+            return (values[0] * step.weights[:, None]).sum(1)
+        case Add() | Product() | Rotary():
+            return step(*values)
+
+
+@contextmanager
+def _double() -> Iterator[None]:
+    """auto_LiRPA makes constants in torch's default precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@register("autolirpa")
+@dataclass(frozen=True)
+class AutoLirpa:
+    """auto_LiRPA's CROWN bounds of the same forms: for comparison, not a proof."""
+
+    name: str = "autolirpa"
+    guarantee: Guarantee = Guarantee.ESTIMATED
+    method: str = "CROWN"
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        """Where the library is missing, or cannot do what the model does."""
+        if importlib.util.find_spec(LIBRARY) is None:
+            return "auto_LiRPA is not installed: pip install git+https://github.com/Verified-Intelligence/auto_LiRPA"
+        architecture = problem.model.architecture
+        if problem.region.radius is None or problem.region.constraints is not None:
+            return "auto_LiRPA is asked about balls only"
+        if not bool(problem.mask.all()):
+            return "auto_LiRPA's softmax takes no mask (causal or padded attention)"
+        if architecture.rope_theta is not None or architecture.kv_heads != architecture.n_heads:
+            return "rotary positions and grouped heads are not exported to auto_LiRPA"
+        deep = max(forms.layers, default=-1) > 0 or forms.logits is not None
+        if deep and (lacking := UNSUPPORTED.get(architecture.activation)):
+            return f"auto_LiRPA cannot relax {lacking}"
+        return None if problem.model.dtype == torch.float64 else "it is run in float64 only"
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        """Its bounds as they come; ±∞ where it gives none."""
+        if reason := self.refuses(problem, forms):
+            raise EngineError(reason)
+        library = importlib.import_module(LIBRARY)
+        region = problem.region
+        assert region.radius is not None
+        x = region.center[None]
+        with _double():
+            model = Exported(problem, form_program(problem, forms), forms)
+            bounded = library.BoundedModule(model, torch.empty_like(x), device=str(x.device))
+            norm = library.PerturbationLpNorm(
+                norm=float("inf"), x_L=x - region.radius[None], x_U=x + region.radius[None]
+            )
+            low, high = bounded.compute_bounds(x=(library.BoundedTensor(x, norm),), method=self.method)
+        low, high = low.detach()[0], high.detach()[0]
+        return FormBounds(low.nan_to_num(-torch.inf, torch.inf), high.nan_to_num(torch.inf, torch.inf))
