@@ -45,6 +45,9 @@ from prooflens.queries import Box
 BUDGET_ELEMENTS = 2**24
 """Numbers per temporary while forms go back: how many go at a time."""
 
+AT_ONCE = 256
+"""Values with so few coordinates go back whole, the others token by token."""
+
 
 class Start(NamedTuple):
     """F linear functions: coefficients [F, *shape] of named values, or of one token's part of them ([F, 1, …])."""
@@ -117,12 +120,16 @@ class Walk:
     def coordinates(self, name: str, centre: bool = False) -> Box:
         """Bounds of every coordinate of a value, of x − mean(x) with `centre`, token by token."""
         like = self.boxes[name].lower
-        tokens: list[int | None] = [*range(len(like))] if like.ndim > 1 else [None]
-        shape = like.shape[1:] if like.ndim > 1 else like.shape
-        eye = torch.eye(shape.numel(), dtype=like.dtype, device=like.device)
-        rows = (centred(eye) if centre else eye).reshape(-1, *((1,) if like.ndim > 1 else ()), *shape)
-        found = [self.bounds(Start({name: rows}, token)) for token in tokens]
-        lower, upper = (torch.stack([getattr(part, end) for part in found]) for end in ("lower", "upper"))
+        if like.numel() <= AT_ONCE or like.ndim == 1:
+            eye = torch.eye(like.numel(), dtype=like.dtype, device=like.device).reshape(-1, *like.shape)
+            starts = [Start({name: centred(eye) if centre else eye})]
+        else:
+            eye = torch.eye(like[0].numel(), dtype=like.dtype, device=like.device)
+            eye = eye.reshape(-1, 1, *like.shape[1:])
+            rows = centred(eye) if centre else eye
+            starts = [Start({name: rows}, token) for token in range(len(like))]
+        found = [self.bounds(start) for start in starts]
+        lower, upper = (torch.cat([getattr(part, end) for part in found]) for end in ("lower", "upper"))
         return Box(lower.reshape(like.shape), upper.reshape(like.shape))
 
     def _from_input(self, name: str) -> bool:
@@ -184,16 +191,18 @@ class Walk:
         scores = self.boxes[name]
         H, S, _ = scores.lower.shape
         D = up(scores.upper[..., :, None] - scores.lower[..., None, :])
-        for i in range(S):
-            j, k = (step.mask[i, :, None] & step.mask[i]).triu(1).nonzero(as_tuple=True)
-            if not len(j):
+        at_once = scores.lower.numel() <= AT_ONCE
+        pairs = (step.mask[:, :, None] & step.mask[:, None, :]).triu(1).nonzero()
+        for token in [None] if at_once else range(S):
+            chosen = pairs if token is None else pairs[pairs[:, 0] == token]
+            if not len(chosen):
                 continue
-            h = torch.arange(H, device=j.device).repeat_interleave(len(j))
-            j, k = j.repeat(H), k.repeat(H)
-            A = scores.lower.new_zeros(len(h), H, 1, S)
-            row = torch.arange(len(h), device=j.device)
-            A[row, h, 0, j], A[row, h, 0, k] = 1.0, -1.0
-            found = self.bounds(Start({name: A}, i))
+            h = torch.arange(H, device=pairs.device).repeat_interleave(len(chosen))
+            i, j, k = chosen.repeat(H, 1).unbind(-1)
+            A = scores.lower.new_zeros(len(h), H, S if token is None else 1, S)
+            row, place = torch.arange(len(h), device=pairs.device), i if token is None else 0
+            A[row, h, place, j], A[row, h, place, k] = 1.0, -1.0
+            found = self.bounds(Start({name: A}, token))
             D[h, i, j, k] = torch.minimum(D[h, i, j, k], found.upper)
             D[h, i, k, j] = torch.minimum(D[h, i, k, j], -found.lower)
         rule = Weights.of(step.mask, scores, D)
