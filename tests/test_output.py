@@ -11,7 +11,7 @@ from prooflens.checker import check
 from prooflens.engines import Problem, get_engine
 from prooflens.engines.attack import Budget, attack_claims
 from prooflens.engines.functionals import bound_functionals
-from prooflens.engines.hidden import HiddenBounds, hidden_bounds
+from prooflens.engines.hidden import HiddenBounds, hidden_bounds, output_forms
 from prooflens.engines.vocabulary import bound_margins, bound_tail, is_tail
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Transformer
@@ -94,6 +94,17 @@ def test_the_vector_before_the_head_is_enclosed(name: str, engine: str) -> None:
     moved = ((h - known.h0) @ w.T).abs().amax(0)
     assert bool((moved <= known.spread_linear(w)).all())
     assert bool((known.spread_linear(w) <= known.spread_box(w) * (1 + 1e-12) + 1e-12).all())
+
+
+@pytest.mark.parametrize("engine", [*PROVERS, "jacobian-proved"])
+def test_outputs_per_token_are_read_at_the_last_one(engine: str) -> None:
+    """Forms of a model with one output per token speak of the last token's."""
+    problem = problem_of("gpt2", 1e-3)
+    found = get_engine(engine).bound_forms(problem, output_forms(torch.eye(60, dtype=torch.float64)))
+    values = logits_at(problem)
+    assert found.lower.shape == (60,)
+    assert bool((found.lower <= values.amin(0)).all())
+    assert bool((values.amax(0) <= found.upper).all())
 
 
 def test_norm_bound_and_reach() -> None:

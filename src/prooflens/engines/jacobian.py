@@ -53,10 +53,18 @@ Connector = Callable[[Problem, str], TensorSet | None]
 
 
 def jacobian(program: Program, name: str, region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, "p ..."]:
-    """∂(value)/∂α at x, the factors first, by forward mode."""
+    """∂(value)/∂α at x, the factors first: by forward mode, or backward where the value has fewer numbers than that."""
 
     def value(point: Tensor) -> Tensor:
         return program.run(point, [name])[name]
+
+    with torch.enable_grad():
+        found, pull, *_ = torch.func.vjp(value, x)
+    if found.numel() < region.n_factors:
+        seeds = torch.eye(found.numel()).to(found).reshape(-1, *found.shape)
+        rows: Tensor = torch.func.vmap(lambda seed: pull(seed)[0])(seeds)
+        J: Tensor = torch.tensordot(region.dense_generators(), rows, ([1, 2], [1, 2]))
+        return J.reshape(-1, *found.shape).detach()
 
     def column(tangent: Tensor) -> Tensor:
         pushed: Tensor = torch.func.jvp(value, (x,), (tangent,))[1]

@@ -193,7 +193,7 @@ def bound_from(
             corners = corners or (found[0], found[1])
         lower, upper = _sum_down(lower, low), up(upper + high)
     if forms.logits is not None:
-        low, high = _bound_output(sets.get(OUTPUT), forms.logits.to(lower))
+        low, high = _bound_output(sets.get(OUTPUT), problem, forms.logits.to(lower))
         lower, upper = _sum_down(lower, low), up(upper + high)
     return FormBounds(lower, upper, *(corners or (None, None)))
 
@@ -215,12 +215,16 @@ def _touched(forms: Forms) -> Tensor:
 
 
 def _bound_output(
-    output: TensorSet | None, weights: Float[Tensor, "F C"]
+    output: TensorSet | None, problem: Problem, weights: Float[Tensor, "F C"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     if output is None:
         far = torch.where((weights != 0).any(-1), torch.inf, 0.0)
         return -far, far
-    made = output.linear(lambda x: x @ weights.T, lambda x: x @ weights.abs().T, weights.shape[-1])
+    made = output.linear(
+        lambda x: problem.read_output(x) @ weights.T,
+        lambda x: problem.read_output(x) @ weights.abs().T,
+        weights.shape[-1],
+    )
     return tuple(made.hull())  # type: ignore[return-value]
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
+from prooflens.report.outputs import Answer, answers
 from prooflens.report.source import Source, read_source
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class ReportData:
     curves: tuple[Curve, ...] = ()
     circuits: tuple[CircuitGraph, ...] = ()
     strip: tuple[TokenRadius, ...] = ()
+    answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
 
@@ -150,6 +152,7 @@ def gather(*found: Frame | Path | str) -> ReportData:
         curves=_curves(verdicts),
         circuits=tuple(_circuit(s) for s in verdict_sources if s.circuit),
         strip=_strip(radii, first),
+        answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )
 

@@ -17,6 +17,7 @@ from prooflens import __version__
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
+from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ CAPTIONS = {
     "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
     "where the attack breaks one. Diamond and numbers beneath: ℓ∞ distance, after embedding, to the nearest other "
     "token of the vocabulary, which is what an ε is worth in words.",
+    "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
+    "region; tick: on the clean input. Right of 0 everywhere, the candidate is <b>proved</b> to stay behind. Outputs "
+    "without a bar are part of the verdict too: the line beneath says how they were decided.",
 }
 
 
@@ -80,6 +84,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield f"circuit-{i}", circuit_graph(graph)
     if data.strip:
         yield "tokens", token_strip(data.strip)
+    for i, answer in enumerate(data.answers):
+        yield f"output-{i}", answer_bars(answer)
 
 
 def _slug(text: str) -> str:
@@ -170,6 +176,11 @@ def _footer(data: ReportData) -> str:
 
 
 def _sections(data: ReportData) -> Iterator[str]:
+    if data.answers:
+        body = _panels(
+            "answer", "output", [a.name for a in data.answers], [answer_bars(a) for a in data.answers]
+        )
+        yield _section("output", "What the model says", body)
     if data.radius_map:
         yield _section("radius", "How far each head is proved", _radius_body(data))
     if data.attention:
