@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from prooflens.engines import Bounds, Engine, Guarantee, Problem, engine_names, get_engine
 from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.engines.base import Ledger
+from prooflens.engines.crown import crown_work
 from prooflens.engines.functionals import bound_functionals, refusal
 from prooflens.engines.vocabulary import is_tail
 from prooflens.errors import EngineError
@@ -32,6 +33,9 @@ ATTACK = "attack"
 SMALL_FACTORS = 2000
 SMALL_WIDTH = 128
 """Up to this many factors and this width polynomial zonotopes are affordable and attacks may be thorough."""
+
+MOST_WORK = 1e12
+"""Multiplications that a stage of the portfolio may take: about a minute on one core."""
 
 STARTS = 2
 """From so many corners of the weakest open functionals an attack also starts."""
@@ -51,11 +55,14 @@ class Stage:
     small_only: bool = False
     share: float = 1.0
     """Of an attack: the share of the whole budget."""
+    work: Callable[[Problem, int], float] | None = None
+    """About how many multiplications it takes at a depth; beyond `MOST_WORK` it is not asked."""
 
     def applies(self, problem: Problem, depth: int) -> bool:
         """Whether it is worth asking; depth is the deepest layer read, the number of layers for outputs."""
         known = self.engine == ATTACK or self.engine in engine_names()
-        return known and depth in self.depths and (is_small(problem) or not self.small_only)
+        cheap = self.work is None or self.work(problem, depth) <= MOST_WORK
+        return known and depth in self.depths and cheap and (is_small(problem) or not self.small_only)
 
 
 DEEPER = range(1, 10**6)
@@ -64,8 +71,8 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("taylor", DEEPER),
+    Stage("crown", DEEPER, work=crown_work),
     Stage("cpz", small_only=True),
-    Stage("crown", DEEPER),
     Stage(ATTACK),
 )
 

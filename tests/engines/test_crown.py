@@ -9,16 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prooflens import Ball, Region
+from prooflens import Ball, Region, certify, load
 from prooflens.engines import Forms, Problem, forms_of, get_engine
 from prooflens.engines.alpha_crown import AlphaCrown
-from prooflens.engines.crown import Walk, plain
+from prooflens.engines.crown import Walk, crown_work, plain
 from prooflens.engines.crown_lines import Relaxation, activation, convex
 from prooflens.engines.crown_norm import square_lines
 from prooflens.engines.crown_softmax import Weights, weighted_median
 from prooflens.engines.crown_steps import Bilinear
 from prooflens.engines.exact import Exact
 from prooflens.models.sites import ACTIVATIONS, Product
+from prooflens.portfolio import PORTFOLIO
 from prooflens.queries import Box
 from prooflens.queries.attention import TopK
 from prooflens.queries.weights import differences_from_scores
@@ -248,6 +249,18 @@ def test_forms_in_small_batches_give_the_same_bounds(monkeypatch: pytest.MonkeyP
     parts = get_engine("crown").bound_forms(problem, forms)
     torch.testing.assert_close(parts.lower, whole.lower, rtol=5e-3, atol=1e-4)
     torch.testing.assert_close(parts.upper, whole.upper, rtol=5e-3, atol=1e-4)
+
+
+def test_the_portfolio_asks_crown_where_it_can_be_paid() -> None:
+    """What `crown` proves on a small model is not asked of `cpz`; a deep pretrained model is not asked of `crown`."""
+    results = certify("toy", load("toy").example(0), Ball(0.02), layer=1, budget="50/1/5")
+    assert "crown" in {row["engine"] for row in results.rows}
+    stage = next(stage for stage in PORTFOLIO if stage.engine == "crown")
+    small = problem_of("toy")
+    assert stage.applies(small, 1)
+    assert not stage.applies(small, 0)
+    assert crown_work(small, 2) > 3 * crown_work(small, 1)
+    assert not stage.applies(small, 10**5)
 
 
 def test_a_float32_model_is_refused() -> None:

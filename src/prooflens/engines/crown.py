@@ -361,6 +361,18 @@ def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None
     return FormBounds(lower, upper, bottom, top)
 
 
+def crown_work(problem: Problem, depth: int) -> float:
+    """About how many multiplications `crown` takes for the scores of layer `depth`.
+
+    Every hidden coordinate goes back twice through the layers before it, and about a third of its own layer.
+    """
+    shape = problem.model.architecture
+    d, d_ff, S = shape.d_model, shape.d_ff, problem.n_tokens
+    coordinates = S * (5 * d + 2 * d_ff)
+    layer = S * (4 * d * d + (3 if shape.gated else 2) * d * d_ff)
+    return 2.0 * coordinates * layer * sum(before + 1.0 / 3.0 for before in range(depth))
+
+
 @register("crown")
 @dataclass(frozen=True)
 class Crown:
