@@ -65,13 +65,19 @@ class Stage:
         return known and depth in self.depths and cheap and (is_small(problem) or not self.small_only)
 
 
+def work_of_lines(problem: Problem, depth: int) -> float:
+    """What `crown` costs; where the first scores are exactly quadratic it has nothing to add to `layer0`."""
+    behind_norm = problem.model.architecture.norm_place == "pre"
+    return crown_work(problem, depth) if depth or behind_norm else math.inf
+
+
 DEEPER = range(1, 10**6)
 PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("taylor", DEEPER),
-    Stage("crown", DEEPER, work=crown_work),
+    Stage("crown", work=work_of_lines),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )

@@ -12,11 +12,12 @@ from torch import Tensor
 from prooflens import Ball, Region, certify, load
 from prooflens.engines import Forms, Problem, forms_of, get_engine
 from prooflens.engines.alpha_crown import AlphaCrown
-from prooflens.engines.crown import Walk, crown_work, plain
+from prooflens.engines.crown import crown_work
 from prooflens.engines.crown_lines import Relaxation, activation, convex
 from prooflens.engines.crown_norm import square_lines
 from prooflens.engines.crown_softmax import Weights, weighted_median
 from prooflens.engines.crown_steps import Bilinear
+from prooflens.engines.crown_walk import Walk, plain
 from prooflens.engines.exact import Exact
 from prooflens.models.sites import ACTIVATIONS, Product
 from prooflens.portfolio import PORTFOLIO
@@ -245,7 +246,7 @@ def test_forms_in_small_batches_give_the_same_bounds(monkeypatch: pytest.MonkeyP
     problem = problem_of("bert", 0.01)
     forms = margins(problem, 1)
     whole = get_engine("crown").bound_forms(problem, forms)
-    monkeypatch.setattr("prooflens.engines.crown.BUDGET_ELEMENTS", 1500)
+    monkeypatch.setattr("prooflens.engines.crown_walk.BUDGET_ELEMENTS", 1500)
     parts = get_engine("crown").bound_forms(problem, forms)
     torch.testing.assert_close(parts.lower, whole.lower, rtol=5e-3, atol=1e-4)
     torch.testing.assert_close(parts.upper, whole.upper, rtol=5e-3, atol=1e-4)
@@ -259,6 +260,7 @@ def test_the_portfolio_asks_crown_where_it_can_be_paid() -> None:
     small = problem_of("toy")
     assert stage.applies(small, 1)
     assert not stage.applies(small, 0)
+    assert stage.applies(problem_of("llama"), 0)
     assert crown_work(small, 2) > 3 * crown_work(small, 1)
     assert not stage.applies(small, 10**5)
 

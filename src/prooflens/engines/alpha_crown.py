@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
-from prooflens.engines.crown import Settle, Start, Walk, bound_by, plain, proved, signs
+from prooflens.engines.crown import bound_by
+from prooflens.engines.crown_walk import Settle, Start, Walk, plain, proved, signs
 from prooflens.errors import EngineError
 
 PARAMETERS = 2**23
