@@ -252,4 +252,6 @@ def _list(frame: Frame) -> None:
 
 
 def _address(row: dict[str, Any]) -> str:
-    return "all parts" if row["layer"] is None else f"{row['layer']}.{row['head']}@{row['position']}"
+    if row["layer"] is not None:
+        return f"{row['layer']}.{row['head']}@{row['position']}"
+    return "output" if row["query"].startswith(("argmax", "logit")) else "all parts"
