@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.engines.crown_steps import (
     magnitude,
-    paired,
 )
 from prooflens.engines.crown_walk import Settle, Start, Walk, plain
 from prooflens.engines.interval import bound_on_box, form_program, region_box
@@ -59,6 +59,17 @@ def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor,
             yield part, Start(made)
 
 
+def _repeated(walk: Walk, forms: Forms) -> Float[Tensor, " F"]:
+    """What adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
+    size = torch.zeros(forms.size, dtype=torch.float64)
+    for layer in forms.layers:
+        here = forms.layer == layer
+        most = magnitude(walk.boxes[scores_name(layer)]).cpu()
+        terms = forms.weight[here].abs() * most[forms.head[here], forms.position[here], forms.key[here]]
+        size.index_add_(0, forms.index[here], terms)
+    return gamma(2 * len(forms.index) + 8) * size
+
+
 def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None = None) -> FormBounds:
     """Bounds of forms with a way to settle linear functions, and another for the forms themselves."""
     program = form_program(problem, forms)
@@ -69,18 +80,12 @@ def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None
         torch.ones(forms.size, problem.region.n_factors, dtype=torch.float64, device=lower.device)
         for _ in range(2)
     )
-    size = (forms.index.bincount(minlength=forms.size)).to(lower)
+    slack = _repeated(walk, forms).to(lower)
     for part, start in starts(problem, walk, forms):
         found = walk.bounds(start)
-        # Repeated entries of a form were added up in floats.
-        slack = (
-            gamma(8)
-            * size[part]
-            * sum(paired(A.abs(), magnitude(walk.boxes[name])) for name, A in start.values.items())
-        )
         place = part.to(lower.device)
-        lower[place] = torch.maximum(lower[place], down(found.lower - slack))
-        upper[place] = torch.minimum(upper[place], up(found.upper + slack))
+        lower[place] = torch.maximum(lower[place], down(found.lower - slack[place]))
+        upper[place] = torch.minimum(upper[place], up(found.upper + slack[place]))
         assert found.lower_corner is not None
         assert found.upper_corner is not None
         bottom[place], top[place] = found.lower_corner, found.upper_corner
