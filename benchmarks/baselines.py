@@ -97,9 +97,8 @@ MODELS = {
         Asked(
             "minilm", 0, 0.02, "interval,layer0,crown,alpha-crown", MOVIE, positions=(0,), budget="128/2/16"
         ),
-        Asked("minilm", 1, 0.0003, "interval,crown,taylor", MOVIE, positions=(0,), budget="32/1/8"),
-        Asked("minilm", 1, 0.001, "interval,crown,taylor", MOVIE, positions=(0,), budget="32/1/8"),
-        Asked("minilm", 2, 0.0001, "interval,crown,taylor", "good movie", positions=(0,), budget="32/1/8"),
+        Asked("minilm", 1, 0.0003, "interval,crown", MOVIE, positions=(0,), budget="32/1/8"),
+        Asked("minilm", 1, 0.001, "interval,crown", MOVIE, positions=(0,), budget="32/1/8"),
     ],
     "smollm2": [
         Asked("smollm2", 0, 0.0003, "interval,layer0,crown", IOI, positions=(-1,), budget="32/1/8"),

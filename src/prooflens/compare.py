@@ -27,7 +27,7 @@ from prooflens.engines import Bounds, Guarantee, Problem, engine_names, forms_of
 from prooflens.engines.attack import Attack, attack_claims
 from prooflens.engines.base import FormBounds
 from prooflens.engines.functionals import bound_claims, refusal
-from prooflens.errors import EngineError
+from prooflens.errors import EngineError, ProoflensError
 from prooflens.peak import Peak
 from prooflens.portfolio import ATTACK, Settings, default_budget, is_small, stages_of
 from prooflens.progress import Progress
@@ -155,8 +155,11 @@ class _Bench:
         }
         if reason := refusal(engine, self.problem, self.functionals):
             return _Answer(row | {"reason": reason})
-        with Peak(self.problem.model.device) as peak:
-            parts, together = bound_claims(engine, self.problem, self.claims)
+        try:
+            with Peak(self.problem.model.device) as peak:
+                parts, together = bound_claims(engine, self.problem, self.claims)
+        except (ProoflensError, MemoryError, torch.OutOfMemoryError) as error:
+            return _Answer(row | {"reason": str(error) or "out of memory"})
         pairs = zip(self.claims, parts, strict=True)
         decided = [claim.decide(part.lower, part.upper) == "holds" for claim, part in pairs]
         row |= self.rates(decided)

@@ -15,6 +15,7 @@ from prooflens import Ball, cli, load
 from prooflens.certify import Question, ask, parse_budget
 from prooflens.compare import Comparison, compare
 from prooflens.engines import FormBounds, Forms, Guarantee, Problem, base, get_engine
+from prooflens.errors import EngineError
 from prooflens.peak import Peak, resident
 from prooflens.portfolio import Settings
 from prooflens.report.comparison import tightness_plot
@@ -79,6 +80,16 @@ def test_a_wrong_engine_is_caught(question: Question, monkeypatch: pytest.Monkey
     (wrong, attack) = compare(question, ["wrong"], QUICK, lambda stage, share: None).rows
     assert wrong["crossed"] > 0
     assert attack["engine"] == "attack"
+
+
+def test_an_engine_that_gives_up_says_why(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*_: object) -> FormBounds:
+        raise EngineError("too much for me")
+
+    monkeypatch.setattr("prooflens.engines.crown.bound_by", give_up)
+    rows = rows_of(compare(question, ["interval", "crown"], QUICK, lambda stage, share: None))
+    assert rows["crown"]["reason"] == "too much for me"
+    assert rows["interval"]["reason"] is None
 
 
 def test_only_unknown_engines_are_an_error(question: Question) -> None:
