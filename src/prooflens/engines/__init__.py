@@ -9,6 +9,7 @@ from prooflens.engines import interval as _interval
 from prooflens.engines import jacobian as _jacobian
 from prooflens.engines import layer0 as _layer0
 from prooflens.engines import polyzono as _polyzono
+from prooflens.engines import taylor as _taylor
 from prooflens.engines import zonotope as _zonotope
 from prooflens.engines.base import (
     Bounds,

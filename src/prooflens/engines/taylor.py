@@ -1,0 +1,218 @@
+r"""Engine `taylor`: linear forms of scores and outputs at any depth, proved, at pretrained scale.
+
+Between sites (norms, activations, softmax mixing, products) a transformer is affine. Replace every site by its tangent
+at the centre; a form f is then affine in the factors, and with v_s the covector of f at the output of site s,
+
+    f(α) = f(0) + a·α + Σ_s v_s·r_s(u_s(α))        exactly,
+
+r_s what the site's tangent misses and u_s how far its input moves. So |f − f(0)| ≤ ‖a‖₁ + Σ_s sup v_s·r_s, and what
+matters is to bound each v_s·r_s with v_s *given*: signs inside a site cancel first, norms are taken last. Three things
+make that tight (`taylor_sites`, `taylor_attention`):
+
+- the input of a site lies in an ellipsoid L{‖ξ‖ ≤ 1}: its neurons cannot all peak at once, and one eigenvalue of
+  Lᵀ(Σ_n ω_n w_nw_nᵀ)L per covector holds second order, third order and cross terms of a whole feed-forward network;
+- softmax rows of all heads are one quadratic form in their linear parts; sums Σ s_j b_j² are bounded jointly;
+- how far inputs move beyond first order (E) is found by walking *their* covectors back in the same way, coordinate by
+  coordinate in the eigenbasis of their linear part: the engine calls itself on every value that a site reads.
+
+Every eigenvalue is a guess that a factorisation proves (`numerics.psd`). Rounding is counted where it happens: a value
+or covector that was rounded is a slightly different stand-in, and what it misses is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.taylor_norms import grow, length
+from prooflens.engines.taylor_segments import segments_of
+from prooflens.engines.taylor_walk import Chain, Seeds, Walk
+from prooflens.errors import EngineError
+from prooflens.models.program import OUTPUT, scores_name
+from prooflens.numerics import down, gamma, up
+from prooflens.regions import Region
+
+DEFAULT_MEMORY = 4 * 2**30
+"""Bytes that the engine may use where nobody says otherwise."""
+
+
+@register("taylor")
+@dataclass(frozen=True)
+class Taylor:
+    """Proved bounds of linear forms of scores and outputs, any layer, any family."""
+
+    name: str = "taylor"
+    guarantee: Guarantee = Guarantee.PROVED
+    memory: int | None = None
+    progress: Callable[[str, float], None] | None = None
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        """float64 models only, and the job must fit into memory."""
+        if problem.model.dtype != torch.float64:
+            return "proofs need a float64 model"
+        need, allowed = least_memory(problem, forms), self.memory or DEFAULT_MEMORY
+        if need > allowed:
+            return (
+                f"taylor needs about {need / 2**30:.1f} GiB for {problem.region.n_factors} factors, "
+                f"{allowed / 2**30:.1f} GiB are allowed: give more memory, fewer moving tokens, or another engine"
+            )
+        return None
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        """Bounds of every form, with the corners that their linear parts point to."""
+        if reason := self.refuses(problem, forms):
+            raise EngineError(reason)
+        with torch.no_grad():
+            walk = self._walk(problem, forms)
+            size = max(1, walk.batch(problem.n_tokens))
+            parts = []
+            for start in range(0, forms.size, size):
+                chosen = torch.arange(start, min(start + size, forms.size))
+                parts.append(_bound(walk, problem, forms.select(chosen)))
+                if self.progress is not None:
+                    self.progress("functionals", min(1.0, (start + size) / forms.size))
+        lower, upper, corner = (torch.cat(side) for side in zip(*parts, strict=True))
+        return FormBounds(lower, upper, -corner, corner)
+
+    def _walk(self, problem: Problem, forms: Forms) -> Walk:
+        """Everything about the region that no form enters."""
+        wanted = [scores_name(layer) for layer in forms.layers] + (
+            [OUTPUT] if forms.logits is not None else []
+        )
+        program = problem.model.program(problem.n_tokens, wanted, problem.padding)
+        spare = (self.memory or DEFAULT_MEMORY) - least_memory(problem, forms) // 2
+        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None))
+        walk.forward(segments_of(program), problem.region.center, factors(problem.region))
+        return walk
+
+
+class Part(NamedTuple):
+    """Bounds of some forms, and the signs of their linear parts."""
+
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    corner: Float[Tensor, "F p"]
+
+
+def factors(region: Region) -> Float[Tensor, "S d p"]:
+    """G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
+    if region.n_factors == 0:
+        return torch.zeros(*region.center.shape, 1).to(region.center)
+    return region.dense_generators().movedim(0, -1).contiguous()
+
+
+def least_memory(problem: Problem, forms: Forms) -> int:
+    """Bytes for the Jacobians that must be held at once: roots, queries, keys, values and score rows by all factors."""
+    architecture = problem.model.architecture
+    S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
+    layers = max((*forms.layers, 0)) + 1 if forms.logits is None else architecture.n_layers
+    heads = 3 * architecture.n_heads * architecture.head_dim * S
+    rows = 3 * architecture.n_heads * S * S
+    return 8 * (p * (layers * (S * d + heads + rows) + 4 * S * d) + 8 * S * (architecture.d_ff + 4 * d) * d)
+
+
+def _bound(walk: Walk, problem: Problem, forms: Forms) -> Part:
+    """f(0) ± (‖a‖₁ + what the stand-ins miss)."""
+    center = problem.region.center
+    F = forms.size
+    value, missed = torch.zeros(F).to(center), torch.zeros(F, 2).to(center)
+    noise = torch.zeros(F).to(center)
+    linear: dict[int, Tensor] = {}
+    for chain in walk.chains:
+        if chain.scores is not None and chain.segment.layer in forms.layers:
+            found, own, seeds = _score_seeds(chain, forms)
+            value, missed = value + found, missed + own[:, None]
+            noise = noise + gamma(64) * found.abs()
+            missed = missed + _walk_back(walk, chain, seeds, linear)
+    if forms.logits is not None:
+        found, rounding, chain, seeds = _output_seeds(walk, problem, forms)
+        value, noise = value + found, noise + rounding
+        missed = missed + _walk_back(walk, chain, seeds, linear)
+    N = walk.chains[0].root.N
+    a = torch.zeros(F, N.shape[-1]).to(center)
+    size = torch.zeros(F).to(center)
+    for t, covector in linear.items():
+        a = a + covector @ N[t]
+        size = size + length(covector) * torch.linalg.vector_norm(N[t])
+    p = a.shape[-1]
+    half = walk.chains[0].root.half
+    steep = a.abs() @ half + gamma(2 * p + sum(N.shape) + 64) * size * length(half)
+    spread = grow(steep[:, None] + missed + noise[:, None] + 2.0**-1000)
+    spread = torch.where(spread.isfinite(), spread, torch.inf)
+    corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
+    return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner)
+
+
+def _walk_back(walk: Walk, chain: Chain, seeds: Seeds, linear: dict[int, Tensor]) -> Float[Tensor, "F 2"]:
+    missed, found = walk.remainder(chain, seeds)
+    for t, covector in found.items():
+        linear[t] = linear[t] + covector if t in linear else covector
+    return missed
+
+
+def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
+    """The forms' part in one layer's scores: its value, what the products of q and k miss, covectors of q and k."""
+    scores = chain.scores
+    assert scores is not None
+    q, k, step = scores.q, scores.k, scores.step
+    here = forms.layer == chain.segment.layer
+    device = q.u.device
+    form, h, i, j = (x[here].to(device) for x in (forms.index, forms.head, forms.position, forms.key))
+    weight = forms.weight[here].to(q.u)
+    each = (q.u[i, h] * k.u[j, h]).sum(-1) * step.scale
+    each = each if step.bias is None else each + step.bias[h, i, j]
+    second, cross = scores.products
+    zero = torch.zeros(forms.size).to(q.u)
+    value = zero.index_add(0, form, weight * each)
+    # Adding up a form's entries rounds as well; 2⁻⁴⁴ of their size is more than that.
+    rounding = 2.0**-44 * (each.abs() + q.n[i, h] * k.n[j, h] * step.scale)
+    own = zero.index_add(0, form, weight.abs() * ((second + cross)[h, i, j] + rounding))
+    S, H, c = q.u.shape
+    groups = chain.values[scores.names[1]].heads
+    at_q = torch.zeros(forms.size, S, H, c).to(q.u)
+    at_q.index_put_((form, i, h), (weight * step.scale)[:, None] * k.u[j, h], accumulate=True)
+    at_k = torch.zeros(forms.size, S, groups, c).to(q.u)
+    at_k.index_put_((form, j, h * groups // H), (weight * step.scale)[:, None] * q.u[i, h], accumulate=True)
+    seeds: Seeds = {}
+    for name, part in zip(scores.names, (at_q, at_k), strict=True):
+        for t in range(S):
+            if bool((part[:, t] != 0).any()):
+                seeds.setdefault(t, {})[name] = part[:, t].flatten(1)
+    if not seeds:
+        seeds[0] = {scores.names[0]: at_q[:, 0].flatten(1)}
+    return value, grow(own), seeds
+
+
+def _output_seeds(
+    walk: Walk, problem: Problem, forms: Forms
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Chain, Seeds]:
+    """The forms' part in the output: its value, its rounding, the chain that ends in it and covectors there."""
+    chain = walk.chains[-1]
+    segment = chain.segment
+    assert segment.final is not None
+    assert forms.logits is not None
+    last = chain.values[segment.final]
+    weights = forms.logits.to(last.u)
+    t = 0
+    if problem.model.architecture.pool == "none":
+        t = problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
+    covectors, size = weights, length(weights) * last.size[t]
+    if segment.head is not None:
+        head = segment.head
+        covectors = weights @ head.weight
+        used = (weights != 0).any(0)
+        most = torch.linalg.vector_norm(head.weight[used])
+        size = length(weights) * (most * last.size[t] * 2.0 + 1.0)
+        if head.bias is not None:
+            size = size + weights.abs() @ head.bias.abs()
+    value = covectors @ last.u[t]
+    if segment.head is not None and segment.head.bias is not None:
+        value = value + weights @ segment.head.bias
+    terms = int((weights != 0).sum(-1).max()) + covectors.shape[-1] + 64
+    return value, grow(gamma(4 * terms) * size), chain, {t: {segment.final: covectors}}

@@ -1,0 +1,107 @@
+"""Matrices known up to a ball in the 2-norm, and verified spectral norms: the arithmetic of `taylor`.
+
+A quantity that depends on x is kept as (A, a): ‖A(x) − A‖₂ ≤ a for every x of the region. Products obey
+‖AB − A(x)B(x)‖ ≤ ‖A‖b + a(‖B‖ + b). The same radius takes the rounding of the floating product, at most
+γ_{n+2}‖A‖_F‖B‖_F for inner length n.
+
+Radii are sums, products, quotients and roots of non-negative numbers, so each computed radius has a small
+*relative* error, γ_N for N roundings in sequence. `grow` covers N = 2²⁰, far more than any radius takes.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.numerics import dominates, gamma, up
+
+GROWTH = 1.0 + 2.0**-32
+POWER_STEPS = 12
+CHUNK = 2**25
+"""How many numbers of a batch of matrices are worked on at a time (256 MiB)."""
+
+
+def grow(radius: Tensor) -> Tensor:
+    """A computed non-negative radius, raised over the rounding of its own computation."""
+    return radius * GROWTH
+
+
+def length(x: Float[Tensor, "... n"]) -> Float[Tensor, ...]:
+    """An upper bound of ‖x‖₂ along the last dimension."""
+    return grow(torch.linalg.vector_norm(x, dim=-1))
+
+
+def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
+    """An upper bound of the Frobenius norm."""
+    return grow(torch.linalg.vector_norm(A, dim=(-2, -1)))
+
+
+def product_error(inner: int, *sizes: Tensor) -> Tensor:
+    """Rounding of a product with this inner length, for Frobenius norms (or lengths) of its factors."""
+    total = sizes[0]
+    for size in sizes[1:]:
+        total = total * size
+    return grow(gamma(inner + 8) * total)
+
+
+def top_eigenvalue(K: Float[Tensor, "*batch n n"], tight: float = 0.02) -> Float[Tensor, "*batch"]:
+    """A proved upper bound, at least 0, of the largest eigenvalue of symmetric matrices.
+
+    A power iteration guesses, a factorisation proves (`dominates`); the guess grows until the proof runs through. What
+    is never proved is bounded by the Frobenius norm.
+    """
+    flat = K.reshape(-1, *K.shape[-2:])
+    n = flat.shape[-1]
+    step = max(1, CHUNK // max(1, n * n))
+    found = [_top_eigenvalue(flat[i : i + step], tight) for i in range(0, len(flat), step)]
+    return torch.cat(found).reshape(K.shape[:-2]) if found else K.new_zeros(K.shape[:-2])
+
+
+def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " B"]:
+    n = K.shape[-1]
+    bound = frobenius(K)
+    shift = bound[:, None] / n**0.5
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(K)
+    x = (x / x.norm()).expand(len(K), n)
+    value = torch.zeros_like(bound)
+    for _ in range(POWER_STEPS):
+        # Shifted, so that a large negative eigenvalue does not win.
+        y = (K @ x[..., None])[..., 0] + shift * x
+        size = torch.linalg.vector_norm(y, dim=-1).clamp(min=2.0**-900)
+        x = y / size[:, None]
+        value = size - shift[:, 0]
+    guess = value * (1.0 + tight) + bound * 1e-9
+    open_ = (guess < bound) & (bound > 0)
+    for attempt in range(8):
+        if not bool(open_.any()):
+            break
+        chosen = open_.nonzero()[:, 0]
+        candidate = guess[chosen] * 1.12**attempt
+        proved = dominates(candidate[:, None].expand(-1, n), K[chosen])
+        bound[chosen[proved]] = torch.minimum(bound[chosen[proved]], candidate[proved])
+        open_[chosen[proved]] = False
+    return bound.clamp(min=0.0)
+
+
+def spectral_norm(A: Float[Tensor, "*batch m n"], tight: float = 0.02) -> Float[Tensor, "*batch"]:
+    """Proved upper bounds of ‖A‖₂, from the smaller Gram matrix with its rounding."""
+    flat = A.reshape(-1, *A.shape[-2:])
+    step = max(1, CHUNK // max(1, A.shape[-1] * A.shape[-2]))
+    found = [A.new_zeros(0)]
+    for i in range(0, len(flat), step):
+        part = flat[i : i + step]
+        part = part if part.shape[-2] <= part.shape[-1] else part.mT
+        gram = part @ part.mT
+        gram = 0.5 * (gram + gram.mT)
+        error = product_error(part.shape[-1], frobenius(part).square())
+        found.append(grow(up(top_eigenvalue(gram, 2 * tight) + error).sqrt()))
+    return torch.cat(found).reshape(A.shape[:-2])
+
+
+def weighted_top(W: Float[Tensor, "n d"], weights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """λ_max(Wᵀ diag(w) W) for non-negative weights: an upper bound."""
+    gram = W.T @ (weights[..., :, None] * W)
+    gram = 0.5 * (gram + gram.mT)
+    error = product_error(len(W), frobenius(weights[..., :, None].sqrt() * W).square())
+    return grow(top_eigenvalue(gram) + error)

@@ -1,0 +1,140 @@
+"""A program cut where tokens meet: `taylor` reads it as token-wise chains between attentions.
+
+Between two attentions every step works on one token at a time. The value that a chain starts from is its *root*: the
+input, the residual stream after an attention, or the pooled token. A chain is made of norms, feed-forward networks (an
+affine map, an activation, perhaps a gate, an affine map: one step here), affine maps, rotations and residual sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prooflens.errors import EngineError
+from prooflens.models.architecture import Activation
+from prooflens.models.program import INPUT, OUTPUT, Program
+from prooflens.models.sites import (
+    Add,
+    Affine,
+    Elementwise,
+    Mix,
+    Norm,
+    Pool,
+    Product,
+    Rotary,
+    Scores,
+    Softmax,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """y = W_d(φ(W_u x + b_u)) + b_d, or W_d(φ(W_g x) ⊙ (W_u x)) with a gate; without `down`, W_d = I."""
+
+    out: str
+    source: str
+    function: Activation
+    up: Affine
+    gate: Affine | None
+    down: Affine | None
+
+    @property
+    def bent(self) -> Affine:
+        """The affine map in front of the activation."""
+        return self.up if self.gate is None else self.gate
+
+
+TokenStep = Norm | Network | Affine | Rotary | Add
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Where tokens meet: root = stream + W_O Σ_j s_j v_j."""
+
+    q: str
+    k: str
+    v: str
+    stream: str
+    output: Affine
+
+
+@dataclass(eq=False)
+class Segment:
+    """A chain from its root, the scores it ends in, and how it goes on: by attention, by pooling, or not at all."""
+
+    root: str
+    steps: list[TokenStep] = field(default_factory=list)
+    layer: int | None = None
+    scores: Scores | None = None
+    attention: Attention | None = None
+    pool: Pool | None = None
+    head: Affine | None = None
+    final: str | None = None
+    """The value that the head reads or, without a head, the output itself."""
+
+
+def segments_of(program: Program) -> list[Segment]:
+    """The chains of a program, in order."""
+    found = [Segment(INPUT)]
+    makers = {step.out: step for step in program.steps}
+    swallowed: set[str] = set()
+    mixed: dict[str, tuple[Mix, Softmax, Scores]] = {}
+    for step in program.steps:
+        here = found[-1]
+        if step.out in swallowed:
+            continue
+        if isinstance(step, Scores):
+            here.scores, here.layer = step, sum(s.scores is not None for s in found[:-1])
+        elif isinstance(step, Mix):
+            softmax = makers[step.inputs[0]]
+            assert isinstance(softmax, Softmax)
+            scores = makers[softmax.inputs[0]]
+            assert isinstance(scores, Scores)
+            mixed[step.out] = (step, softmax, scores)
+        elif isinstance(step, Affine) and step.inputs[0] in mixed:
+            mixed[step.out] = mixed[step.inputs[0]]
+        elif isinstance(step, Add) and step.inputs[1] in mixed:
+            mix, _, scores = mixed[step.inputs[1]]
+            output = makers[step.inputs[1]]
+            assert isinstance(output, Affine)
+            q, k = scores.inputs
+            here.attention = Attention(q, k, mix.inputs[1], step.inputs[0], output)
+            found.append(Segment(step.out))
+        elif isinstance(step, Pool):
+            here.pool = step
+            found.append(Segment(step.out))
+        elif isinstance(step, Affine) and (network := _network(program, step)) is not None:
+            here.steps.append(network[0])
+            swallowed |= network[1]
+        elif isinstance(step, Affine) and step.out == OUTPUT:
+            here.head, here.final = step, step.inputs[0]
+        elif isinstance(step, Norm | Affine | Rotary | Add):
+            here.steps.append(step)
+        elif not isinstance(step, Softmax):
+            raise EngineError(f"taylor has no rule for the step that makes {step.out}")
+    last = found[-1]
+    if last.final is None and any(step.out == OUTPUT for step in program.steps):
+        last.final = last.steps[-1].out if last.steps else last.root
+    return found
+
+
+def _network(program: Program, first: Affine) -> tuple[Network, set[str]] | None:
+    """The feed-forward network that starts with this affine map, and the names of the steps it takes in."""
+    readers = {name: step for step in program.steps for name in step.inputs}
+    bent = readers.get(first.out)
+    if not isinstance(bent, Elementwise):
+        return None
+    after = readers.get(bent.out)
+    last, gate, up = bent.out, None, first
+    names = {first.out, bent.out}
+    if isinstance(after, Product):
+        makers = {step.out: step for step in program.steps}
+        other = makers[after.inputs[1]]
+        assert isinstance(other, Affine)
+        gate, up, last = first, other, after.out
+        names |= {other.out, after.out}
+        after = readers.get(after.out)
+    down = after if isinstance(after, Affine) else None
+    if down is not None:
+        last = down.out
+        names.add(last)
+    return Network(last, first.inputs[0], bent.function, up, gate, down), names

@@ -1,0 +1,51 @@
+"""Derivatives of activations against ball arithmetic, and their suprema proved on a grid of balls."""
+
+import pytest
+import torch
+from flint import arb, arb_series, ctx
+
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives
+from prooflens.models.architecture import Activation
+
+SMOOTH: list[Activation] = ["gelu", "gelu_tanh", "silu", "tanh"]
+
+
+def series(function: Activation, x: arb) -> list[arb]:
+    """φ and its first four derivatives on a ball."""
+    ctx.cap = 5
+    t = arb_series([x, 1])
+    if function == "gelu":
+        y = t * (1 + (t / arb(2).sqrt()).erf()) / 2
+    elif function == "tanh":
+        y = t.tanh() if hasattr(t, "tanh") else _tanh(t)
+    elif function == "silu":
+        y = t / (1 + (-t).exp())
+    else:
+        inner = (arb(2) / arb.pi()).sqrt() * (t + arb("0.044715") * t * t * t)
+        y = t * (1 + _tanh(inner)) / 2
+    factorial = [1, 1, 2, 6, 24]
+    return [y[k] * factorial[k] for k in range(5)]
+
+
+def _tanh(t: arb_series) -> arb_series:
+    doubled = (-2 * t).exp()
+    return (1 - doubled) / (1 + doubled)
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_derivatives_are_within_their_error(function: Activation) -> None:
+    points = torch.cat((torch.linspace(-9.0, 9.0, 181), torch.tensor([-30.0, -14.0, 13.0, 25.0]))).double()
+    found = derivatives(function, points)
+    for i, x in enumerate(points.tolist()):
+        truth = series(function, arb(x))
+        for order, computed in enumerate(found, start=1):
+            assert abs(float(truth[order].mid()) - float(computed[i])) < DERIVATIVE_ERROR / 2
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_suprema_hold_on_the_whole_line(function: Activation) -> None:
+    """Balls of radius 1/256 cover [−12, 12]; beyond, every derivative past the first decays."""
+    for k in range(-12 * 128, 12 * 128 + 1):
+        truth = series(function, arb(k / 128, 1 / 256))
+        assert float(truth[3].abs_upper()) <= THIRD[function]
+        assert float(truth[4].abs_upper()) <= FOURTH[function]

@@ -1,0 +1,152 @@
+"""`taylor` against attained values, corners, attacks and other proved engines, on every family and at depth."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prooflens import Ball, Paraphrases
+from prooflens.engines import FormBounds, Forms, Guarantee, Problem, get_engine
+from prooflens.engines.attack import Budget, break_claims
+from prooflens.engines.functionals import bound_claims
+from prooflens.engines.taylor import Taylor
+from prooflens.errors import EngineError
+from prooflens.queries import parse_query
+from prooflens.regions import Region
+from tests.engines.cases import MODELS, input_of, model_of, problem_of, tiny_model
+from tests.engines.support import assert_contains, attained, random_forms, random_problem
+
+LAYERS = (0, 1)
+
+
+def bounds_of(problem: Problem, forms: Forms) -> FormBounds:
+    return Taylor().bound_forms(problem, forms)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("eps", [1e-4, 5e-3, 0.05])
+def test_every_family_and_layer_is_contained(name: str, layer: int, eps: float) -> None:
+    problem = problem_of(name, eps)
+    forms = random_forms(problem, layer, 6, seed=layer)
+    found = bounds_of(problem, forms)
+    assert_contains(problem, forms, found, seed=3)
+    assert found.upper_corner is not None
+    assert found.lower_corner is not None
+    for corner in (found.upper_corner, found.lower_corner):
+        values = attained(problem, forms, corner)
+        assert bool((values <= found.upper).all())
+        assert bool((values >= found.lower).all())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_balls_are_tight(name: str) -> None:
+    """As ε shrinks the bound approaches what the corners of the linear part attain."""
+    problem = problem_of(name, 1e-6)
+    forms = random_forms(problem, 1, 4, seed=0)
+    found = bounds_of(problem, forms)
+    assert found.upper_corner is not None
+    assert found.lower_corner is not None
+    best = attained(problem, forms, found.upper_corner).diagonal()
+    worst = attained(problem, forms, found.lower_corner).diagonal()
+    assert bool((found.upper - found.lower <= 1.02 * (best - worst) + 1e-9).all())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    eps=st.sampled_from([1e-3, 1e-2, 0.1]),
+    activation=st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh"]),
+    place=st.sampled_from(["pre", "post"]),
+    kind=st.sampled_from(["layer", "rms"]),
+    gated=st.booleans(),
+)
+def test_outputs_of_random_models_are_contained(
+    seed: int, eps: float, activation: str, place: str, kind: str, gated: bool
+) -> None:
+    model = tiny_model(seed, n_heads=2, activation=activation, norm_place=place, norm_kind=kind, gated=gated)
+    problem = random_problem(model, 3, eps, seed)
+    logits = torch.eye(2, dtype=torch.float64)
+    forms = replace(Forms.of([], 2), logits=logits)
+    found = bounds_of(problem, forms)
+    assert_contains(problem, forms, found, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["toy", "llama"])
+def test_larger_balls_have_wider_bounds(name: str) -> None:
+    widths = []
+    for eps in (1e-3, 3e-3, 1e-2):
+        problem = problem_of(name, eps)
+        found = bounds_of(problem, random_forms(problem, 1, 4, seed=0))
+        widths.append(found.upper - found.lower)
+    assert bool((widths[0] <= widths[1]).all())
+    assert bool((widths[1] <= widths[2]).all())
+
+
+def test_tokens_at_rest_and_hulls_are_regions_too() -> None:
+    model = model_of("bert")
+    x = input_of("bert")
+    one = Problem(model, Ball(0.01, tokens=[2]).around(x))
+    every = Problem(model, Ball(0.01).around(x))
+    hull = Problem(model, Paraphrases([x, x + 0.01, x - 0.005 * torch.sign(x)]).region())
+    forms = random_forms(one, 1, 4, seed=0)
+    narrow, wide = bounds_of(one, forms), bounds_of(every, forms)
+    assert bool((narrow.upper - narrow.lower < wide.upper - wide.lower).all())
+    for problem in (one, hull):
+        assert_contains(problem, forms, bounds_of(problem, forms), seed=1)
+
+
+def test_proved_claims_survive_an_attack_and_agree_with_cpz() -> None:
+    model = model_of("toy")
+    for eps in (0.005, 0.02):
+        problem = Problem(model, Ball(eps).around(model.example(0)))
+        claims = parse_query("top1").bind(problem.setting([1]))
+        parts, together = bound_claims(get_engine("taylor"), problem, claims)
+        assert together.guarantee is Guarantee.PROVED
+        proved = [
+            c for c, part in zip(claims, parts, strict=True) if c.decide(part.lower, part.upper) == "holds"
+        ]
+        assert proved
+        budget = Budget(samples=200, restarts=4, steps=30)
+        assert all(w is None for w in break_claims(problem, proved, budget, seed=0))
+        _, other = bound_claims(get_engine("cpz"), problem, claims)
+        together.intersect(other)
+
+
+def test_masses_and_entropies_come_from_the_same_forms() -> None:
+    problem = problem_of("toy", 0.002)
+    for query in ("mass>=0.2", "entropy"):
+        claims = parse_query(query).bind(problem.setting([1]))
+        _, together = bound_claims(get_engine("taylor"), problem, claims[:2])
+        assert bool((together.lower <= together.upper).all())
+
+
+def test_too_little_memory_is_said_before_the_start() -> None:
+    problem = problem_of("toy")
+    with pytest.raises(EngineError, match="GiB"):
+        Taylor(memory=1000).bound_forms(problem, random_forms(problem, 1, 2, seed=0))
+
+
+def test_stages_are_reported() -> None:
+    stages: list[str] = []
+    problem = problem_of("toy", 0.001)
+    Taylor(progress=lambda stage, share: stages.append(stage)).bound_forms(
+        problem, random_forms(problem, 1, 2, seed=0)
+    )
+    assert stages[0] == "layer 0"
+    assert stages[-1] == "functionals"
+
+
+def test_a_region_without_moving_tokens_is_a_point() -> None:
+    model = model_of("bert")
+    x = input_of("bert")
+    region = Region(x, radius=torch.zeros_like(x))
+    problem = Problem(model, region)
+    forms = random_forms(problem, 1, 3, seed=0)
+    found = bounds_of(problem, forms)
+    value = attained(problem, forms, torch.zeros(1, 0, dtype=torch.float64))[0]
+    assert bool((found.lower <= value).all())
+    assert bool((value <= found.upper).all())
+    assert bool((found.upper - found.lower < 1e-6).all())
