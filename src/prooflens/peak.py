@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from pathlib import Path
@@ -18,8 +19,8 @@ STATM = Path("/proc/self/statm")
 class Peak:
     """Bytes beyond what was in use before: the device's allocations, or the process's resident memory, sampled.
 
-    On a cpu this is a lower bound: a short peak between two looks is missed, and memory that an allocator had kept
-    from earlier work is not counted again. Systems without /proc report 0.
+    On a cpu this is a lower bound: a short peak between two looks is missed, and memory that an allocator has kept
+    from earlier work, or that the system takes back meanwhile, is not counted. Systems without /proc report 0.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,6 +36,7 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._start = torch.cuda.memory_allocated(self._device)
         else:
+            _trim()
             self._start = resident()
             self._watch.start()
         return self
@@ -52,6 +54,13 @@ class Peak:
     def _look(self) -> None:
         while not self._stop.wait(INTERVAL):
             self.bytes = max(self.bytes, resident() - self._start)
+
+
+def _trim() -> None:
+    """Give back what the C library's allocator keeps, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if STATM.exists() else None
+    if trim is not None:
+        trim(0)
 
 
 def resident() -> int:
