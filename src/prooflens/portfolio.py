@@ -21,6 +21,7 @@ from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.engines.base import Ledger
 from prooflens.engines.crown import crown_work
 from prooflens.engines.functionals import bound_functionals, refusal
+from prooflens.engines.taylor import taylor_work
 from prooflens.engines.vocabulary import is_tail
 from prooflens.errors import EngineError
 from prooflens.outcomes import Outcome, Verdict
@@ -71,13 +72,18 @@ def work_of_lines(problem: Problem, depth: int) -> float:
     return crown_work(problem, depth) if depth or behind_norm else math.inf
 
 
+def work_of_walks(problem: Problem, depth: int) -> float:
+    """What `taylor` costs, in the time that one core takes for `MOST_WORK`: minutes are allowed, and a GPU counts."""
+    return taylor_work(problem, depth) / (3000.0 if problem.model.device.type == "cuda" else 20.0)
+
+
 DEEPER = range(1, 10**6)
 PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
-    Stage("taylor", DEEPER),
     Stage("crown", work=work_of_lines),
+    Stage("taylor", DEEPER, work=work_of_walks),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )

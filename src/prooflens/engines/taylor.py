@@ -69,7 +69,7 @@ class Taylor:
         if reason := self.refuses(problem, forms):
             raise EngineError(reason)
         with torch.no_grad():
-            walk = self._walk(problem, forms)
+            walk = self.walk(problem, forms)
             size = max(1, walk.batch(problem.n_tokens))
             parts = []
             for start in range(0, forms.size, size):
@@ -80,7 +80,7 @@ class Taylor:
         lower, upper, corner = (torch.cat(side) for side in zip(*parts, strict=True))
         return FormBounds(lower, upper, -corner, corner)
 
-    def _walk(self, problem: Problem, forms: Forms) -> Walk:
+    def walk(self, problem: Problem, forms: Forms) -> Walk:
         """Everything about the region that no form enters."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
@@ -115,6 +115,20 @@ def least_memory(problem: Problem, forms: Forms) -> int:
     heads = 3 * architecture.n_heads * architecture.head_dim * S
     rows = 3 * architecture.n_heads * S * S
     return 8 * (p * (layers * (S * d + heads + rows) + 4 * S * d) + 8 * S * (architecture.d_ff + 4 * d) * d)
+
+
+def taylor_work(problem: Problem, depth: int) -> float:
+    """About how many multiplications the walk takes: covectors of all values, through every chain below."""
+    architecture = problem.model.architecture
+    S, d, f, H = problem.n_tokens, architecture.d_model, architecture.d_ff, architecture.n_heads
+    network = (6.0 if architecture.gated else 2.0) * f * d * d + 6.0 * d**3
+    rows = float(H * S)
+    attention = (rows * architecture.head_dim) ** 2 + 20.0 * rows**3
+    total = 0.0
+    for chain in range(1, min(depth, architecture.n_layers) + 1):
+        covectors = 6.0 * S * d
+        total += covectors * (network * (1 + (chain - 1) * S) + attention * (1 + (chain - 1) * S))
+    return total
 
 
 def _bound(walk: Walk, problem: Problem, forms: Forms) -> Part:

@@ -1,0 +1,141 @@
+"""`taylor` at depth, with an attack beside every figure.
+
+python benchmarks/depth.py MODEL --layer 1 --eps 0.0005 0.001 [--text "…"] [--device cuda] [--rows 24] [--json out.json]
+
+MODEL is a short name, or a folder made by `slice_model.py` (its embedded example is then the prompt). For every ε: how
+many (head, position) queries are proved, how many the attack leaves standing, the mean width of the bounds, time and
+peak memory. Proved claims are attacked with ten times the paper's budget; one that breaks is an error.
+"""
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from prooflens import Ball, Region, load
+from prooflens.engines import Problem, forms_of
+from prooflens.engines.attack import break_claims
+from prooflens.engines.attack_search import Budget
+from prooflens.engines.functionals import bound_claims
+from prooflens.engines.taylor import Taylor
+from prooflens.models import Transformer
+from prooflens.queries import parse_query
+
+PAPER = Budget(samples=500, restarts=5, steps=50)
+TENFOLD = Budget(samples=5000, restarts=50, steps=50)
+
+
+def region_of(model: Transformer, text: str | None, eps: float, device: str) -> Region:
+    prompt = model.example() if text is None else model.prompt(text)
+    region = Ball(eps).around(prompt)
+    assert region.radius is not None
+    return Region(region.center.to(device), radius=region.radius.to(device), label=region.label)
+
+
+def jacobian_seconds(problem: Problem, layer: int) -> float:
+    """One full Jacobian of the layer's scores by `torch.func`, row by row of a chunked reverse pass."""
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return problem.model.scores(x, layer).flatten()
+
+    start = time.perf_counter()
+    made = torch.func.jacrev(scores, chunk_size=64)(problem.region.center)
+    float(made.sum())
+    return time.perf_counter() - start
+
+
+def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
+    """How far values move beyond first order, by their linear reach: mean e/τ of every value that a site reads."""
+    with torch.no_grad():
+        setting = problem.setting([layer])
+        forms = forms_of(parse_query("top1").bind(setting)[0].functionals)
+        walk = Taylor(memory=memory).walk(problem, forms)
+        return {
+            name: round(float((value.e / value.tau).mean()), 3)
+            for chain in walk.chains
+            for name, value in chain.values.items()
+            if value.E is not None
+        }
+
+
+def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: float) -> dict[str, object]:
+    problem = Problem(model, region_of(model, options.text, eps, options.device))
+    claims = parse_query(options.query).bind(problem.setting([layer]))
+    claims = [claim for claim in claims if claim.functionals and claim.clean_holds]
+    if options.last:
+        claims = [c for c in claims if c.rows[0].position == problem.n_tokens - 1]
+    if options.rows:
+        order = torch.randperm(len(claims), generator=torch.Generator().manual_seed(0)).tolist()
+        claims = [claims[i] for i in sorted(order[: options.rows])]
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    parts, together = bound_claims(Taylor(memory=options.memory * 2**30), problem, claims)
+    took = time.perf_counter() - start
+    proved = [c.decide(part.lower, part.upper) == "holds" for c, part in zip(claims, parts, strict=True)]
+    left = 0
+    for kind, budget in ((True, TENFOLD if not options.quick else PAPER), (False, PAPER)):
+        chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
+        if chosen:
+            starts = [parts[i].lower_corner for i in chosen]
+            found = break_claims(problem, [claims[i] for i in chosen], budget, seed=0, starts=starts)
+            if kind and any(witness is not None for witness in found):
+                raise AssertionError("a claim was proved and is broken")
+            left += sum(witness is None for witness in found)
+    if options.device == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**30
+    else:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    row: dict[str, object] = {
+        "model": options.model,
+        "layer": layer,
+        "eps": eps,
+        "claims": len(claims),
+        "proved": sum(proved),
+        "attack leaves": left,
+        "mean width": float((together.upper - together.lower).mean()),
+        "seconds": round(took, 2),
+        "peak GiB": round(memory, 2),
+    }
+    if options.sizes:
+        row["e / τ"] = sizes(problem, layer, options.memory * 2**30)
+    if options.jacobian:
+        row["one Jacobian, s"] = round(jacobian_seconds(problem, layer), 2)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--layer", type=int, nargs="+", default=[1])
+    parser.add_argument("--eps", type=float, nargs="+", default=[0.0005, 0.001])
+    parser.add_argument("--query", default="top1")
+    parser.add_argument("--text", help="the prompt; without it, the model's embedded example")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory", type=int, default=8, help="GiB for the engine")
+    parser.add_argument("--rows", type=int, help="only so many random queries")
+    parser.add_argument("--last", action="store_true", help="only queries of the last position")
+    parser.add_argument(
+        "--quick", action="store_true", help="attack proved claims with the paper's budget only"
+    )
+    parser.add_argument("--sizes", action="store_true", help="also e/τ of every value that a site reads")
+    parser.add_argument("--jacobian", action="store_true", help="time one full Jacobian beside it")
+    parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
+    options = parser.parse_args()
+    model = load(options.model).to(options.device)
+    for layer in options.layer:
+        for eps in options.eps:
+            row = measure(model, options, layer, eps)
+            print(json.dumps(row), flush=True)
+            if options.json is not None:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
