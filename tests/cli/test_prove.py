@@ -9,8 +9,8 @@ import pytest
 
 from prooflens import cli
 from prooflens.certificate import read_run
-from prooflens.cli.options import parse_memory
 from prooflens.errors import EngineError
+from prooflens.memory import parse_memory
 
 CONTRACT = {
     *("model", "model_sha256", "tokens", "layer", "head", "position", "query", "region", "eps"),

@@ -50,18 +50,23 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
     return {
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "prooflens": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "model": {"name": subject.model, "sha256": subject.model_sha256, "source": subject.source},
         "layers": subject.layers,
         "text": subject.text,
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
         "configuration": dict(configuration),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions that results depend on."""
+    return {
+        "prooflens": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }
 
 

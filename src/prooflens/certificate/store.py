@@ -213,13 +213,18 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def query_rows(path: Path | str, sql: str) -> pa.Table:
-    """DuckDB over the rows of a run, as table `rows`. A query sees nothing else: no files, no network, no variables."""
+    """DuckDB over the rows of a run, as table `rows`."""
+    return query_tables({"rows": read_run(path).table}, sql)
+
+
+def query_tables(tables: Mapping[str, Any], sql: str) -> pa.Table:
+    """DuckDB over Arrow tables or data sets. A query sees nothing else: no files, no network, no variables."""
     import duckdb
 
-    table = read_run(path).table
     connection = duckdb.connect(":memory:")
     try:
-        connection.register("rows", table)
+        for name, table in tables.items():
+            connection.register(name, table)
         connection.execute("set python_enable_replacements = false")
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")

@@ -14,13 +14,23 @@ from prooflens.cli import models as _models
 from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
 from prooflens.cli import runs as _runs
+from prooflens.cli import sweep as _sweep
 from prooflens.cli import view as _view
 from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
 
 __all__ = ["app", "main"]
 
-del _checks, _compare, _models, _output, _prove, _runs, _view  # importing them is what enters their commands
+del (
+    _checks,
+    _compare,
+    _models,
+    _output,
+    _prove,
+    _runs,
+    _sweep,
+    _view,
+)  # importing them is what enters their commands
 
 
 def main() -> None:

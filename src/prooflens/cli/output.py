@@ -21,10 +21,10 @@ from prooflens.cli.options import (
     Tokens,
     input_of,
     moving_tokens,
-    parse_memory,
 )
 from prooflens.cli.prove import exit_code, print_radii
 from prooflens.errors import RegionError
+from prooflens.memory import parse_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from prooflens.cli.options import (
     input_of,
     moving_tokens,
     named_tokens,
-    parse_memory,
     question_of,
     settings_of,
 )
+from prooflens.memory import parse_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:

@@ -13,14 +13,19 @@ from prooflens.cli.common import Json, app, print_json, print_table
 
 @app.command()
 def query(
-    run: Annotated[Path, typer.Argument(help="A run directory, as `certify -o` writes it.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, as `certify -o` or `sweep -o` writes it.")],
     sql: Annotated[str, typer.Argument(help="DuckDB SQL over the table `rows`.")],
     as_json: Json = False,
 ) -> None:
     """Ask a run anything: DuckDB over its rows, as in "select layer, verdict, count(*) from rows group by all"."""
-    from prooflens.certificate.store import query_rows
+    from prooflens.certificate.store import query_rows, query_tables
 
-    found = query_rows(run, sql)
+    if (run / "sweep.json").is_file():
+        from prooflens.sweep.store import SweepStore
+
+        found = query_tables({"rows": SweepStore.open(run).dataset()}, sql)
+    else:
+        found = query_rows(run, sql)
     if as_json:
         rows = [{name: _plain(value) for name, value in row.items()} for row in found.to_pylist()]
         print_json({"columns": found.column_names, "rows": rows})

@@ -1,0 +1,47 @@
+"""Two sweeps side by side: which verdicts changed, and by how much bounds moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prooflens.certificate.store import query_tables
+from prooflens.sweep.store import SweepStore
+
+SAME = ("model", "prompt", "region", "eps", "layer", "head", "position", "query")
+"""Rows of two sweeps with equal values here answer the same question."""
+
+_KEYS = ", ".join(SAME)
+_JOIN = f"""
+with a as (select {_KEYS}, verdict, lower, upper, engine from first),
+     b as (select {_KEYS}, verdict, lower, upper, engine from second),
+     both_runs as (
+        select {_KEYS}, a.verdict as verdict_a, b.verdict as verdict_b, a.engine as engine_a, b.engine as engine_b,
+               a.lower as lower_a, b.lower as lower_b, a.upper as upper_a, b.upper as upper_b
+        from a full outer join b using ({_KEYS}))
+"""
+
+
+def diff(first: SweepStore, second: SweepStore) -> dict[str, Any]:
+    """A summary, the transitions between verdicts, and the rows whose verdict changed."""
+    tables = {"first": first.dataset(), "second": second.dataset()}
+
+    def ask(sql: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = query_tables(tables, _JOIN + sql).to_pylist()
+        return found
+
+    [summary] = ask(
+        """select count(*) filter (verdict_a is not null and verdict_b is not null) as common,
+                  count(*) filter (verdict_b is null) as only_a,
+                  count(*) filter (verdict_a is null) as only_b,
+                  count(*) filter (verdict_a <> verdict_b) as changed,
+                  count(*) filter (lower_a <> lower_b or upper_a <> upper_b) as moved,
+                  max(abs(lower_b - lower_a)) as largest_lower_move, avg(lower_b - lower_a) as mean_lower_move,
+                  max(abs(upper_b - upper_a)) as largest_upper_move, avg(upper_b - upper_a) as mean_upper_move
+           from both_runs"""
+    )
+    transitions = ask(
+        """select verdict_a, verdict_b, count(*) as rows, avg(lower_b - lower_a) as mean_lower_move
+           from both_runs where verdict_a <> verdict_b group by all order by all"""
+    )
+    rows = ask(f"select * from both_runs where verdict_a <> verdict_b order by {_KEYS}")
+    return {"summary": summary, "transitions": transitions, "rows": rows}

@@ -1,0 +1,212 @@
+"""`spec.yaml`: what a sweep asks, validated before anything runs.
+
+models: [toy]
+samples: [0, 1]            # or prompts: a list, {file: …}, {jsonl: …, field: text}, {template: …, slots: {…}}
+layers: [0, 1]             # or heads: "0.1,1.0"
+positions: [-1]
+queries: [top1, "mass>=0.2"]
+regions: {eps: [0.001, 0.002], tokens: [1]}
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from prooflens.errors import ProoflensError
+from prooflens.memory import parse_memory
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Natural = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+Token = int | Text
+
+
+class SpecError(ProoflensError):
+    """A sweep's specification that cannot be run; the message names the field."""
+
+
+class _Strict(BaseModel):
+    """Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Regions(_Strict):
+    """ε-balls around each prompt: a grid of radii, and the tokens that move (None: all)."""
+
+    eps: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    tokens: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
+
+    @field_validator("eps", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else [value]
+
+
+class Spec(_Strict):
+    """A sweep: every model × prompt × layer × ε is a task, which serves all its heads, positions and queries."""
+
+    models: Annotated[tuple[Text, ...], Field(min_length=1)]
+    regions: Regions
+    prompts: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    samples: Annotated[tuple[Natural, ...], Field(min_length=1)] | None = None
+    layers: Annotated[tuple[Natural, ...], Field(min_length=1)] | None = None
+    heads: Text | None = None
+    positions: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
+    queries: Annotated[tuple[Text, ...], Field(min_length=1)] = ("top1",)
+    engine: Text = "auto"
+    memory: Natural | None = None
+    budget: Text | None = None
+    seed: int = 0
+
+    @field_validator("models", "queries", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _one_text(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return _or_value_error(parse_memory, value) if isinstance(value, str) else value
+
+    @field_validator("queries")
+    @classmethod
+    def _about_rows(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from prooflens.queries import RowQuery, parse_query
+
+        for text in value:
+            query = _or_value_error(parse_query, text)
+            if not isinstance(query, RowQuery) or query.heads is not None:
+                raise ValueError(
+                    f"{text!r} must be about one row of attention, its heads given by layers or heads"
+                )
+        return value
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        from prooflens.portfolio import stages_of
+
+        _or_value_error(stages_of, value)
+        return value
+
+    @field_validator("budget")
+    @classmethod
+    def _known_budget(cls, value: str | None) -> str | None:
+        from prooflens.certify import parse_budget
+
+        _or_value_error(parse_budget, value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Spec:
+        if (self.prompts is None) == (self.samples is None):
+            raise ValueError("give prompts, or samples for models without text, and not both")
+        if self.layers is not None and self.heads is not None:
+            raise ValueError("give layers or heads, not both")
+        return self
+
+
+def read_spec(path: Path) -> Spec:
+    """The specification in a YAML file; prompts of files and templates are read and written out."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise SpecError(f"{path} must be a mapping with models, prompts or samples, and regions")
+    if isinstance(content.get("prompts"), dict):
+        content["prompts"] = _expand(content["prompts"], path.parent)
+    return parse_spec(content, str(path))
+
+
+def parse_spec(content: dict[str, Any], origin: str) -> Spec:
+    """A specification from its plain form; an error is one sentence that names the first wrong field."""
+    try:
+        return Spec.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise SpecError(f"{origin}: there is no field {field!r}") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise SpecError(f"{origin}: {field}: {reason}" if field else f"{origin}: {reason}") from error
+
+
+def _expand(source: dict[str, Any], folder: Path) -> list[Any]:
+    """The prompts that a file, a JSONL file or a template stand for."""
+    kinds = {"file": {"file"}, "jsonl": {"jsonl", "field"}, "template": {"template", "slots"}}
+    kind = next((name for name in kinds if name in source), None)
+    if kind is None:
+        raise SpecError(f"prompts: give a list, or one of {', '.join(kinds)}")
+    if extra := set(source) - kinds[kind]:
+        raise SpecError(f"prompts.{sorted(map(str, extra))[0]}: there is no such field beside {kind!r}")
+    if not isinstance(source[kind], str):
+        raise SpecError(f"prompts.{kind}: must be a text")
+    if kind == "template":
+        return _filled(source["template"], source.get("slots"))
+    try:
+        lines = (folder / source[kind]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"prompts.{kind}: cannot read {source[kind]}: {error}") from error
+    lines = [line for line in lines if line.strip()]
+    if kind == "file":
+        return list(lines)
+    return [_from_json(line, source.get("field", "text"), number) for number, line in enumerate(lines, 1)]
+
+
+def _from_json(line: str, field: Any, number: int) -> str:
+    try:
+        found = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SpecError(f"prompts.jsonl: record {number} is no JSON object with {field!r}") from error
+    if not isinstance(found, str):
+        raise SpecError(f"prompts.jsonl: {field!r} of record {number} is not a text")
+    return found
+
+
+def _filled(template: str, slots: Any) -> list[str]:
+    """The template with every combination of its slots' words."""
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise SpecError(f"prompts.template: {error}") from error
+    if unnamed := [name for name in fields if not name.isidentifier()]:
+        raise SpecError(
+            f"prompts.template: {{{unnamed[0]}}} is no slot: name it by one word, as in {{subject}}"
+        )
+    names = list(dict.fromkeys(fields))
+    if not isinstance(slots, dict) or set(slots) != set(names):
+        raise SpecError(
+            f"prompts.slots: must give words for exactly the slots {', '.join(names) or '(none)'}"
+        )
+    words: list[Sequence[Any]] = [slots[name] for name in names]
+    for name, choices in zip(names, words, strict=True):
+        if not isinstance(choices, list) or not choices:
+            raise SpecError(f"prompts.slots.{name}: must be a list of words")
+    combinations = product(*words)
+    return [template.format(**dict(zip(names, chosen, strict=True))) for chosen in combinations]
+
+
+def _or_value_error(parse: Any, text: Any) -> Any:
+    """Our errors as the ones that pydantic attributes to a field."""
+    try:
+        return parse(text)
+    except ProoflensError as error:
+        raise ValueError(str(error)) from error

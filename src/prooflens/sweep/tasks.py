@@ -1,0 +1,107 @@
+"""Tasks: what is done as one piece, and the key it is stored under.
+
+A task is one model, prompt, layer and ε. It serves all heads, positions and queries of that layer, which share the
+region and the walk through the layers before. Its key is the sha256 of its canonical JSON, the model's fingerprint
+included: the same question has the same key in every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prooflens.models import load
+from prooflens.queries import parse_heads
+from prooflens.sweep.spec import Spec, Token
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What planning needs to know of a model."""
+
+    name: str
+    sha256: str
+    n_layers: int
+    n_heads: int
+
+    @classmethod
+    def of(cls, name: str) -> ModelFacts:
+        """Load a model and look."""
+        model = load(name)
+        return cls(name, model.sha256, model.architecture.n_layers, model.architecture.n_heads)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model, prompt, layer and ε; `prompt` is a text, or the number of an example input."""
+
+    model: str
+    model_sha256: str
+    prompt: str | int
+    layer: int
+    eps: float
+    heads: tuple[int, ...]
+    positions: tuple[Token, ...] | None
+    tokens: tuple[Token, ...] | None
+    queries: tuple[str, ...]
+    engine: str
+    memory: int | None
+    budget: str | None
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """sha256 of the canonical JSON."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """The prompt as the column `prompt` has it."""
+        return self.prompt if isinstance(self.prompt, str) else f"sample {self.prompt}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The task as JSON has it."""
+        return asdict(self)
+
+
+def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
+    """The tasks of a sweep in order, each once; prompts outermost, so that early results span layers and radii."""
+    seen: set[str] = set()
+    chosen = {name: _heads(spec, models[name]) for name in spec.models}
+    prompts = spec.prompts if spec.prompts is not None else spec.samples
+    assert prompts is not None
+    for name in spec.models:
+        for prompt in prompts:
+            for layer, heads in chosen[name].items():
+                for eps in spec.regions.eps:
+                    task = Task(
+                        model=name,
+                        model_sha256=models[name].sha256,
+                        prompt=prompt,
+                        layer=layer,
+                        eps=eps,
+                        heads=heads,
+                        positions=spec.positions,
+                        tokens=spec.regions.tokens,
+                        queries=spec.queries,
+                        engine=spec.engine,
+                        memory=spec.memory,
+                        budget=spec.budget,
+                        seed=spec.seed,
+                    )
+                    if task.key not in seen:
+                        seen.add(task.key)
+                        yield task
+
+
+def _heads(spec: Spec, facts: ModelFacts) -> dict[int, tuple[int, ...]]:
+    """The heads asked about, by layer."""
+    text = spec.heads or ("all" if spec.layers is None else ",".join(map(str, spec.layers)))
+    found: dict[int, tuple[int, ...]] = {}
+    for layer, head in sorted(parse_heads(text, facts.n_layers, facts.n_heads)):
+        found[layer] = (*found.get(layer, ()), head)
+    return found

@@ -1,0 +1,86 @@
+"""One task: load the model, certify, write the shard. What goes wrong is the report, not an exception."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from prooflens.certify import CHUNK_NUMBERS, certify
+from prooflens.errors import EngineError, ModelError
+from prooflens.models import Transformer, load
+from prooflens.queries.rows import find_tokens
+from prooflens.regions import Ball
+from prooflens.results import Results
+from prooflens.sweep.store import SweepStore
+from prooflens.sweep.tasks import Task
+
+CHUNK_BYTES = 64 * CHUNK_NUMBERS
+"""The memory limit at which chunks have their usual size: where none was given, half of it is the second try."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a task ended: the counts of its verdicts, or the error."""
+
+    task: Task
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+    kind: str = ""
+    """The error's type."""
+    out_of_memory: bool = False
+    tries: int = 1
+
+
+def perform(task: Task, store: SweepStore) -> Report:
+    """Do a task and write its shard; out of memory is tried once more with half the memory."""
+    started = time.perf_counter()
+    report = _attempt(task, task, store)
+    if report.error is not None and report.out_of_memory:
+        smaller = replace(task, memory=(task.memory or CHUNK_BYTES) // 2)
+        report = replace(_attempt(task, smaller, store), tries=2)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _attempt(task: Task, asked: Task, store: SweepStore) -> Report:
+    """Settle what is asked and store it as the task."""
+    try:
+        results = settle(asked)
+        store.write_shard(task.key, task.label, results.table)
+    except Exception as error:
+        message = " ".join(str(error).split()) or "no message"
+        return Report(task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error))
+    return Report(task, counts={str(verdict): count for verdict, count in results.counts.items()})
+
+
+def settle(task: Task) -> Results:
+    """The verdicts of a task."""
+    model = _model(task.model)
+    if model.sha256 != task.model_sha256:
+        raise ModelError(f"{task.model} is not the model that the sweep was planned for: its weights changed")
+    prompt = model.prompt(task.prompt) if isinstance(task.prompt, str) else model.example(task.prompt)
+    tokens = None if task.tokens is None else find_tokens(task.tokens, len(prompt), prompt.tokens)
+    return certify(
+        model,
+        prompt,
+        Ball(task.eps, tokens),
+        [f"{task.layer}.{head}" for head in task.heads],
+        queries=task.queries,
+        engine=task.engine,
+        memory=task.memory,
+        budget=task.budget,
+        seed=task.seed,
+        positions=task.positions,
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether less at a time may help: memory ran out, or an engine refused because it would."""
+    refused = isinstance(error, EngineError) and "GiB" in str(error)
+    return isinstance(error, MemoryError) or refused or "out of memory" in str(error)
+
+
+_model: Callable[[str], Transformer] = lru_cache(maxsize=1)(load)
+"""Tasks of one model follow each other: one is kept."""

@@ -1,0 +1,116 @@
+"""sweep, resume, compact, diff, watch and query on the command line."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prooflens import cli
+from prooflens.sweep.drive import pending, start
+from prooflens.sweep.spec import parse_spec
+from prooflens.sweep.store import SweepStore
+from prooflens.sweep.work import perform
+from tests.sweep.conftest import SPEC, TASKS
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return invoke
+
+
+def written(path: Path, **changes: object) -> str:
+    path.write_text(yaml.safe_dump(SPEC | changes))
+    return str(path)
+
+
+def test_a_dry_run_counts_and_writes_nothing(call: Call, tmp_path: Path) -> None:
+    spec = written(tmp_path / "spec.yaml")
+    code, out, _ = call("sweep", spec, "--dry-run", "--workers", "2", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["tasks"], found["probed"], found["errors"], found["rows"]) == (TASKS, 4, [], TASKS * 16)
+    assert found["seconds"] > 0
+    assert found["bytes"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+def test_a_sweep_from_start_to_end(call: Call, tmp_path: Path) -> None:
+    spec, run = written(tmp_path / "spec.yaml", samples=[0, 99], layers=[0]), str(tmp_path / "run")
+    code, out, _ = call("sweep", spec, "-o", run, "--workers", "1", "--json")
+    found = json.loads(out)
+    assert (code, found["tasks"], found["done"], found["failed"]) == (2, 4, 2, 2)
+    assert sum(found["verdicts"].values()) == 32
+    code, _, err = call("sweep", spec, "-o", run)
+    assert (code, "prooflens resume" in err) == (1, True)
+    counted = ("query", run, "select count(*) as n, count(distinct task) as t from rows", "--json")
+    before = json.loads(call(*counted)[1])["rows"]
+    assert before == [{"n": 32, "t": 2}]
+    assert json.loads(call("compact", run, "--json")[1]) == {"shards": 2, "files": 1}
+    assert json.loads(call(*counted)[1])["rows"] == before
+    status = json.loads(call("watch", run, "--once", "--json")[1])
+    assert (status["done"], status["failed"], status["running"]) == (2, 2, False)
+    assert "2/4 tasks, 2 failed" in call("watch", run)[1]
+    assert call("query", run, "select * from read_csv('/etc/passwd')")[0] == 1
+
+
+def performed(path: Path, **changes: object) -> SweepStore:
+    """A sweep done in this process."""
+    store = start(parse_spec(SPEC | {"samples": [0]} | changes, "test"), path)
+    for task in pending(store)[0]:
+        assert perform(task, store).error is None
+    return store
+
+
+def test_diff_says_what_changed(call: Call, tmp_path: Path) -> None:
+    auto, interval = str(tmp_path / "a"), str(tmp_path / "b")
+    performed(tmp_path / "a")
+    performed(tmp_path / "b", engine="interval", layers=[1])
+    same = json.loads(call("diff", auto, auto, "--json")[1])
+    assert same["summary"]["common"] == 64
+    assert same["summary"]["changed"] == same["summary"]["moved"] == 0
+    found = json.loads(call("diff", auto, interval, "--json")[1])
+    summary = found["summary"]
+    assert (summary["common"], summary["only_a"], summary["only_b"]) == (32, 32, 0)
+    assert summary["changed"] == len(found["rows"]) == sum(row["rows"] for row in found["transitions"]) > 0
+    assert summary["moved"] > 0
+    assert (
+        summary["mean_lower_move"] < 0
+    )  # the portfolio's bounds are never worse than those of one of its engines
+    assert all((row["verdict_a"], row["verdict_b"]) == ("holds", "unknown") for row in found["transitions"])
+    code, out, _ = call("diff", auto, interval)
+    assert (code, "unknown" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "none.yaml", "-o", "x"), "none.yaml cannot be read"),
+        (("resume", "none"), "none is not a sweep"),
+        (("watch", "none", "--once"), "none is not a sweep"),
+    ],
+)
+def test_errors_are_one_line(call: Call, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_changed_model_is_refused(call: Call, tmp_path: Path) -> None:
+    store = start(parse_spec(SPEC, "test"), tmp_path / "run")
+    header = store.path / "sweep.json"
+    header.write_text(header.read_text().replace(store.header["models"]["toy"]["sha256"], "0" * 64))
+    code, _, err = call("resume", str(store.path))
+    assert (code, "its weights changed" in err) == (1, True)
