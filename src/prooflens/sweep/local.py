@@ -29,7 +29,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def default_workers(threads: int) -> int:
     """As many workers as keep the cores of this process busy."""
-    return max(1, len(os.sched_getaffinity(0)) // threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads)
 
 
 def execute(tasks: Iterable[Task], path: Path, workers: int, threads: int = 1) -> Iterator[Report]:
