@@ -35,4 +35,16 @@ __all__ = [
     "get_engine",
 ]
 
-del _alpha_crown, _attack, _autolirpa, _crown, _exact, _interval, _jacobian, _layer0, _polyzono, _taylor, _zonotope
+del (
+    _alpha_crown,
+    _attack,
+    _autolirpa,
+    _crown,
+    _exact,
+    _interval,
+    _jacobian,
+    _layer0,
+    _polyzono,
+    _taylor,
+    _zonotope,
+)
