@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,8 +21,9 @@ import yaml
 from prooflens.errors import EngineError, RunError
 from prooflens.results import Results
 from prooflens.sweep import work
-from prooflens.sweep.drive import locked, pending, status
+from prooflens.sweep.drive import locked, pending, start, status
 from prooflens.sweep.local import execute
+from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore, verified_keys
 from prooflens.sweep.tasks import Task
 from tests.sweep.conftest import SPEC, TASKS, finish, rows_of, run
@@ -200,6 +202,30 @@ def test_out_of_memory_is_tried_once_more_with_half(
     monkeypatch.setattr(work, "settle", none)
     report = work.perform(task, copy)
     assert (report.kind, report.tries) == ("MemoryError", 2)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_the_disk_is_full(undisturbed: SweepStore, small_disk: Path) -> None:
+    store = start(parse_spec(SPEC, "test"), small_disk / "run")
+    with suppress(RunError):  # not even the error could be written
+        finish(store)
+    assert 2 <= len(store.done()) < TASKS
+    assert store.damaged() == []
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    finish(store)
+    assert rows_of(store) == rows_of(undisturbed)
+    assert store.errors() == {}
 
 
 def test_one_driver_at_a_time(undisturbed: SweepStore) -> None:

@@ -91,15 +91,13 @@ def _telling(bar: Progress) -> Progress:
     """The bar where stderr is a terminal, else a line now and then."""
     if sys.stderr.isatty():
         return bar
-    started = last = time.monotonic()
+    last = time.monotonic()
 
     def tell(stage: str, share: float) -> None:
         nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_SECONDS:
-            last = now
-            left = (now - started) * (1.0 - share) / max(share, 1e-9)
-            say(f"{stage}; about {left:.0f} s left", error=True)
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            say(stage, error=True)
 
     return tell
 

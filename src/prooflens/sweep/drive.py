@@ -52,11 +52,19 @@ class Tally:
         """Tasks per second of this driver."""
         return self.fresh / max(1e-9, time.monotonic() - self.started)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """What the rest takes at this rate; None before a task ended."""
+        return (self.total - self.done - self.failed) / self.rate if self.fresh else None
+
     def line(self) -> str:
-        """Tasks, verdicts and rate."""
+        """Tasks, verdicts, rate and time left."""
         tally = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()) if count)
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done}/{self.total} tasks{failed}; {tally or 'no verdicts'}; {self.rate:.2g} tasks/s"
+        left = f"; about {self.seconds_left:.0f} s left" if self.seconds_left else ""
+        return (
+            f"{self.done}/{self.total} tasks{failed}; {tally or 'no verdicts'}; {self.rate:.2g} tasks/s{left}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON has it."""

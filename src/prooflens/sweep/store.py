@@ -28,7 +28,7 @@ from prooflens.results import VERDICTS
 
 SCHEMA = 1
 HEADER = "sweep.json"
-PART_ROWS = 1 << 20
+PART_ROWS = 1 << 17
 """A compacted file has about so many rows."""
 
 COLUMNS = pa.schema([("task", pa.string()), ("row", pa.int32()), ("prompt", pa.string()), *VERDICTS])
