@@ -119,8 +119,13 @@ def test_masses_and_entropies_come_from_the_same_forms() -> None:
     problem = problem_of("toy", 0.002)
     for query in ("mass>=0.2", "entropy"):
         claims = parse_query(query).bind(problem.setting([1]))
-        _, together = bound_claims(get_engine("taylor"), problem, claims[:2])
-        assert bool((together.lower <= together.upper).all())
+        parts, _ = bound_claims(get_engine("taylor"), problem, claims[:2])
+        alpha = problem.region.sample(300, 0, corners=0.7)[1]
+        scores, _ = problem.values(problem.region.point(alpha), [1], output=False)
+        for claim, part in zip(claims[:2], parts, strict=True):
+            values = claim.values({row: scores[1][:, row.head, row.position] for row in claim.rows})
+            assert bool((values >= part.lower).all())
+            assert bool((values <= part.upper).all())
 
 
 def test_too_little_memory_is_said_before_the_start() -> None:
@@ -150,3 +155,33 @@ def test_a_region_without_moving_tokens_is_a_point() -> None:
     assert bool((found.lower <= value).all())
     assert bool((value <= found.upper).all())
     assert bool((found.upper - found.lower < 1e-6).all())
+
+
+def test_one_token_and_huge_scores() -> None:
+    """One token has one key; scores of a thousand make softmax a step. The bounds may be wide, never wrong."""
+    model = model_of("gpt2")
+    alone = Problem(model, Ball(0.01).around(input_of("gpt2", n_tokens=1)))
+    forms = random_forms(alone, 1, 2, seed=0)
+    assert_contains(alone, forms, bounds_of(alone, forms), seed=0)
+    weights = {
+        name: tensor * (100.0 if name.endswith(("q.weight", "k.weight")) else 1.0)
+        for name, tensor in model_of("bert").weights.items()
+    }
+    sharp = replace(model_of("bert"), weights=weights)
+    for eps in (1e-9, 1e-4, 0.05):
+        problem = Problem(sharp, Ball(eps).around(input_of("bert")))
+        forms = random_forms(problem, 1, 3, seed=0)
+        assert_contains(problem, forms, bounds_of(problem, forms), seed=0)
+
+
+def test_a_linear_part_is_the_same_forwards_and_backwards() -> None:
+    """At a radius where only rounding is left the bound is the attained width, up to rounding."""
+    problem = problem_of("mpnet", 1e-9)
+    forms = random_forms(problem, 1, 3, seed=2)
+    found = bounds_of(problem, forms)
+    assert_contains(problem, forms, found, seed=2)
+    assert found.upper_corner is not None
+    assert found.lower_corner is not None
+    best = attained(problem, forms, found.upper_corner).diagonal()
+    worst = attained(problem, forms, found.lower_corner).diagonal()
+    assert bool((found.upper - found.lower <= 1.01 * (best - worst) + 1e-8).all())

@@ -254,7 +254,8 @@ class _Checker:
         ball = radius is not None and f"region/{region}/A_eq" not in self.tensors
         if region not in self.first:
             if radius is None:  # the box around the region
-                radius = np.abs(self.tensors[f"region/{region}/generators"]).sum(0) * (1.0 + 1e-12)
+                generators = np.abs(self.tensors[f"region/{region}/generators"])
+                radius = generators.sum(0) * (1.0 + (len(generators) + 2) * 2.0**-52)
             self.first[region] = FirstLayer(self.net, self.tensors[f"region/{region}/center"], radius)
         for f, a, b in zip(functionals, low, high, strict=True):
             least, most, reached = bounds(f, self.first[region])

@@ -27,7 +27,7 @@ from prooflens.engines.crown_steps import (
     through_lines,
 )
 from prooflens.models.sites import Norm
-from prooflens.numerics import down, up
+from prooflens.numerics import down, gamma, up
 from prooflens.queries import Box
 
 
@@ -58,7 +58,9 @@ class Normalise:
     def of(cls, step: Norm, x: Box, m: Box, v: Box, y: Box) -> Normalise:
         """From boxes of the input, of m, of v (at least ε, positive) and of the output."""
         root = convex(torch.rsqrt, lambda t: -0.5 * t.rsqrt() / t, v)
-        n = Box(down(v.upper.rsqrt() * (1.0 - 1e-15)).clamp(min=0.0), up(v.lower.rsqrt() * (1.0 + 1e-15)))
+        n = Box(
+            down(v.upper.rsqrt() * (1.0 - gamma(16))).clamp(min=0.0), up(v.lower.rsqrt() * (1.0 + gamma(16)))
+        )
         squares = square_lines(m)
         mid_m, mid_n = Middle.of(m), Middle.of(n)
         weight = torch.ones_like(m.lower[0]) if step.weight is None else step.weight

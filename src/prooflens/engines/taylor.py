@@ -184,8 +184,10 @@ def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float
     second, cross = scores.products
     zero = torch.zeros(forms.size).to(q.u)
     value = zero.index_add(0, form, weight * each)
-    # Adding up a form's entries rounds as well; 2⁻⁴⁴ of their size is more than that.
-    rounding = 2.0**-44 * (each.abs() + q.n[i, h] * k.n[j, h] * step.scale)
+    # Adding up a form's entries rounds as well.
+    rounding = gamma(2 * len(form) + 64) * (
+        each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale
+    )
     own = zero.index_add(0, form, weight.abs() * ((second + cross)[h, i, j] + rounding))
     S, H, c = q.u.shape
     groups = chain.values[scores.names[1]].heads

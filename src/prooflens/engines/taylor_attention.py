@@ -133,12 +133,13 @@ class MixSite:
         p = self.rows.shape[-1]
         size = self.scale * (
             q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
+            + q.n.T[:, :, None] * frobenius(k.A).amax(0)[:, None, None]
             + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
         )
-        self.E = self.scores.rest(self.s, self.keys)
-        self.rho = grow(
-            (self.rows.abs() @ self.half + gamma(4 * c + 4 * S + p + 64) * p**0.5 * size) * self.mask
-        )
+        # What the rows' own rounding leaves out counts as e.
+        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(self.half) * self.mask
+        self.E = grow(self.scores.rest(self.s, self.keys) + rounding)
+        self.rho = grow((self.rows.abs() @ self.half + rounding) * self.mask)
         self.beta = grow(self.rho + self.E + 2.0**-45)
         self.high = grow(torch.minimum(self.s * torch.exp(self.beta), torch.ones_like(self.s)) * self.mask)
         ceiling = (self.s * torch.exp(self.beta)).sum(-1, keepdim=True)
@@ -323,11 +324,12 @@ class MixSite:
         size_y = (n_p.square() * self.s[:, t]).sum((-1, -2))
         a = (size_y / size_x).sqrt().clamp(min=2.0**-400)
         N = a[:, None, None] * XX + YY / a[:, None, None] + cross + cross.mT
-        error = product_error(
-            8 * self.rows.shape[-1] + 8 * c * H, a * size_x + size_y / a + 2.0 * (size_x * size_y).sqrt()
-        )
-        rounding = error * 4.0
-        top = top_eigenvalue(0.5 * (N + N.mT)) + rounding
+        # Rounding goes by the size of the terms, ‖ω‖‖A_v‖_F, not of the sums.
+        terms = (length(omega)[:, :, None] * self.value_size.T).square() * self.s[:, t]
+        size_y = size_y + terms.sum((-1, -2))
+        size = a * size_x + size_y / a + 2.0 * (size_x * size_y).sqrt()
+        error = product_error(8 * self.rows.shape[-1] + 8 * c * H, 4.0 * size)
+        top = top_eigenvalue(0.5 * (N + N.mT)) + error
         return grow(0.25 * top * self.root_p**2)
 
     def _bilinear(self, coef: Float[Tensor, "F H S"], t: int) -> Float[Tensor, " F"]:

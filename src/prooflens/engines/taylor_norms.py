@@ -1,11 +1,8 @@
-"""Matrices known up to a ball in the 2-norm, and verified spectral norms: the arithmetic of `taylor`.
+"""Verified spectral norms and outward radii: the arithmetic of `taylor`.
 
-A quantity that depends on x is kept as (A, a): ‖A(x) − A‖₂ ≤ a for every x of the region. Products obey
-‖AB − A(x)B(x)‖ ≤ ‖A‖b + a(‖B‖ + b). The same radius takes the rounding of the floating product, at most
-γ_{n+2}‖A‖_F‖B‖_F for inner length n.
-
-Radii are sums, products, quotients and roots of non-negative numbers, so each computed radius has a small
-*relative* error, γ_N for N roundings in sequence. `grow` covers N = 2²⁰, far more than any radius takes.
+A floating product with inner length n errs by at most γ_{n+2}‖A‖_F‖B‖_F in the Frobenius norm (`product_error`). Radii
+are sums, products, quotients and roots of non-negative numbers, so each computed radius has a small *relative* error,
+γ_N for N roundings in sequence. `grow` covers N = 2²⁰, far more than any radius takes.
 """
 
 from __future__ import annotations
@@ -37,12 +34,9 @@ def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
     return grow(torch.linalg.vector_norm(A, dim=(-2, -1)))
 
 
-def product_error(inner: int, *sizes: Tensor) -> Tensor:
-    """Rounding of a product with this inner length, for Frobenius norms (or lengths) of its factors."""
-    total = sizes[0]
-    for size in sizes[1:]:
-        total = total * size
-    return grow(gamma(inner + 8) * total)
+def product_error(inner: int, size: Tensor) -> Tensor:
+    """Rounding of a product with this inner length, for the product of its factors' Frobenius norms (or lengths)."""
+    return grow(gamma(inner + 8) * size)
 
 
 def top_eigenvalue(K: Float[Tensor, "*batch n n"], tight: float = 0.02) -> Float[Tensor, "*batch"]:
@@ -97,11 +91,3 @@ def spectral_norm(A: Float[Tensor, "*batch m n"], tight: float = 0.02) -> Float[
         error = product_error(part.shape[-1], frobenius(part).square())
         found.append(grow(up(top_eigenvalue(gram, 2 * tight) + error).sqrt()))
     return torch.cat(found).reshape(A.shape[:-2])
-
-
-def weighted_top(W: Float[Tensor, "n d"], weights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """λ_max(Wᵀ diag(w) W) for non-negative weights: an upper bound."""
-    gram = W.T @ (weights[..., :, None] * W)
-    gram = 0.5 * (gram + gram.mT)
-    error = product_error(len(W), frobenius(weights[..., :, None].sqrt() * W).square())
-    return grow(top_eigenvalue(gram) + error)

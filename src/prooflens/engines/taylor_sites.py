@@ -106,7 +106,7 @@ class NormSite:
     @cached_property
     def gram_top(self) -> Float[Tensor, " S"]:
         """λ_max of `gram`."""
-        rounding = product_error(8 * self.d + 64, frobenius(self.source.white).square())
+        rounding = product_error(8 * self.d + 64, 4.0 * self.source.white_size.square())
         return grow(top_eigenvalue(self.gram) + rounding)
 
     def bound(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
@@ -125,7 +125,7 @@ class NormSite:
         ends = torch.stack((outer - inner, outer + inner), -1).clamp(min=0.0) / (d * sigma**3)
         signed = torch.stack((-share, share), -1)
         spike = -3.0 * signed * (length(a).square() / (d * sigma.square()))
-        size = length(w) * C2 / (d**0.5 * self.least[t].square()) * frobenius(J).square()
+        size = length(w) * C2 / (d**0.5 * self.least[t].square()) * self.source.white_size[t].square()
         noise = gamma(64 * d + 512) * 64.0 * size * self.stretch[t]
         return grow(ends + signed.clamp(min=0.0) * self.gram_top[t] + spike.clamp(min=0.0) + noise[:, None])
 
@@ -187,7 +187,9 @@ class NetworkSite:
                 + DERIVATIVE_ERROR
             )
         self.rows = step.bent.weight @ y.ellipsoid
+        self.row_sizes = grow(length(step.bent.weight) * frobenius(y.ellipsoid)[:, None])
         self.other_rows = step.up.weight @ y.ellipsoid if step.gate is not None else None
+        self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
 
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
         """Pre-activations, and how far each may move: the ellipsoid's support function, and rounding."""
@@ -261,13 +263,24 @@ class NetworkSite:
         for sign in (1.0, -1.0):
             raised = sign * weights + raise_
             if cross is None:
-                form, error = gram(rows, raised)
+                form, error = gram(rows, self.row_sizes[t], raised)
             else:
                 assert self.other_rows is not None
-                form, error = gated_gram(rows, self.other_rows[t], raised + d_cross, sign * cross, d_cross)
+                sizes = self.row_sizes[t], self.other_sizes[t]
+                form, error = gated_gram(
+                    rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
+                )
             sides.append(top_eigenvalue(form) + error)
         kinks = torch.stack((size + a, size - a), -1).mT @ self.kink[t] * 0.5
-        return grow(0.5 * torch.stack(sides, -1) + kinks + self._noise(v, a, t)[:, None])
+        noise = self._noise(v, a, t) + DERIVATIVE_ERROR * (size @ self.sway[t])
+        return grow(0.5 * torch.stack(sides, -1) + kinks + noise[:, None])
+
+    @cached_property
+    def sway(self) -> Float[Tensor, "S n"]:
+        """What a neuron moves by per unit of error in φ′ and φ."""
+        if self.step.gate is None:
+            return self.b
+        return grow(self.b * self.other.abs() + self.b_other * (1.0 + self.post.abs()))
 
     def _noise(self, v: Tensor, a: Tensor, t: int) -> Tensor:
         """Rounding of the output at the centre and of the covector, seen over the region."""
@@ -276,10 +289,10 @@ class NetworkSite:
         size = frobenius(step.bent.weight) * y.size[t]
         if step.bent.bias is not None:
             size = size + length(step.bent.bias)
-        slope = torch.full_like(self.h[t], 1.2)
+        slope = 1.2 * (1.0 + self.b[t])
         if step.gate is not None:
             size = size + frobenius(step.up.weight) * y.size[t]
-            slope = 1.2 * (self.other[t].abs() + self.b_other[t]) + self.post[t].abs() + 1.2 * self.b[t]
+            slope = slope * (1.0 + self.other[t].abs() + self.b_other[t]) + self.post[t].abs()
         peak = 1.0 + slope.amax()
         inner = frobenius(self.down) * length(v) * peak * (size + 1.0)
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
@@ -287,23 +300,27 @@ class NetworkSite:
 
 
 def gram(
-    rows: Float[Tensor, "n d"], weights: Float[Tensor, "F n"]
+    rows: Float[Tensor, "n d"], sizes: Float[Tensor, " n"], weights: Float[Tensor, "F n"]
 ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-    """rowsᵀ diag(w) rows, symmetric, and its rounding in the 2-norm."""
+    """rowsᵀ diag(w) rows, symmetric, and its rounding in the 2-norm; sizes ≥ the rows' terms, so theirs as well."""
     form = (rows.T * weights[:, None, :]) @ rows
-    size = (weights.abs() @ rows.square().sum(-1)) * (1.0 + gamma(rows.shape[1] + 4))
-    return 0.5 * (form + form.mT), product_error(sum(rows.shape), size)
+    return 0.5 * (form + form.mT), product_error(4 * sum(rows.shape), weights.abs() @ sizes.square())
 
 
 def gated_gram(
-    rows: Float[Tensor, "n d"], others: Float[Tensor, "n d"], a: Tensor, b: Tensor, c: Tensor
+    rows: Float[Tensor, "n d"],
+    others: Float[Tensor, "n d"],
+    sizes: tuple[Float[Tensor, " n"], Float[Tensor, " n"]],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
 ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
     """Σ a_n g_n² + 2 b_n g_n u_n + c_n u_n² as a matrix, and its rounding."""
     form = rows.T @ (a[:, :, None] * rows + 2.0 * b[:, :, None] * others)
     form = form + (others.T * c[:, None, :]) @ others
-    g, u = rows.square().sum(-1), others.square().sum(-1)
-    size = a.abs() @ g + 2.0 * b.abs() @ (g * u).sqrt() + c.abs() @ u
-    return 0.5 * (form + form.mT), product_error(2 * sum(rows.shape), size * (1.0 + gamma(rows.shape[1] + 4)))
+    g, u = sizes
+    size = a.abs() @ g.square() + 2.0 * b.abs() @ (g * u) + c.abs() @ u.square()
+    return 0.5 * (form + form.mT), product_error(8 * sum(rows.shape), size)
 
 
 def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:

@@ -30,7 +30,7 @@ class Root:
     E: Float[Tensor, "S d"]
     basis: Float[Tensor, "S d d"]
     half: Float[Tensor, " p"]
-    """Half-widths of the factors: α is scaled so that what reads it does so evenly (`taylor_walk.scaled`)."""
+    """Half-widths of the factors: α is scaled so that what reads it does so evenly (`Walk._widths`)."""
 
     @cached_property
     def support(self) -> Float[Tensor, " S"]:
@@ -64,6 +64,13 @@ class Root:
         return grow((spectral_norm(Q) + missing * size) * self.support.sqrt())
 
 
+def slant(basis: Float[Tensor, "S n n"]) -> Float[Tensor, " S"]:
+    """‖UᵀU − I‖ of a computed basis, measured: nothing is assumed of the routine that made it. ∞ if it is no basis."""
+    n = basis.shape[-1]
+    off = frobenius(basis.mT @ basis - torch.eye(n).to(basis)) + product_error(n, frobenius(basis).square())
+    return torch.where(off < 0.25, off, torch.inf)
+
+
 @dataclass(eq=False)
 class Value:
     """A value of a chain. E is filled in when a site needs it, in the coordinates of `basis` if it has one."""
@@ -85,7 +92,7 @@ class Value:
     @cached_property
     def white_error(self) -> Float[Tensor, " S"]:
         """Rounding of `white` in the 2-norm."""
-        return product_error(self.J.shape[-1], frobenius(self.J) * frobenius(self.root.factor))
+        return product_error(self.J.shape[-1], self.white_size)
 
     @cached_property
     def tau(self) -> Float[Tensor, "S h"]:
@@ -103,7 +110,8 @@ class Value:
         turned = self.J if self.basis is None else self.basis.mT @ self.J
         for J, N in zip(turned, self.root.N, strict=True):
             half = self.root.half
-            rounding = gamma(2 * sum(N.shape) + len(J) + 64) * frobenius(J) * frobenius(N) * length(half)
+            size = frobenius(J) * frobenius(N) * length(half) * len(J) ** 0.5
+            rounding = gamma(2 * sum(N.shape) + len(J) + 64) * size
             found.append((J @ N).abs() @ half + rounding)
         return grow(torch.stack(found))
 
@@ -115,8 +123,20 @@ class Value:
 
     @cached_property
     def e(self) -> Float[Tensor, "S h"]:
-        """A bound of ‖e‖₂, head by head."""
-        return length(self.rest.reshape(len(self.u), self.heads, -1))
+        """A bound of ‖e‖₂, head by head: Uᵀe is bounded, and ‖e‖² ≤ ‖Uᵀe‖²/(1 − slant)."""
+        found = length(self.rest.reshape(len(self.u), self.heads, -1))
+        return found if self.basis is None else grow(found * (1.0 + 2.0 * self.slant[:, None]))
+
+    @cached_property
+    def slant(self) -> Float[Tensor, " S"]:
+        """How far the basis is from orthonormal."""
+        assert self.basis is not None
+        return slant(self.basis)
+
+    @cached_property
+    def white_size(self) -> Float[Tensor, " S"]:
+        """‖J‖_F‖L‖_F ≥ ‖JL‖_F: what the rounding of `white` and of all that is made of it is measured by."""
+        return grow(frobenius(self.J) * frobenius(self.root.factor))
 
     @cached_property
     def reach(self) -> Float[Tensor, "S h"]:
@@ -136,11 +156,14 @@ class Value:
     def ranges(self, w: Float[Tensor, "F n"], t: int) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
         """Bounds of |w·Aα| and |w·e| for covectors at one token (values without heads)."""
         n, size = w.shape[-1], length(w)
-        sides = w.abs()
+        tau, e = size * self.tau[t, 0], size * self.e[t, 0]
+        sides, off = w.abs(), torch.zeros(()).to(w)
         if self.basis is not None:
-            sides = (w @ self.basis[t]).abs() + gamma(4 * n + 64) * n**0.5 * size[:, None]
-        linear = torch.minimum(size * self.tau[t, 0], grow(sides @ self.rho[t]))
-        return linear, torch.minimum(size * self.e[t, 0], grow(sides @ self.rest[t]))
+            # w = U(Uᵀw) + what the slant of U leaves out.
+            sides = (w @ self.basis[t]).abs() + gamma(n + 8) * 2.0 * size[:, None]
+            off = 2.0 * self.slant[t]
+        linear = torch.minimum(tau, grow(sides @ self.rho[t] + off * tau))
+        return linear, torch.minimum(e, grow(sides @ self.rest[t] + off * e))
 
     @cached_property
     def ellipsoid(self) -> Float[Tensor, "S n n"]:
@@ -155,8 +178,11 @@ class Value:
         trace = P.diagonal(dim1=-2, dim2=-1).sum(-1)
         ratio = (self.tau / self.e.clamp(min=2.0**-500))[:, 0].clamp(min=1.0, max=2.0**40)
         c = torch.where(ratio < MODEST, torch.ones_like(ratio), ratio.sqrt())
-        # The box |ε_c| ≤ E_c lies in the ellipsoid with squared axes E_c ΣE.
-        E = self.rest + 1e-7 * self.rest.mean(-1, keepdim=True)
+        # The box |ε_c| ≤ E_c lies in the ellipsoid with squared axes E_c ΣE. In a basis with slant δ the coordinates of
+        # e differ from Uᵀe by at most 2δ‖Uᵀe‖.
+        E = self.rest
+        if self.basis is not None:
+            E = grow(E + 4.0 * self.slant[:, None] * length(E)[:, None])
         axes = grow(E * E.sum(-1, keepdim=True))
         U = torch.eye(n).to(P).expand_as(P) if self.basis is None else self.basis
         box = (U * axes[:, None, :]) @ U.mT

@@ -134,9 +134,31 @@ class Walk:
         name = step.inputs[0]
         value = chain.values[name]
         m = value.u - value.u.mean(-1, keepdim=True) if step.centred else value.u
-        return torch.stack(
-            [self.remainder(chain, {t: {name: m[t : t + 1]}})[0].amax() for t in range(len(m))]
-        )
+        return torch.stack([self._missed(chain, name, t, m[t : t + 1])[0] for t in range(len(m))])
+
+    def _missed(self, chain: Chain, name: str, t: int, rows: Float[Tensor, "F n"]) -> Float[Tensor, " F"]:
+        """sup |w·(u(x) − u − JNα)| for covectors w of a value at one token."""
+        value = chain.values[name]
+        bound, linear = self.remainder(chain, {t: {name: rows}})
+        forward = rows @ value.J[t]
+        terms = length(rows) * frobenius(value.J[t]) * frobenius(value.root.N[t])
+        return grow(bound.amax(-1) + self._mismatch(linear, forward @ value.root.N[t], terms))
+
+    def _mismatch(
+        self, linear: dict[int, Tensor], forward: Float[Tensor, "F p"], terms: Float[Tensor, " F"]
+    ) -> Float[Tensor, " F"]:
+        """How far a linear part that was walked back may be from the same one walked forward, over the box.
+
+        The two are computed along different paths and rounded all along; their difference is measured here, and only
+        the last products, of terms of the given size, are left to bound.
+        """
+        root = self.chains[0].root
+        back = torch.zeros_like(forward)
+        for t, covector in linear.items():
+            back = back + covector @ root.N[t]
+            terms = terms + length(covector) * frobenius(root.N[t])
+        rounding = gamma(4 * sum(root.N.shape) + 256) * 4.0 * terms * length(root.half)
+        return grow((back - forward).abs() @ root.half + rounding)
 
     def _known(self, chain: Chain, name: str) -> Value:
         """A value with its E: every coordinate walked back to the input."""
@@ -149,15 +171,12 @@ class Walk:
         found = []
         for t in range(S):
             rows = torch.eye(n).to(value.u) if value.basis is None else value.basis[t].T
-            parts = [
-                self.remainder(chain, {t: {name: some}})[0].amax(-1) for some in rows.split(self.batch(S))
-            ]
+            parts = [self._missed(chain, name, t, some) for some in rows.split(self.batch(S))]
             found.append(torch.cat(parts))
-        # ρ and A are read off JN, E is what covectors that were walked back miss: both products round.
+        # Heads read A = JN as a computed product.
         N = value.root.N
-        slack = product_error(d + n, frobenius(value.J) * frobenius(N)) * length(value.root.half) * 16.0
-        E = torch.stack(found)
-        value.E = grow(E + gamma(64 * n) * n * E.amax(-1, keepdim=True) + slack[:, None])
+        slack = product_error(d, frobenius(value.J) * frobenius(N)) * length(value.root.half)
+        value.E = grow(torch.stack(found) + slack[:, None])
         return value
 
     def _next(self, chain: Chain) -> Root:
@@ -180,32 +199,28 @@ class Walk:
         whole = chain.root.N.flatten(0, 1)
         N = (flat @ whole).reshape(S, A.shape[2], -1)
         u = stream.u + segment.attention.output(mix.z)
-        return self._rooted(u, N, product_error(S * d + 512, frobenius(flat) * frobenius(whole)))
+        return self._rooted(u, N)
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
         chain.pool = pool
         value = chain.values[pool.inputs[0]]
         N = torch.einsum("s,snd,sdp->np", pool.weights, value.J, value.root.N)[None]
-        size = (frobenius(value.J) * frobenius(value.root.N)).sum()
-        return self._rooted(pool(value.u)[None], N, product_error(N.shape[1] + len(value.u) + 512, size))
+        return self._rooted(pool(value.u)[None], N)
 
-    def _rooted(self, u: Float[Tensor, "S d"], N: Float[Tensor, "S d p"], rounding: Tensor) -> Root:
+    def _rooted(self, u: Float[Tensor, "S d"], N: Float[Tensor, "S d p"]) -> Root:
         """E of a new root in the eigenbasis of NNᵀ, by walking its covectors back."""
-        S, d = u.shape
-        half = self.chains[0].root.half
+        S = len(u)
         gram = N @ N.mT
         basis = torch.linalg.eigh(0.5 * (gram + gram.mT)).eigenvectors
         found = []
         for t in range(S):
             parts = []
             for some in basis[t].T.split(self.batch(S)):
-                bound, _ = self.cross(len(self.chains) - 1, {t: some})
-                parts.append(bound.amax(-1))
+                bound, linear = self.cross(len(self.chains) - 1, {t: some})
+                terms = length(some) * frobenius(N[t])
+                parts.append(grow(bound.amax(-1) + self._mismatch(linear, some @ N[t], terms)))
             found.append(torch.cat(parts))
-        # A basis that is orthonormal only up to rounding leaves a little of e uncounted.
-        E = torch.stack(found)
-        E = E + gamma(64 * d) * d * E.amax(-1, keepdim=True) + 8.0 * rounding * length(half)
-        return Root(u, N, grow(E), basis, half)
+        return Root(u, N, torch.stack(found), basis, self.chains[0].root.half)
 
     def batch(self, tokens: int) -> int:
         """How many covectors are walked at once within the memory."""
