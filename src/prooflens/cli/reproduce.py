@@ -1,0 +1,106 @@
+"""The command `reproduce`: the paper's tables and figures, one by one or all, and the pages made of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.options import Device, Seed
+from prooflens.progress import shown
+
+if TYPE_CHECKING:
+    from prooflens.studies import Result
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Labels of the paper, or all.")
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="Show what can be reproduced.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few inputs and short attacks.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Another model, such as gpt2 where a hub is at hand.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Another engine for what a study asks first.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Another layer, where a study has a choice.")] = None,
+    samples: Annotated[int | None, typer.Option(help="So many inputs.")] = None,
+    device: Device = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for NAME.json, NAME.md and NAME.svg.")
+    ] = None,
+    pages: Annotated[
+        Path | None, typer.Option(help="Write the pages of a folder from the results in its data/.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a table or figure of the paper: its figure, ours proved, ours estimated, what an attack leaves."""
+    from prooflens.studies import Settings, StudyError, get_study, study_names
+
+    if list_them:
+        _show_list(as_json)
+        return
+    if pages is not None:
+        from prooflens.studies.pages import write_pages
+
+        written = [str(path) for path in write_pages(pages)]
+        print_json({"written": written}) if as_json else say(f"written: {', '.join(written)}")
+        return
+    if not names:
+        raise StudyError("name a study, or all; `prooflens reproduce --list` shows them")
+    chosen = study_names() if names == ["all"] else names
+    studies = [get_study(name) for name in chosen]
+    results: list[Result] = []
+    with shown(not as_json) as tell:
+        settings = Settings(quick, model, engine, layer, samples, device, seed, tell)
+        for number, one in enumerate(studies):
+            tell(one.name, number / len(studies))
+            results.append(_kept(one(settings), out, as_json))
+    if out is not None and len(results) > 1:
+        from prooflens.studies.render import summary
+
+        (out / "summary.md").write_text(summary(results), encoding="utf-8")
+    if as_json:
+        print_json({"results": [result.to_dict() for result in results]})
+    elif len(results) > 1:
+        from prooflens.studies.render import summary
+
+        sys.stdout.write("\n" + summary(results))
+
+
+def _kept(result: Result, out: Path | None, as_json: bool) -> Result:
+    """Write a result at once, so that what is done is not lost, and show it."""
+    from prooflens.studies.render import markdown, save
+
+    if out is not None:
+        save(result, out)
+    if not as_json:
+        sys.stdout.write(markdown(result) + "\n")
+        sys.stdout.flush()
+    return result
+
+
+def _show_list(as_json: bool) -> None:
+    from prooflens.studies import get_study, study_names
+
+    rows: list[dict[str, Any]] = []
+    for name in study_names():
+        one = get_study(name)
+        rows.append(
+            {
+                "name": one.name,
+                "group": one.group,
+                "model": one.model,
+                "stands in for": one.paper_model,
+                "title": one.title,
+            }
+        )
+    if as_json:
+        print_json({"studies": rows})
+    else:
+        print_table(list(rows[0]), [row.values() for row in rows])

@@ -1,0 +1,66 @@
+"""The pages of docs/studies, made from the results that are kept there and from nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prooflens.studies.base import Result
+from prooflens.studies.render import markdown, picture, read, summary
+
+TITLES = {
+    "synthetic": ("Synthetic encoders", "The paper's tables on its synthetic encoders."),
+    "pretrained": (
+        "Pretrained models",
+        "The paper's tables on BERT-tiny and GPT-2, on what stands in for them here.",
+    ),
+    "probes": ("Probes", "Mechanisms that look alike on one input, asked on a neighbourhood."),
+    "pruning": ("Pruning", "What certificates say about which head to prune, over 20 seeds."),
+}
+PREFACE = """\
+*proved* is a proof for every point of the ball; *estimated* is what the paper's sampled method says and no proof;
+*attack leaves standing* is what a search did not break, which no proof can exceed. Brackets are 95 % Clopper–Pearson
+intervals, in per cent. The paper's figure is beside each, with its MC+PGD in brackets; its models have other weights,
+or are other models, so that rates compare in kind.
+"""
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Pages, pictures and the summary from the results in `folder`/data."""
+    results = read(folder / "data")
+    pictures = folder / "pictures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    written = []
+    for group, (title, about) in TITLES.items():
+        held = [result for result in results if result.group == group]
+        sections = [markdown(result, "pictures") for result in held]
+        contents = [f"- [`{result.name}`](#{result.name}): {result.title}" for result in held]
+        page = folder / f"{group}.md"
+        text = "\n".join([f"# {title}", "", about, "", PREFACE, *contents, "", *sections])
+        page.write_text(text.rstrip() + "\n", encoding="utf-8")
+        written.append(page)
+        for result in held:
+            drawn = pictures / f"{result.name}.svg"
+            drawn.write_text(picture(result), encoding="utf-8")
+            written.append(drawn)
+    index = folder / "index.md"
+    index.write_text(_index(results), encoding="utf-8")
+    return [*written, index]
+
+
+def _index(results: list[Result]) -> str:
+    pages = {result.name: f"{result.group}.md#{result.name}" for result in results}
+    return "\n".join(
+        [
+            "# The paper's tables and figures",
+            "",
+            "    prooflens reproduce --list",
+            "    prooflens reproduce all -o docs/studies/data      # --quick: minutes, few inputs",
+            "    prooflens reproduce --pages docs/studies           # these pages, from the data",
+            "",
+            "One line per label of the paper: the first row that it has a figure for. All rows are on the pages of the "
+            "studies, all numbers in `data/*.json`.",
+            "",
+            PREFACE,
+            summary(results, pages),
+        ]
+    )
