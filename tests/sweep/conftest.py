@@ -1,3 +1,5 @@
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from prooflens.sweep.drive import proceed, start
+from prooflens.sweep.executors import Crew
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
 
@@ -25,14 +28,29 @@ def rows_of(store: SweepStore) -> pa.Table:
     )
 
 
-def run(path: Path, workers: int = 1, **changes: Any) -> SweepStore:
+def run(path: Path, workers: int = 1, crew: Crew | None = None, **changes: Any) -> SweepStore:
     store = start(parse_spec(SPEC | changes, "test"), path)
-    finish(store, workers)
+    finish(store, workers, crew)
     return store
 
 
-def finish(store: SweepStore, workers: int = 1) -> None:
-    proceed(store, workers, 1, lambda stage, share: None)
+def finish(store: SweepStore, workers: int = 1, crew: Crew | None = None) -> None:
+    proceed(store, crew or Crew(workers=workers), lambda stage, share: None)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: an orphan that nobody reaps stays as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.fixture(scope="session")

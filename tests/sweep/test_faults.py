@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,19 +26,12 @@ from prooflens.sweep.local import execute
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore, verified_keys
 from prooflens.sweep.tasks import Task
-from tests.sweep.conftest import SPEC, TASKS, finish, rows_of, run
+from tests.sweep.conftest import SPEC, TASKS, finish, is_alive, rows_of, run, until
 
 
 def copied(store: SweepStore, path: Path) -> SweepStore:
     shutil.copytree(store.path, path)
     return SweepStore.open(path)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def test_one_and_two_workers_give_equal_rows(undisturbed: SweepStore, tmp_path: Path) -> None:
@@ -67,20 +60,12 @@ def test_the_driver_is_killed(undisturbed: SweepStore, tmp_path: Path) -> None:
     children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    until(lambda: not any(_is_alive(int(child)) for child in children), 10.0)
+    until(lambda: not any(is_alive(int(child)) for child in children), 10.0)
     before = {path: path.stat().st_mtime_ns for path in store.files()}
     assert 2 <= len(before) < TASKS
     finish(store)
     assert rows_of(store) == rows_of(undisturbed)
     assert {path: path.stat().st_mtime_ns for path in before} == before  # a task done is never redone
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process runs: an orphan that nobody reaps stays as a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_worker_is_killed(undisturbed: SweepStore, tmp_path: Path) -> None:

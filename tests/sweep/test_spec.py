@@ -28,6 +28,13 @@ from tests.sweep.conftest import SPEC, TASKS
         ({"prompts": ["a"]}, "give prompts, or samples"),
         ({"samples": None}, "give prompts, or samples"),
         ({"layers": [0], "heads": "0.1"}, "give layers or heads"),
+        ({"regions": {}}, "regions: give eps, or radius"),
+        ({"regions": {"eps": [0.1], "radius": {}}}, "regions: give eps, or radius"),
+        ({"regions": {"radius": {"between": [1, 0.1]}}}, r"regions\.radius\.between: must be two radii"),
+        ({"regions": {"radius": {"tolerance": 0}}}, r"regions\.radius\.tolerance: "),
+        ({"regions": {"radius": {"steps": 3}}}, r"there is no field 'regions\.radius\.steps'"),
+        ({"regions": {"radius": {}}, "queries": ["entropy"]}, "queries: entropy has no radius"),
+        ({"regions": {"radius": {}}, "engine": "jacobian"}, "engine: jacobian only estimates"),
     ],
 )
 def test_errors_name_the_field(changes: dict[str, Any], field: str) -> None:
@@ -91,6 +98,17 @@ def test_tasks_are_keyed_by_all_they_ask() -> None:
     first = tasks[0]
     for name, value in [("eps", 0.5), ("model_sha256", "0"), ("prompt", "0"), ("heads", (0,)), ("seed", 1)]:
         assert replace(first, **{name: value}).key != first.key
+
+
+def test_a_search_is_one_task_per_layer() -> None:
+    spec = parse_spec(SPEC | {"regions": {"radius": {"between": [1e-3, 1]}}}, "here")
+    tasks = list(plan(spec, {"toy": ModelFacts.of("toy")}))
+    assert [(task.prompt, task.layer) for task in tasks] == [
+        (p, layer) for p in range(4) for layer in range(2)
+    ]
+    assert {task.eps for task in tasks} == {None}
+    assert tasks[0].search is not None
+    assert tasks[0].search.between == (1e-3, 1.0)
 
 
 def test_heads_are_grouped_by_layer() -> None:

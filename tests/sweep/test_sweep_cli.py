@@ -5,15 +5,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 import yaml
 
+import prooflens as pl
 from prooflens import cli
 from prooflens.sweep.drive import pending, start
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.work import perform
-from tests.sweep.conftest import SPEC, TASKS
+from tests.sweep.conftest import SPEC, TASKS, rows_of
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -93,10 +95,40 @@ def test_diff_says_what_changed(call: Call, tmp_path: Path) -> None:
     assert (code, "unknown" in out) == (0, True)
 
 
+def test_radii_are_those_of_radius(call: Call, tmp_path: Path) -> None:
+    search = {"between": [1e-3, 1.0], "tolerance": 0.5}
+    store = performed(tmp_path / "a", regions={"radius": search}, layers=[0], samples=[2, 3])
+    model = pl.load("toy")
+    found = pl.radius(
+        model,
+        model.example(2),
+        ("top1", "mass>=0.2"),
+        layer=0,
+        budget="100/3/15",
+        between=(1e-3, 1.0),
+        tolerance=0.5,
+    )
+    rows = rows_of(store)
+    rows = rows.filter(pc.equal(rows["prompt"], "sample 2"))
+    assert rows.select(found.table.drop_columns(["ms"]).column_names) == found.table.drop_columns(["ms"])
+    assert store.damaged() == []
+    assert store.compact() == (2, 1)
+    status = json.loads(call("watch", str(store.path), "--once", "--json")[1])
+    assert (status["done"], sum(status["verdicts"].values())) == (2, 2 * len(found))
+    assert status["verdicts"]["radius proved"] > 0
+    same = json.loads(call("diff", str(store.path), str(store.path), "--json")[1])
+    assert (same["summary"]["common"], same["summary"]["moved"]) == (2 * len(found), 0)
+    performed(tmp_path / "b")
+    code, _, err = call("diff", str(store.path), str(tmp_path / "b"))
+    assert (code, "radii" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("sweep", "none.yaml", "-o", "x"), "none.yaml cannot be read"),
+        (("resume", "none", "--executor", "magic"), "no executor 'magic'"),
+        (("resume", "none", "--executor", "slurm", "--slurm", "gpu", "--workers", "1"), "takes NAME=VALUE"),
         (("resume", "none"), "none is not a sweep"),
         (("watch", "none", "--once"), "none is not a sweep"),
     ],

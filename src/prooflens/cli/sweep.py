@@ -13,6 +13,7 @@ from prooflens.cli.common import Json, app, print_json, print_table, say
 from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
+    from prooflens.sweep.executors import Crew
     from prooflens.sweep.store import SweepStore
 
 LINE_SECONDS = 10.0
@@ -20,35 +21,46 @@ LINE_SECONDS = 10.0
 
 Run = Annotated[Path, typer.Argument(help="The folder of a sweep.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Worker processes (default: the cores divided by --threads).")
+    int | None,
+    typer.Option(min=1, help="Workers at a time (default: the cores of machine or cluster over --threads)."),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="Where workers run: local, ray, slurm.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of a Ray cluster, as host:port or auto; `local` tries Slurm's jobs on this machine."),
+]
+Sbatch = Annotated[
+    list[str] | None, typer.Option("--slurm", help="An option of sbatch, as in --slurm partition=gpu.")
+]
 
 
 @app.command()
 def sweep(
     spec: Annotated[Path, typer.Argument(help="What to ask, as YAML: docs/sweeps.md.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder of the run, new or empty.")] = None,
+    executor: ExecutorName = "local",
     workers: Workers = None,
     threads: Threads = 1,
+    address: Address = None,
+    slurm: Sbatch = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count the tasks and estimate time and disk from a few of them.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Every model × prompt × layer × ε of a specification, in worker processes; what is killed can be resumed.
+    """Every model × prompt × layer × ε of a specification, here or on a cluster; what is killed can be resumed.
 
     Exit code: 0 all tasks are done, 1 error, 2 some tasks failed, 130 interrupted.
     """
     from prooflens.errors import RunError
     from prooflens.sweep.drive import probe, start
-    from prooflens.sweep.local import default_workers
     from prooflens.sweep.spec import read_spec
 
     asked = read_spec(spec)
-    workers = workers or default_workers(threads)
+    crew = _crew(executor, workers, threads, address, slurm)
     if dry_run:
-        found = probe(asked, workers, threads)
+        found = probe(asked, crew)
         if as_json:
             print_json(found)
         else:
@@ -56,24 +68,46 @@ def sweep(
         return
     if out is None:
         raise RunError("a sweep needs a folder to write: -o RUN/ (or --dry-run)")
-    _proceed(start(asked, out), workers, threads, as_json)
+    _proceed(start(asked, out), crew, as_json)
 
 
 @app.command()
-def resume(run: Run, workers: Workers = None, threads: Threads = 1, as_json: Json = False) -> None:
+def resume(
+    run: Run,
+    executor: ExecutorName = "local",
+    workers: Workers = None,
+    threads: Threads = 1,
+    address: Address = None,
+    slurm: Sbatch = None,
+    as_json: Json = False,
+) -> None:
     """Go on with a sweep: what is done is kept, damaged shards are redone, failed tasks are tried again."""
-    from prooflens.sweep.local import default_workers
     from prooflens.sweep.store import SweepStore
 
-    _proceed(SweepStore.open(run), workers or default_workers(threads), threads, as_json)
+    crew = _crew(executor, workers, threads, address, slurm)
+    _proceed(SweepStore.open(run), crew, as_json)
 
 
-def _proceed(store: SweepStore, workers: int, threads: int, as_json: bool) -> None:
+def _crew(
+    executor: str, workers: int | None, threads: int, address: str | None, slurm: list[str] | None
+) -> Crew:
+    from prooflens.errors import RunError
+    from prooflens.sweep.executors import Crew, Executor
+
+    if executor not in list(Executor):
+        raise RunError(f"there is no executor {executor!r}: give one of {', '.join(Executor)}")
+    options = dict(text.lstrip("-").partition("=")[::2] for text in slurm or ())
+    if wrong := next((name for name, value in options.items() if not (name and value)), None):
+        raise RunError(f"--slurm takes NAME=VALUE, as in --slurm partition=gpu, not {wrong!r}")
+    return Crew(Executor(executor), workers, threads, address, options)
+
+
+def _proceed(store: SweepStore, crew: Crew, as_json: bool) -> None:
     from prooflens.sweep.drive import proceed
 
     try:
         with shown(True) as bar:
-            tally = proceed(store, workers, threads, _telling(bar))
+            tally = proceed(store, crew, _telling(bar))
     except KeyboardInterrupt:
         say(f"interrupted; to go on: prooflens resume {store.path}", error=True)
         raise typer.Exit(130) from None
@@ -134,8 +168,9 @@ def diff(
     print_table(("", ""), found["summary"].items())
     if found["transitions"]:
         print_table(list(found["transitions"][0]), (row.values() for row in found["transitions"]))
-        names = ("model", "prompt", "eps", "layer", "head", "position", "query", "verdict_a", "verdict_b")
         few = found["rows"][:40]
+        place = "eps" if "eps" in few[0] else "token"
+        names = ("model", "prompt", place, "layer", "head", "position", "query", "verdict_a", "verdict_b")
         print_table(names, ([row[name] for name in names] for row in few))
         if len(found["rows"]) > len(few):
             say(f"… {len(found['rows']) - len(few)} more rows: --json has them all")

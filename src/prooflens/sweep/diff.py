@@ -1,32 +1,29 @@
-"""Two sweeps side by side: which verdicts changed, and by how much bounds moved."""
+"""Two sweeps side by side: which verdicts changed, and by how much bounds or radii moved."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from prooflens.certificate.store import query_tables
+from prooflens.errors import RunError
 from prooflens.sweep.store import SweepStore
 
-SAME = ("model", "prompt", "region", "eps", "layer", "head", "position", "query")
-"""Rows of two sweeps with equal values here answer the same question."""
-
-_KEYS = ", ".join(SAME)
-_JOIN = f"""
-with a as (select {_KEYS}, verdict, lower, upper, engine from first),
-     b as (select {_KEYS}, verdict, lower, upper, engine from second),
-     both_runs as (
-        select {_KEYS}, a.verdict as verdict_a, b.verdict as verdict_b, a.engine as engine_a, b.engine as engine_b,
-               a.lower as lower_a, b.lower as lower_b, a.upper as upper_a, b.upper as upper_b
-        from a full outer join b using ({_KEYS}))
-"""
+SAME = ("model", "prompt", "region", "layer", "head", "position", "query")
+"""Rows of two sweeps with equal values here, and of one ε or token, answer the same question."""
 
 
 def diff(first: SweepStore, second: SweepStore) -> dict[str, Any]:
-    """A summary, the transitions between verdicts, and the rows whose verdict changed."""
+    """A summary, the transitions between verdicts, and the rows whose verdict changed.
+
+    Of radii, `lower` is the proved and `upper` the broken one, and the verdict says whether one is proved.
+    """
+    if first.holds_radii != second.holds_radii:
+        raise RunError("one of the sweeps holds radii and the other verdicts: they cannot be compared")
+    radii = first.holds_radii
     tables = {"first": first.dataset(), "second": second.dataset()}
 
     def ask(sql: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = query_tables(tables, _JOIN + sql).to_pylist()
+        found: list[dict[str, Any]] = query_tables(tables, _joined(radii) + sql).to_pylist()
         return found
 
     [summary] = ask(
@@ -43,5 +40,28 @@ def diff(first: SweepStore, second: SweepStore) -> dict[str, Any]:
         """select verdict_a, verdict_b, count(*) as rows, avg(lower_b - lower_a) as mean_lower_move
            from both_runs where verdict_a <> verdict_b group by all order by all"""
     )
-    rows = ask(f"select * from both_runs where verdict_a <> verdict_b order by {_KEYS}")
+    keys = ", ".join(_keys(radii))
+    rows = ask(f"select * from both_runs where verdict_a <> verdict_b order by {keys}")
     return {"summary": summary, "transitions": transitions, "rows": rows}
+
+
+def _keys(radii: bool) -> tuple[str, ...]:
+    return (*SAME, "token" if radii else "eps")
+
+
+def _joined(radii: bool) -> str:
+    keys = ", ".join(_keys(radii))
+    named = ", ".join((*SAME, "coalesce(token, -1) as token" if radii else "eps"))
+    found = (
+        "if(coalesce(certified, 1) > 0, 'proved', 'not proved') as verdict, certified as lower, attack as upper"
+        if radii
+        else "verdict, lower, upper"
+    )
+    return f"""
+with a as (select {named}, engine, {found} from first),
+     b as (select {named}, engine, {found} from second),
+     both_runs as (
+        select {keys}, a.verdict as verdict_a, b.verdict as verdict_b, a.engine as engine_a, b.engine as engine_b,
+               a.lower as lower_a, b.lower as lower_b, a.upper as upper_a, b.upper as upper_b
+        from a full outer join b using ({keys}))
+"""

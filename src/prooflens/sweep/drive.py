@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +19,12 @@ from prooflens.certificate.record import versions
 from prooflens.certificate.store import query_tables
 from prooflens.errors import RunError
 from prooflens.progress import Progress
-from prooflens.sweep.local import execute
+from prooflens.sweep.executors import Crew, execute
+from prooflens.sweep.local import default_workers
 from prooflens.sweep.spec import Spec, parse_spec
 from prooflens.sweep.store import HEADER, SweepStore
 from prooflens.sweep.tasks import ModelFacts, Task, plan
-from prooflens.sweep.work import Report
+from prooflens.sweep.work import NOT_PROVED, PROVED, Report
 
 PROBES = 4
 """A dry run does at most so many tasks, spread over the sweep."""
@@ -91,18 +93,29 @@ def start(spec: Spec, path: Path) -> SweepStore:
     return SweepStore.create(path, header)
 
 
-def proceed(store: SweepStore, workers: int, threads: int, tell: Progress) -> Tally:
+def proceed(store: SweepStore, crew: Crew, tell: Progress) -> Tally:
     """Do every task of a run that is not done; damaged files count as not done, failed tasks are tried again."""
     with locked(store):
         store.repair()
         tasks, total = pending(store)
         tally = Tally(total, done=total - len(tasks), counts=verdicts(store))
-        for report in execute(tasks, store.path, workers, threads):
-            if report.error is not None:
-                store.write_error(report.task.key, _record(report))
-            tally.add(report)
-            tell(tally.line(), (tally.done + tally.failed) / max(1, total))
+        with closing(execute(tasks, store.path, crew)) as reports:
+            for report in map(partial(_seen, store), reports):
+                if report.error is not None:
+                    store.write_error(report.task.key, _record(report))
+                tally.add(report)
+                tell(tally.line(), (tally.done + tally.failed) / max(1, total))
         return tally
+
+
+def _seen(store: SweepStore, report: Report) -> Report:
+    """The report, or an error where a worker wrote a shard that is not here."""
+    if report.error is not None or store.shard(report.task.key).is_file():
+        return report
+    reason = (
+        f"its rows were written on another machine: {store.path} must be in a folder that all machines share"
+    )
+    return replace(report, error=reason, kind="NotShared", counts={})
 
 
 def pending(store: SweepStore) -> tuple[list[Task], int]:
@@ -140,15 +153,16 @@ def status(store: SweepStore) -> dict[str, Any]:
     }
 
 
-def probe(spec: Spec, workers: int, threads: int) -> dict[str, Any]:
-    """A dry run: the number of tasks, and what a few of them say about rows, time and disk."""
+def probe(spec: Spec, crew: Crew) -> dict[str, Any]:
+    """A dry run: the number of tasks, and what a few of them, done here, say about rows, time and disk."""
+    workers = crew.workers or default_workers(crew.threads)
     facts = {name: ModelFacts.of(name) for name in spec.models}
     tasks = list(plan(spec, facts))
     step = max(1, len(tasks) // PROBES)
     chosen = tasks[step // 2 :: step][:PROBES]
     with TemporaryDirectory() as folder:
         store = SweepStore(Path(folder))
-        reports = list(execute(chosen, store.path, 1, threads))
+        reports = list(execute(chosen, store.path, Crew(workers=1, threads=crew.threads)))
         done = [report for report in reports if report.error is None]
         size = sum(path.stat().st_size for path in store.files())
         rows = sum(sum(report.counts.values()) for report in done)
@@ -165,11 +179,13 @@ def probe(spec: Spec, workers: int, threads: int) -> dict[str, Any]:
 
 
 def verdicts(store: SweepStore) -> Counter[str]:
-    """The counts of all verdicts of a run."""
+    """The counts of all verdicts of a run, or of its radii that are proved and not."""
+    radii = f"if(coalesce(certified, 1) > 0, '{PROVED}', '{NOT_PROVED}')"
+    name = radii if store.holds_radii else "verdict"
     found = query_tables(
-        {"rows": store.dataset()}, "select verdict, count(*) as n from rows group by verdict"
+        {"rows": store.dataset()}, f"select {name} as name, count(*) as n from rows group by name"
     )
-    return Counter({row["verdict"]: row["n"] for row in found.to_pylist()})
+    return Counter({row["name"]: row["n"] for row in found.to_pylist()})
 
 
 @contextmanager

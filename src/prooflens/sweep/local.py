@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -33,11 +33,13 @@ def default_workers(threads: int) -> int:
     return max(1, cores // threads)
 
 
-def execute(tasks: Iterable[Task], path: Path, workers: int, threads: int = 1) -> Iterator[Report]:
+def execute(
+    tasks: Iterable[Task], path: Path, workers: int, threads: int = 1
+) -> Generator[Report, None, None]:
     """Do the tasks in worker processes; reports come as tasks end."""
     waiting, deaths = deque(tasks), Counter[str]()
     crew: list[_Worker] = []
-    with _pinned(threads):
+    with pinned(threads):
         try:
             crew += [_Worker(path, threads) for _ in range(min(workers, len(waiting)))]
             while True:
@@ -141,7 +143,7 @@ def _end_with_driver() -> None:
 
 
 @contextmanager
-def _pinned(threads: int) -> Iterator[None]:
+def pinned(threads: int) -> Iterator[None]:
     """Processes started meanwhile have so many threads in every library that reads these variables."""
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))

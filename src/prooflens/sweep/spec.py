@@ -5,7 +5,7 @@ samples: [0, 1]            # or prompts: a list, {file: …}, {jsonl: …, field
 layers: [0, 1]             # or heads: "0.1,1.0"
 positions: [-1]
 queries: [top1, "mass>=0.2"]
-regions: {eps: [0.001, 0.002], tokens: [1]}
+regions: {eps: [0.001, 0.002], tokens: [1]}     # or {radius: {between: [1e-5, 1], tolerance: 0.1}}
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from prooflens.errors import ProoflensError
 from prooflens.memory import parse_memory
+from prooflens.radius import LARGEST, SMALLEST
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0)]
@@ -38,20 +39,47 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Regions(_Strict):
-    """ε-balls around each prompt: a grid of radii, and the tokens that move (None: all)."""
+class RadiusSearch(_Strict):
+    """Where radii are searched: on a grid between two ends, with steps of a factor 1 + `tolerance`."""
 
-    eps: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    between: tuple[Positive, Positive] = (SMALLEST, LARGEST)
+    tolerance: Positive = 0.1
+    per_token: bool = False
+
+    @field_validator("between")
+    @classmethod
+    def _in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not value[0] < value[1]:
+            raise ValueError("must be two radii, the smaller one first")
+        return value
+
+
+class Regions(_Strict):
+    """ε-balls around each prompt: a grid of radii or a search for them, and the tokens that move (None: all)."""
+
+    eps: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    radius: RadiusSearch | None = None
     tokens: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
 
     @field_validator("eps", mode="before")
     @classmethod
     def _several(cls, value: Any) -> Any:
-        return value if isinstance(value, list | tuple) else [value]
+        return value if value is None or isinstance(value, list | tuple) else [value]
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Regions:
+        if (self.eps is None) == (self.radius is None):
+            raise ValueError(
+                "give eps, or radius to search for it ({radius: {}} with the usual ends), and not both"
+            )
+        return self
 
 
 class Spec(_Strict):
-    """A sweep: every model × prompt × layer × ε is a task, which serves all its heads, positions and queries."""
+    """A sweep: every model × prompt × layer × ε is a task, which serves all its heads, positions and queries.
+
+    Where radii are searched, a task is a model, a prompt and a layer.
+    """
 
     models: Annotated[tuple[Text, ...], Field(min_length=1)]
     regions: Regions
@@ -62,6 +90,7 @@ class Spec(_Strict):
     positions: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
     queries: Annotated[tuple[Text, ...], Field(min_length=1)] = ("top1",)
     engine: Text = "auto"
+    device: Text | None = None
     memory: Natural | None = None
     budget: Text | None = None
     seed: int = 0
@@ -116,6 +145,12 @@ class Spec(_Strict):
             raise ValueError("give prompts, or samples for models without text, and not both")
         if self.layers is not None and self.heads is not None:
             raise ValueError("give layers or heads, not both")
+        if self.regions.radius is not None and "entropy" in self.queries:
+            raise ValueError("queries: entropy has no radius: give a threshold, as in 'entropy<=1.5'")
+        if self.regions.radius is not None and not _proves(self.engine):
+            raise ValueError(
+                f"engine: {self.engine} only estimates: a certified radius needs one that proves"
+            )
         return self
 
 
@@ -202,6 +237,15 @@ def _filled(template: str, slots: Any) -> list[str]:
             raise SpecError(f"prompts.slots.{name}: must be a list of words")
     combinations = product(*words)
     return [template.format(**dict(zip(names, chosen, strict=True))) for chosen in combinations]
+
+
+def _proves(engine: str) -> bool:
+    from prooflens.engines import Guarantee
+    from prooflens.portfolio import ATTACK, Settings, stages_of
+
+    if engine in ("auto", ATTACK):
+        return True
+    return Settings(stages_of(engine)).engine(engine).guarantee is Guarantee.PROVED
 
 
 def _or_value_error(parse: Any, text: Any) -> Any:

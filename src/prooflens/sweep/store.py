@@ -24,15 +24,16 @@ import pyarrow.parquet as pq
 
 from prooflens.certificate.store import write_atomically
 from prooflens.errors import RunError
-from prooflens.results import VERDICTS
+from prooflens.results import RADII, VERDICTS
 
 SCHEMA = 1
 HEADER = "sweep.json"
 PART_ROWS = 1 << 17
 """A compacted file has about so many rows."""
 
-COLUMNS = pa.schema([("task", pa.string()), ("row", pa.int32()), ("prompt", pa.string()), *VERDICTS])
-"""A row of a sweep: its task, its number there, the prompt, and the columns of a verdict."""
+_OWN = [("task", pa.string()), ("row", pa.int32()), ("prompt", pa.string())]
+COLUMNS = {"verdicts": pa.schema([*_OWN, *VERDICTS]), "radii": pa.schema([*_OWN, *RADII])}
+"""A row of a sweep: its task, its number there, the prompt, and the columns of a verdict or of a radius."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,22 @@ class SweepStore:
             raise RunError(f"{self.path / HEADER} does not have schema {SCHEMA}")
         return found
 
+    @property
+    def holds_radii(self) -> bool:
+        """Whether the rows are radii that were searched, not verdicts."""
+        return self.header["spec"]["regions"].get("radius") is not None
+
     def shard(self, key: str) -> Path:
         """Where the rows of a task are."""
         return self.path / "shards" / f"{key}.parquet"
 
-    def write_shard(self, key: str, prompt: str, verdicts: pa.Table) -> None:
-        """The rows of a task, whole or not at all."""
-        size = verdicts.num_rows
-        table = verdicts.select(VERDICTS.names)
+    def write_shard(self, key: str, prompt: str, table: pa.Table) -> None:
+        """The rows of a task, verdicts or radii, whole or not at all."""
+        size = table.num_rows
         table = table.add_column(0, "prompt", pa.repeat(pa.scalar(prompt), size))
         table = table.add_column(0, "row", pa.array(range(size), pa.int32()))
         table = table.add_column(0, "task", pa.repeat(pa.scalar(key), size))
-        _write_rows(self.shard(key), table.cast(COLUMNS), [key])
+        _write_rows(self.shard(key), table.cast(_columns(table)), [key])
         self._error(key).unlink(missing_ok=True)
 
     def write_error(self, key: str, record: dict[str, Any]) -> None:
@@ -126,7 +131,8 @@ class SweepStore:
 
     def dataset(self) -> ds.Dataset:
         """All rows, read when they are asked for."""
-        return ds.dataset([str(path) for path in self.files()], schema=COLUMNS, format="parquet")
+        columns = COLUMNS["radii" if self.holds_radii else "verdicts"]
+        return ds.dataset([str(path) for path in self.files()], schema=columns, format="parquet")
 
     def compact(self) -> tuple[int, int]:
         """Put shards together into files of about `PART_ROWS` rows; how many shards went into how many files.
@@ -170,10 +176,11 @@ def verified_keys(path: Path) -> list[str] | None:
     try:
         table = pq.read_table(path)
         digest = _digest(table, keys)
+        types = _columns(table).types
     except (pa.ArrowException, OSError, ValueError):
         return None
     stated = (table.schema.metadata or {}).get(b"sha256", b"")
-    return keys if stated == digest.encode() and table.schema.types == COLUMNS.types else None
+    return keys if stated == digest.encode() and table.schema.types == types else None
 
 
 def _keys(path: Path) -> list[str] | None:
@@ -185,11 +192,19 @@ def _keys(path: Path) -> list[str] | None:
     return [str(key) for key in found]
 
 
+def _columns(table: pa.Table) -> pa.Schema:
+    """Which kind of rows these are, by the names of their columns."""
+    for schema in COLUMNS.values():
+        if schema.names == table.column_names:
+            return schema
+    raise ValueError(f"these are no rows of a sweep: {', '.join(table.column_names)}")
+
+
 def _digest(table: pa.Table, keys: list[str]) -> str:
     """sha256 of tasks and rows, however these are chunked, and whatever lies in memory under a null."""
     columns: dict[str, pa.ChunkedArray] = {}
-    table = table.cast(COLUMNS)  # Parquet calls the items of a list otherwise
-    for name in COLUMNS.names:
+    table = table.cast(_columns(table))  # Parquet calls the items of a list otherwise
+    for name in table.column_names:
         column = table.column(name)
         if column.null_count:
             columns[f"{name} is there"] = column.is_valid().cast(pa.int8())

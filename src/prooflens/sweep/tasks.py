@@ -1,8 +1,8 @@
 """Tasks: what is done as one piece, and the key it is stored under.
 
-A task is one model, prompt, layer and ε. It serves all heads, positions and queries of that layer, which share the
-region and the walk through the layers before. Its key is the sha256 of its canonical JSON, the model's fingerprint
-included: the same question has the same key in every run.
+A task is one model, prompt, layer and ε; where radii are searched, one model, prompt and layer. It serves all heads,
+positions and queries of that layer, which share the region and the walk through the layers before. Its key is the
+sha256 of its canonical JSON, the model's fingerprint included: the same question has the same key in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from prooflens.models import load
 from prooflens.queries import parse_heads
-from prooflens.sweep.spec import Spec, Token
+from prooflens.sweep.spec import RadiusSearch, Spec, Token
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,35 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Between which radii, in steps of which factor, and whether one token moves at a time."""
+
+    between: tuple[float, float]
+    tolerance: float
+    per_token: bool
+
+    @classmethod
+    def of(cls, asked: RadiusSearch) -> Search:
+        """What a specification asks for."""
+        return cls(asked.between, asked.tolerance, asked.per_token)
+
+
+@dataclass(frozen=True)
 class Task:
-    """One model, prompt, layer and ε; `prompt` is a text, or the number of an example input."""
+    """One model, prompt, layer and ε, or search for it; `prompt` is a text, or the number of an example input."""
 
     model: str
     model_sha256: str
     prompt: str | int
     layer: int
-    eps: float
+    eps: float | None
+    search: Search | None
     heads: tuple[int, ...]
     positions: tuple[Token, ...] | None
     tokens: tuple[Token, ...] | None
     queries: tuple[str, ...]
     engine: str
+    device: str | None
     memory: int | None
     budget: str | None
     seed: int
@@ -74,21 +90,24 @@ def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
     chosen = {name: _heads(spec, models[name]) for name in spec.models}
     prompts = spec.prompts if spec.prompts is not None else spec.samples
     assert prompts is not None
+    search = None if spec.regions.radius is None else Search.of(spec.regions.radius)
     for name in spec.models:
         for prompt in prompts:
             for layer, heads in chosen[name].items():
-                for eps in spec.regions.eps:
+                for eps in spec.regions.eps or (None,):
                     task = Task(
                         model=name,
                         model_sha256=models[name].sha256,
                         prompt=prompt,
                         layer=layer,
                         eps=eps,
+                        search=search,
                         heads=heads,
                         positions=spec.positions,
                         tokens=spec.regions.tokens,
                         queries=spec.queries,
                         engine=spec.engine,
+                        device=spec.device,
                         memory=spec.memory,
                         budget=spec.budget,
                         seed=spec.seed,

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from prooflens.certify import CHUNK_NUMBERS, certify
+from prooflens.certify import CHUNK_NUMBERS, certify, checked_device
 from prooflens.errors import EngineError, ModelError
 from prooflens.models import Transformer, load
 from prooflens.queries.rows import find_tokens
+from prooflens.radius import radius
 from prooflens.regions import Ball
-from prooflens.results import Results
+from prooflens.results import Radii, Results
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
 
 CHUNK_BYTES = 64 * CHUNK_NUMBERS
 """The memory limit at which chunks have their usual size: where none was given, half of it is the second try."""
 
+PROVED, NOT_PROVED = "radius proved", "no radius proved"
+"""What rows of radii are counted as."""
+
 
 @dataclass(frozen=True)
 class Report:
-    """How a task ended: the counts of its verdicts, or the error."""
+    """How a task ended: the counts of its verdicts or proved radii, or the error."""
 
     task: Task
     seconds: float = 0.0
@@ -47,26 +50,52 @@ def perform(task: Task, store: SweepStore) -> Report:
 def _attempt(task: Task, asked: Task, store: SweepStore) -> Report:
     """Settle what is asked and store it as the task."""
     try:
-        results = settle(asked)
-        store.write_shard(task.key, task.label, results.table)
+        found = settle(asked)
+        store.write_shard(task.key, task.label, found.table)
     except Exception as error:
         message = " ".join(str(error).split()) or "no message"
         return Report(task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error))
-    return Report(task, counts={str(verdict): count for verdict, count in results.counts.items()})
+    return Report(task, counts=_counts(found))
 
 
-def settle(task: Task) -> Results:
-    """The verdicts of a task."""
-    model = _model(task.model)
+def _counts(found: Results | Radii) -> dict[str, int]:
+    """How many rows end in which way, each counted once."""
+    if isinstance(found, Results):
+        return {str(verdict): count for verdict, count in found.counts.items()}
+    proved = found.summary["certified"]
+    return {PROVED: proved, NOT_PROVED: len(found) - proved}
+
+
+def settle(task: Task) -> Results | Radii:
+    """The verdicts of a task, or its radii."""
+    model = _model(task.model, task.device)
     if model.sha256 != task.model_sha256:
         raise ModelError(f"{task.model} is not the model that the sweep was planned for: its weights changed")
     prompt = model.prompt(task.prompt) if isinstance(task.prompt, str) else model.example(task.prompt)
     tokens = None if task.tokens is None else find_tokens(task.tokens, len(prompt), prompt.tokens)
+    heads = [f"{task.layer}.{head}" for head in task.heads]
+    if task.search is not None:
+        return radius(
+            model,
+            prompt,
+            task.queries,
+            heads,
+            tokens=tokens,
+            per_token=task.search.per_token,
+            engine=task.engine,
+            tolerance=task.search.tolerance,
+            between=task.search.between,
+            memory=task.memory,
+            budget=task.budget,
+            seed=task.seed,
+            positions=task.positions,
+        )
+    assert task.eps is not None
     return certify(
         model,
         prompt,
         Ball(task.eps, tokens),
-        [f"{task.layer}.{head}" for head in task.heads],
+        heads,
         queries=task.queries,
         engine=task.engine,
         memory=task.memory,
@@ -82,5 +111,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or refused or "out of memory" in str(error)
 
 
-_model: Callable[[str], Transformer] = lru_cache(maxsize=1)(load)
-"""Tasks of one model follow each other: one is kept."""
+@lru_cache(maxsize=1)
+def _model(name: str, device: str | None) -> Transformer:
+    """Tasks of one model follow each other: one is kept."""
+    model = load(name)
+    return model if device is None else model.to(checked_device(device))
