@@ -32,7 +32,8 @@ def reproduce(
     device: Device = None,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder for NAME.json, NAME.md and NAME.svg.")
+        Path | None,
+        typer.Option("-o", "--out", help="Folder for data/NAME.json, and pages made of all that is there."),
     ] = None,
     pages: Annotated[
         Path | None, typer.Option(help="Write the pages of a folder from the results in its data/.")
@@ -61,10 +62,10 @@ def reproduce(
         for number, one in enumerate(studies):
             tell(one.name, number / len(studies))
             results.append(_kept(one(settings), out, as_json))
-    if out is not None and len(results) > 1:
-        from prooflens.studies.render import summary
+    if out is not None:
+        from prooflens.studies.pages import write_pages
 
-        (out / "summary.md").write_text(summary(results), encoding="utf-8")
+        write_pages(out)
     if as_json:
         print_json({"results": [result.to_dict() for result in results]})
     elif len(results) > 1:

@@ -32,6 +32,8 @@ def write_pages(folder: Path) -> list[Path]:
     written = []
     for group, (title, about) in TITLES.items():
         held = [result for result in results if result.group == group]
+        if not held:
+            continue
         sections = [markdown(result, "pictures") for result in held]
         contents = [f"- [`{result.name}`](#{result.name}): {result.title}" for result in held]
         page = folder / f"{group}.md"
@@ -54,8 +56,8 @@ def _index(results: list[Result]) -> str:
             "# The paper's tables and figures",
             "",
             "    prooflens reproduce --list",
-            "    prooflens reproduce all -o docs/studies/data      # --quick: minutes, few inputs",
-            "    prooflens reproduce --pages docs/studies           # these pages, from the data",
+            "    prooflens reproduce all -o docs/studies      # --quick: minutes, few inputs",
+            "    prooflens reproduce --pages docs/studies      # these pages, from the data",
             "",
             "One line per label of the paper: the first row that it has a figure for. All rows are on the pages of the "
             "studies, all numbers in `data/*.json`.",

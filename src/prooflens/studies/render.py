@@ -83,7 +83,8 @@ def agreement(result: Result) -> str:
 
 def headline(result: Result) -> Row | None:
     """The row that stands for a result: the first that the paper has a figure for, else the first."""
-    return next((row for row in result.rows if row.paper is not None), next(iter(result.rows), None))
+    known = [row for row in result.rows if row.paper is not None or row.paper_attack is not None]
+    return next(iter(known or result.rows), None)
 
 
 def summary(results: Sequence[Result], page_of: dict[str, str] | None = None) -> str:
@@ -218,17 +219,12 @@ class _Scale:
         return [(10.0**k, self(10.0**k)) for k in range(self.low, self.high + 1, every)]
 
 
-def save(result: Result, folder: Path) -> list[Path]:
-    """Write NAME.json, NAME.md and NAME.svg."""
-    folder.mkdir(parents=True, exist_ok=True)
-    made = {
-        f"{result.name}.json": json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n",
-        f"{result.name}.md": markdown(result, "."),
-        f"{result.name}.svg": picture(result),
-    }
-    for name, text in made.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in made]
+def save(result: Result, folder: Path) -> Path:
+    """Write `folder`/data/NAME.json."""
+    path = folder / "data" / f"{result.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def read(folder: Path) -> list[Result]:
@@ -242,7 +238,9 @@ def read(folder: Path) -> list[Result]:
         except (OSError, ValueError, TypeError) as error:
             raise StudyError(f"{path} is not the result of a study: {error}") from error
     if not found:
-        raise StudyError(f"{folder} holds no results: make some with `prooflens reproduce NAME -o {folder}`")
+        raise StudyError(
+            f"{folder} holds no results: make some with `prooflens reproduce NAME -o {folder.parent}`"
+        )
     order = study_names()
     return sorted(
         found.values(), key=lambda result: order.index(result.name) if result.name in order else 10**6
