@@ -1,3 +1,4 @@
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from prooflens.sweep.drive import proceed, start
+from prooflens import cli
+from prooflens.sweep.drive import pending, proceed, start
 from prooflens.sweep.executors import Crew
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
+from prooflens.sweep.work import perform
 
 SPEC: dict[str, Any] = {
     "models": ["toy"],
@@ -19,6 +22,8 @@ SPEC: dict[str, Any] = {
     "budget": "100/3/15",
 }
 TASKS = 16
+
+Call = Callable[..., tuple[int, str, str]]
 
 
 def rows_of(store: SweepStore) -> pa.Table:
@@ -51,6 +56,26 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def performed(path: Path, **changes: object) -> SweepStore:
+    """A sweep done in this process."""
+    store = start(parse_spec(SPEC | {"samples": [0]} | changes, "test"), path)
+    for task in pending(store)[0]:
+        assert perform(task, store).error is None
+    return store
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return invoke
 
 
 @pytest.fixture(scope="session")

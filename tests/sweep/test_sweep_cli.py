@@ -1,8 +1,6 @@
 """sweep, resume, compact, diff, watch and query on the command line."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -10,26 +8,9 @@ import pytest
 import yaml
 
 import prooflens as pl
-from prooflens import cli
-from prooflens.sweep.drive import pending, start
+from prooflens.sweep.drive import start
 from prooflens.sweep.spec import parse_spec
-from prooflens.sweep.store import SweepStore
-from prooflens.sweep.work import perform
-from tests.sweep.conftest import SPEC, TASKS, rows_of
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return invoke
+from tests.sweep.conftest import SPEC, TASKS, Call, performed, rows_of
 
 
 def written(path: Path, **changes: object) -> str:
@@ -65,14 +46,6 @@ def test_a_sweep_from_start_to_end(call: Call, tmp_path: Path) -> None:
     assert (status["done"], status["failed"], status["running"]) == (2, 2, False)
     assert "2/4 tasks, 2 failed" in call("watch", run)[1]
     assert call("query", run, "select * from read_csv('/etc/passwd')")[0] == 1
-
-
-def performed(path: Path, **changes: object) -> SweepStore:
-    """A sweep done in this process."""
-    store = start(parse_spec(SPEC | {"samples": [0]} | changes, "test"), path)
-    for task in pending(store)[0]:
-        assert perform(task, store).error is None
-    return store
 
 
 def test_diff_says_what_changed(call: Call, tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def check(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories about one model and prompt.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories about one model and prompt, or a sweep.")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the pictures as SVG, and PNG where chromium is installed.")
@@ -65,6 +67,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML file with pictures of what runs proved and broke."""
+    if any((run / "sweep.json").is_file() for run in runs):
+        _report_sweep(runs, out, figures, as_json)
+        return
     from prooflens.report import gather, render, write_figures
 
     data = gather(*runs)
@@ -73,6 +78,18 @@ def report(
     pictures = write_figures(data, figures) if figures is not None else []
     if as_json:
         print_json({"report": str(out), "figures": [str(path) for path in pictures], "counts": data.counts})
+    else:
+        say(str(out))
+
+
+def _report_sweep(runs: list[Path], out: Path, figures: Path | None, as_json: bool) -> None:
+    from prooflens.report.sweep import report_sweep
+
+    if len(runs) > 1:
+        raise RunError("a sweep has a report of its own: give its folder alone")
+    pictures = report_sweep(runs[0], out, figures)
+    if as_json:
+        print_json({"report": str(out), "figures": [str(path) for path in pictures]})
     else:
         say(str(out))
 

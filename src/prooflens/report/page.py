@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
     """Every picture with its name."""
     for query in dict.fromkeys(cell.query for cell in data.radius_map):
         cells = [cell for cell in data.radius_map if cell.query == query]
-        yield f"radius-{_slug(query)}", radius_map(cells)
+        yield f"radius-{slug(query)}", radius_map(cells)
     for head in data.attention:
         yield (
             f"attention-{head.layer}.{head.head}",
@@ -79,7 +79,7 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         )
     for curve in data.curves:
         layer, at, position, query = curve.key
-        yield f"margin-{layer}.{at}@{position}-{_slug(query)}", sandwich(curve)
+        yield f"margin-{layer}.{at}@{position}-{slug(query)}", sandwich(curve)
     for i, graph in enumerate(data.circuits):
         yield f"circuit-{i}", circuit_graph(graph)
     if data.strip:
@@ -88,16 +88,22 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield f"output-{i}", answer_bars(answer)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """A text as part of a file's name."""
     return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)
 
 
 def write_figures(data: ReportData, folder: Path) -> list[Path]:
+    """The pictures of a report as files."""
+    return write_drawings(drawings(data), folder)
+
+
+def write_drawings(named: Iterable[tuple[str, Drawing]], folder: Path) -> list[Path]:
     """Pictures as files: SVG always, PNG where a chromium is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     written, counts = [], Counter[str]()
-    for name, drawing in drawings(data):
+    for name, drawing in named:
         counts[name.partition("-")[0]] += 1
         if counts[name.partition("-")[0]] > MOST_FIGURES:
             continue
@@ -127,22 +133,26 @@ def _png(browser: str, path: Path, drawing: Drawing) -> Path | None:
 
 def render(data: ReportData) -> str:
     """The HTML text."""
+    return document(data.model, f"{_header(data)}<main>{''.join(_sections(data))}</main>{footer(data.notes)}")
+
+
+def document(name: str, body: str) -> str:
+    """A page with a body, its style and its script."""
     assets = resources.files("prooflens.report") / "assets"
     style = (assets / "report.css").read_text(encoding="utf-8") + STYLE
     script = (assets / "report.js").read_text(encoding="utf-8")
-    title = f"{visible(data.model)}: prooflens report"
+    title = f"{visible(name)}: prooflens report"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head><body>'
-        f"{_header(data)}<main>{''.join(_sections(data))}</main>{_footer(data)}"
+        f"{body}"
         f'<div id="tip" role="tooltip" hidden></div><div id="said" class="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
 
 
 def _header(data: ReportData) -> str:
-    counts = "".join(f'<li class="{v}"><b>{n:,}</b>{v}</li>' for v, n in data.counts.items())
     facts = {
         "model": f"{escaped(data.model)}",
         "sha256 of its weights": f"<code>{escaped(data.model_sha256)}</code>",
@@ -150,21 +160,28 @@ def _header(data: ReportData) -> str:
         "engines": escaped(", ".join(data.engines)),
         "guarantee of the bounds": escaped(", ".join(data.guarantees) or "radii: certified ≤ true ≤ attack"),
     }
-    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
     text = data.text if data.text is not None else " ".join(data.tokens)
     commands = "".join(f'<pre class="command">{escaped(line)}</pre>' for line in data.commands)
     reproduce = f'<p class="eyebrow">reproduce with</p>{commands}' if commands else ""
+    return header(f"What is proved about the attention of {data.model}", text, data.counts, facts, reproduce)
+
+
+def header(title: str, text: str, counts: Mapping[str, int], facts: Mapping[str, str], more: str = "") -> str:
+    """The top of a page: what it is about, how many rows end how, and facts as HTML."""
+    counted = "".join(f'<li class="{slug(v)}"><b>{n:,}</b>{v}</li>' for v, n in counts.items())
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
     return (
         '<header><div class="topline"><div><p class="eyebrow">prooflens report</p>'
-        f"<h1>What is proved about the attention of {escaped(data.model)}</h1></div>"
+        f"<h1>{escaped(title)}</h1></div>"
         '<button id="theme" type="button" aria-label="switch between light and dark">light / dark</button></div>'
-        f'<p class="prompt"><bdi>{escaped(text)}</bdi></p><ul class="counts">{counts}</ul>'
-        f'<dl class="facts">{rows}</dl>{reproduce}</header>'
+        f'<p class="prompt"><bdi>{escaped(text)}</bdi></p><ul class="counts">{counted}</ul>'
+        f'<dl class="facts">{rows}</dl>{more}</header>'
     )
 
 
-def _footer(data: ReportData) -> str:
-    notes = "".join(f"<p>{escaped(note)}</p>" for note in data.notes)
+def footer(said: Sequence[str]) -> str:
+    """Notes, and what the words for verdicts mean."""
+    notes = "".join(f"<p>{escaped(note)}</p>" for note in said)
     return (
         "<footer>"
         + notes
@@ -177,7 +194,7 @@ def _footer(data: ReportData) -> str:
 
 def _sections(data: ReportData) -> Iterator[str]:
     if data.answers:
-        body = _panels(
+        body = panels(
             "answer", "output", [a.name for a in data.answers], [answer_bars(a) for a in data.answers]
         )
         yield _section("output", "What the model says", body)
@@ -187,10 +204,10 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield _section("attention", "Attention with proved ranges", _attention_body(data))
     if data.curves:
         names = ["{}.{}@{} {}".format(*curve.key) for curve in data.curves]
-        body = _panels("row", "curve", names, [sandwich(curve) for curve in data.curves])
+        body = panels("row", "curve", names, [sandwich(curve) for curve in data.curves])
         yield _section("curve", "Margin against radius", body)
     if data.circuits:
-        body = _panels(
+        body = panels(
             "circuit", "circuit", [g.name for g in data.circuits], [circuit_graph(g) for g in data.circuits]
         )
         yield _section("circuit", "Circuit", body)
@@ -199,16 +216,16 @@ def _sections(data: ReportData) -> Iterator[str]:
             "strip", "One token at a time", f'<div class="scroll">{token_strip(data.strip).svg()}</div>'
         )
     if data.verdicts:
-        yield _table("verdicts", "Verdicts", VERDICT_COLUMNS, data.verdicts)
+        yield table("verdicts", "Verdicts", VERDICT_COLUMNS, data.verdicts)
     if data.radii:
-        yield _table("radii", "Radii", RADIUS_COLUMNS, data.radii)
+        yield table("radii", "Radii", RADIUS_COLUMNS, data.radii)
 
 
 def _section(name: str, title: str, body: str) -> str:
     return f'<section id="{name}"><h2>{title}</h2><p class="caption">{CAPTIONS[name]}</p>{body}</section>'
 
 
-def _panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Drawing], more: str = "") -> str:
+def panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Drawing], more: str = "") -> str:
     """Several pictures of one kind, of which a list chooses one."""
     options = "".join(f'<option value="{i}">{escaped(name)}</option>' for i, name in enumerate(names))
     choice = f'<label>{label} <select data-panels="{group}" id="choose-{group}">{options}</select></label>'
@@ -222,7 +239,7 @@ def _panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Dra
 def _radius_body(data: ReportData) -> str:
     queries = list(dict.fromkeys(cell.query for cell in data.radius_map))
     pictures = [radius_map([cell for cell in data.radius_map if cell.query == query]) for query in queries]
-    return _panels("query", "radius", queries, pictures)
+    return panels("query", "radius", queries, pictures)
 
 
 def _attention_body(data: ReportData) -> str:
@@ -245,7 +262,7 @@ def _attention_body(data: ReportData) -> str:
         f'{" disabled" if len(radii) < 2 else ""}> <output id="eps-label">ε = {number(radii[start])}</output></label>'
     )
     names = [f"{head.layer}.{head.head}" for head in data.attention]
-    body = _panels(
+    body = panels(
         "head",
         "head",
         names,
@@ -260,7 +277,7 @@ def _digits(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row], caption: str = "") -> str:
     """A table that scripts fill; the first rows are there without them. Texts are written once and numbered."""
     shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
     texts: dict[str, list[Any]] = {}
@@ -291,9 +308,10 @@ def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row]) -
         f"<tr>{''.join(f'<td>{escaped(_cell(row.get(column)))}</td>' for column in shown)}</tr>"
         for row in rows[:SHOWN_FIRST]
     )
+    said = f'<p class="caption">{caption}</p>' if caption else ""
     described = escaped(json.dumps([{"name": column} for column in shown]))
     return (
-        f'<section id="{name}" data-rows="{name}-data" data-columns="{described}"><h2>{title}</h2>'
+        f'<section id="{name}" data-rows="{name}-data" data-columns="{described}"><h2>{title}</h2>{said}'
         f'<div class="controls"><label>search <input type="search"></label>'
         f'<button type="button" class="clear">show all</button><span class="status" aria-live="polite"></span></div>'
         f'<div class="grid" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{few}</tbody></table></div>'
