@@ -47,6 +47,8 @@ class Row:
     proved: float | None = None
     estimated: float | None = None
     attack: float | None = None
+    measured: float | None = None
+    """What is read off inputs or weights, with no ball and no proof."""
     n: int | None = None
     false: int | None = None
     """Of an estimate: how many of its certificates the attack breaks."""
@@ -188,7 +190,12 @@ class Study:
         return self.title if model == self.model else f"{self.title} — on {model}"
 
     def __call__(self, settings: Settings) -> Result:
-        """Run it."""
+        """Run it; what was run with these settings in this process is not run again."""
+        if (self.name, settings) not in _RESULTS:
+            _RESULTS[self.name, settings] = self._result(settings)
+        return _RESULTS[self.name, settings]
+
+    def _result(self, settings: Settings) -> Result:
         from prooflens import __version__
 
         sheet, start = Sheet(), time.perf_counter()
@@ -215,6 +222,7 @@ def rounded(value: float | None) -> float | None:
 
 
 _STUDIES: dict[str, Study] = {}
+_RESULTS: dict[tuple[str, Settings], Result] = {}
 
 
 def study(

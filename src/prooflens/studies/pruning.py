@@ -128,7 +128,7 @@ def run_seed(seed: int, settings: Settings) -> SeedRun:
 
 @study("empirical_baselines", "What single inputs say about the two heads", "pruning", "toy-induction")
 def empirical_baselines(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `empirical_baselines`: no proof is involved, so the figures stand in the column `attained`."""
+    """Tab. `empirical_baselines`: no ball and no proof is involved."""
     model = settings.load("toy-induction")
     prompts, labels = held_out(model, settings.count(100, 20), 0)
     for one in profile(model, prompts[:5], 0.01, labels=labels[:5], engine="interval", budget="0/0/0"):
@@ -140,8 +140,8 @@ def empirical_baselines(settings: Settings, sheet: Sheet) -> None:
             "clean entropy, nat": one.entropy,
         }
         for (label, value), paper in zip(others.items(), BASELINES.values(), strict=True):
-            sheet.add(Row(label, f"head {head}", "value", paper=paper[head], attack=value, n=len(prompts)))
-    first = {row.label: row.attack for row in sheet.rows if row.group.startswith("accuracy")}
+            sheet.add(Row(label, f"head {head}", "value", paper=paper[head], measured=value, n=len(prompts)))
+    first = {row.label: row.measured for row in sheet.rows if row.group.startswith("accuracy")}
     sheet.note(
         f"Zeroing head 0 costs {100 * (first['head 0'] or 0):.1f} % of the answers, zeroing head 1 "
         f"{100 * (first['head 1'] or 0):.1f} %; in the paper neither costs anything."

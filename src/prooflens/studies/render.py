@@ -13,6 +13,8 @@ from prooflens.report.svg import Drawing, number
 from prooflens.studies.base import COUNT, Result, Row, StudyError
 
 HEAD = ("", "engine", "paper", "proved", "estimated", "attack leaves standing", "n", "s")
+MEASURED = ("", "paper", "measured", "n")
+"""The heading of rows that are only measured."""
 ATTAINED = "attained"
 """The heading of the attack's column where rows are values: what it reaches, not what it leaves."""
 
@@ -61,12 +63,17 @@ def markdown(result: Result, pictures: str | None = None, level: int = 2) -> str
         lines += [f"![{result.title}]({pictures}/{result.name}.svg)", ""]
     for group, rows in itertools.groupby(result.rows, key=lambda row: row.group):
         held = list(rows)
-        head = list(HEAD)
+        plain = all(row.measured is not None for row in held)
+        head = list(MEASURED if plain else HEAD)
         head[0] = group
-        if all(row.unit != COUNT for row in held):
+        if not plain and all(row.unit != COUNT for row in held):
             head[5] = ATTAINED
         lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        lines += ["| " + " | ".join(cells(row)) + " |" for row in held]
+        for row in held:
+            shown = (
+                [row.label, published(row), amount(row, row.measured), str(row.n)] if plain else cells(row)
+            )
+            lines.append("| " + " | ".join(shown) + " |")
         lines.append("")
         remarks = list(dict.fromkeys(f"- {row.label}: {row.note}." for row in held if row.note))
         lines += [*remarks, ""] if remarks else []
@@ -139,7 +146,7 @@ def picture(result: Result) -> str:
 
     Where there are rates, only they are drawn: values have other units.
     """
-    known = [row for row in result.rows if row.figure is not None or row.attack is not None]
+    known = [row for row in result.rows if (row.figure, row.attack, row.measured) != (None, None, None)]
     counts = any(row.unit == COUNT for row in known)
     rows = [row for row in known if (row.unit == COUNT) is counts][:MOST_ROWS]
     made = Drawing(WIDTH, TOP + LINE * (len(rows) + 1) + 30, result.title)
@@ -157,7 +164,7 @@ def picture(result: Result) -> str:
 
 def _legend(made: Drawing) -> None:
     x, y = LEFT, 36.0
-    for kind, text in (("holds", "proved"), ("estimated", "estimated (no proof)")):
+    for kind, text in (("holds", "proved"), ("estimated", "estimated (no proof)"), ("unknown", "measured")):
         made.rect(x, y - 8, 14, 8, kind=kind)
         made.text(x + 19, y, text, "small", "start")
         x += 70.0 + 6.0 * len(text)
@@ -178,6 +185,10 @@ def _draw(made: Drawing, row: Row, y: float, scale: _Scale) -> None:
     if figure is not None:
         kind = "holds" if row.proved is not None else "estimated"
         made.rect(LEFT, y - 5, max(1.0, scale(figure) - LEFT), 10, kind=kind)
+    if row.measured is not None:
+        made.rect(
+            LEFT, y - 5, max(1.0, scale(scale.share(row, row.measured) or 0.0) - LEFT), 10, kind="unknown"
+        )
     attack = scale.share(row, row.attack)
     if attack is not None:
         made.line(scale(attack), y - 7, scale(attack), y + 7, "attack-line", stroke_dasharray="none")
@@ -190,7 +201,12 @@ class _Scale:
 
     def __init__(self, rows: Iterable[Row], counts: bool) -> None:
         self.counts = counts
-        values = [v for row in rows for v in (row.figure, row.attack, row.paper) if v is not None and v > 0]
+        values = [
+            v
+            for row in rows
+            for v in (row.figure, row.attack, row.measured, row.paper)
+            if v is not None and v > 0
+        ]
         self.low = math.floor(math.log10(min(values))) if values and not counts else 0
         self.high = max(self.low + 1, math.ceil(math.log10(max(values)))) if values and not counts else 1
 

@@ -1,0 +1,298 @@
+"""Mechanisms that single inputs find, asked on a ball: which heads that look alike split? (The paper's Section 4.4.)
+
+The paper probes GPT-2's layer 0. The stand-in has no duplicate-token head there: its heads look at the token before,
+or at the token itself. Its first duplicate-token heads are 1.8 and 2.4, which `--layer 1` and `--layer 2` ask about
+with an engine for depth (`--engine taylor`, better on a GPU: `--device cuda`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from prooflens.engines.attack import Budget
+from prooflens.models import Transformer
+from prooflens.queries import Circuit
+from prooflens.queries.attention import Entropy, Specialised
+from prooflens.queries.base import Query
+from prooflens.studies.base import Row, Settings, Sheet, StudyError, study
+from prooflens.studies.measure import Case, answered, attacked, rows_of
+from prooflens.studies.prompts import Duplicate, ioi_prompts, repeated_sequences
+
+RADII = (5e-4, 1e-3, 2e-3)
+"""The paper's ε."""
+
+SMALLER = (1e-4, 3e-4, *RADII)
+"""… and two below, where deeper layers are still within reach."""
+
+PROBE = Budget(64, 1, 10)
+CHECK = Budget(8, 1, 3)
+"""Attacks on what is open, and on what is proved: a check."""
+
+SLACK = 0.1
+"""Q3 of the induction probe: the entropy stays within so many nats of its clean value (the paper does not say)."""
+
+
+def role_of(key: int, place: Duplicate) -> str:
+    """What a most attended token is to the second occurrence of the name."""
+    if key == place.first:
+        return "duplicate"
+    if key == place.second:
+        return "itself"
+    return "previous" if key == place.second - 1 else "first token" if key == 0 else "other"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Per head: its roles on the clean prompts; per ε and name, which prompts are proved and which stand."""
+
+    layer: int
+    n: int
+    roles: dict[int, Counter[str]]
+    circuits: tuple[tuple[int, ...], ...]
+    proved: dict[float, dict[str, list[bool]]]
+    standing: dict[float, dict[str, list[bool]]]
+    seconds: float
+
+    def name(self, head: int) -> str:
+        """`0.6`."""
+        return f"{self.layer}.{head}"
+
+    def role(self, head: int) -> tuple[str, int]:
+        """The most frequent role, and on how many prompts."""
+        return self.roles[head].most_common(1)[0]
+
+
+def alike(roles: dict[int, Counter[str]], n: int) -> dict[str, list[int]]:
+    """Heads with the same role on at least half of the prompts, most faithful first."""
+    groups: dict[str, list[int]] = {}
+    for head in sorted(roles, key=lambda h: -roles[h].most_common(1)[0][1]):
+        role, count = roles[head].most_common(1)[0]
+        if 2 * count >= n and role != "other":
+            groups.setdefault(role, []).append(head)
+    return groups
+
+
+def circuits_of(roles: dict[int, Counter[str]], n: int) -> tuple[tuple[int, ...], ...]:
+    """Pairs and triples of heads that look alike."""
+    found: list[tuple[int, ...]] = []
+    for heads in alike(roles, n).values():
+        few = sorted(heads[:3])
+        found += [pair for size in (2, 3) for pair in itertools.combinations(few, size)]
+    return tuple(found)
+
+
+def clean_roles(model: Transformer, places: Sequence[Duplicate], layer: int) -> dict[int, Counter[str]]:
+    """What every head's most attended token is, prompt by prompt."""
+    roles: dict[int, Counter[str]] = {head: Counter() for head in range(model.architecture.n_heads)}
+    for place in places:
+        with torch.no_grad():
+            pattern = model.pattern(place.prompt.x, layer)[:, place.second]
+        for head, key in enumerate(pattern.argmax(-1).tolist()):
+            roles[head][role_of(key, place)] += 1
+    return roles
+
+
+def joint_margins(case: Case, heads: Sequence[int], layer: int, position: int) -> Query:
+    """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
+    parts = []
+    for head in heads:
+        scores = case.problem.setting([layer]).scores[layer][head, position, : position + 1]
+        first, second = scores.topk(2).indices.tolist()
+        parts.append(Specialised((first,), (second,), heads=f"{layer}.{head}", positions=(position,)))
+    return Circuit(tuple(parts), (1.0,) * len(parts))
+
+
+@lru_cache(maxsize=4)
+def probe(settings: Settings, usual: str = "smollm2") -> Probe:
+    """Q1 at the second occurrence of the name: every head of a layer, every prompt, every ε."""
+    layer = settings.layer or 0
+    engine = settings.engine or ("layer0" if layer == 0 else "crown")
+    model = settings.load(usual).cut(layer + 1)
+    places = ioi_prompts(model, settings.count(60, 3))
+    roles = clean_roles(model, places, layer)
+    circuits = circuits_of(roles, len(places))
+    radii = settings.some((SMALLER if layer else SMALLER[1:])[::-1], 2)
+    found = Probe(layer, len(places), roles, circuits, {}, {}, 0.0)
+    seconds = 0.0
+    for step, (eps, place) in enumerate(itertools.product(radii, places)):
+        settings.tell(f"ε = {eps:g}", step / (len(radii) * len(places)))
+        case = Case.of(model, place.prompt, eps, {"Q1": "top1"}, layer, [place.second])
+        joint = {
+            _joint(circuit): joint_margins(case, circuit, layer, place.second).bind(
+                case.problem.setting([layer])
+            )
+            for circuit in circuits
+        }
+        case = Case(case.problem, {**case.claims, **joint})
+        tally = answered(engine, [case])
+        if tally.reason:
+            raise StudyError(f"{engine} cannot answer: {tally.reason}")
+        left = attacked([case], PROBE, settings.seed, tally, CHECK)
+        seconds += tally.seconds
+        for kept, source in ((found.proved, tally.holds), (found.standing, left.holds)):
+            held = kept.setdefault(eps, {})
+            for head, holds in enumerate(source["Q1"]):
+                held.setdefault(found.name(head), []).append(holds)
+            for name in joint:
+                held.setdefault(name, []).append(source[name][0])
+        if any(
+            p and not s
+            for name in tally.holds
+            for p, s in zip(tally.holds[name], left.holds[name], strict=True)
+        ):
+            raise StudyError(f"{engine} proved a claim that the attack breaks: report this")
+    return Probe(
+        layer,
+        len(places),
+        roles,
+        circuits,
+        found.proved,
+        found.standing,
+        seconds / (len(radii) * len(places)),
+    )
+
+
+def _joint(circuit: Sequence[int]) -> str:
+    return f"joint {','.join(map(str, circuit))}"
+
+
+@study(
+    "wang_probe", "Heads that look alike at a duplicated name, on a ball", "probes", "smollm2", "GPT-2 small"
+)
+def wang_probe(settings: Settings, sheet: Sheet) -> None:
+    """Tab. `wang_probe`: 60 IOI prompts, Q1 at the second occurrence."""
+    found = probe(settings)
+    engine = settings.engine or ("layer0" if found.layer == 0 else "crown")
+    for eps in sorted(found.proved):
+        for head in found.roles:
+            role, count = found.role(head)
+            sheet.add(
+                Row(
+                    f"ε = {eps:g}",
+                    f"{found.name(head)} (looks at: {role}, {count}/{found.n})",
+                    engine=engine,
+                    proved=sum(found.proved[eps][found.name(head)]),
+                    attack=sum(found.standing[eps][found.name(head)]),
+                    n=found.n,
+                    seconds=found.seconds,
+                )
+            )
+    sheet.data["roles"] = {found.name(head): dict(roles) for head, roles in found.roles.items()}
+    sheet.note("Paper, GPT-2 layer 0, proved at ε = 5e-4, 1e-3, 2e-3: 0.1 1.7, 0, 0 %; 0.10 100, 95, 0 %.")
+    for text in splits(found):
+        sheet.note(text)
+
+
+def splits(found: Probe) -> list[str]:
+    """Per role: the two heads that share it and whose proved counts lie furthest apart at some ε."""
+    notes = []
+    for role, heads in alike(found.roles, found.n).items():
+        best: tuple[int, float, int, int] | None = None
+        for eps, (a, b) in itertools.product(found.proved, itertools.combinations(heads, 2)):
+            first, second = (sum(found.proved[eps][found.name(head)]) for head in (a, b))
+            if best is None or abs(first - second) > best[0]:
+                strong, weak = (a, b) if first >= second else (b, a)
+                best = (abs(first - second), eps, strong, weak)
+        if best is None:
+            notes.append(f"Only {found.name(heads[0])} looks at the {role} token on half of the prompts.")
+            continue
+        gap, eps, strong, weak = best
+        counts = [sum(found.proved[eps][found.name(head)]) for head in (strong, weak)]
+        alive = sum(found.standing[eps][found.name(weak)])
+        notes.append(
+            f"{found.name(strong)} and {found.name(weak)} both look at: {role} "
+            f"({found.role(strong)[1]} and {found.role(weak)[1]} of {found.n} prompts). At ε = {eps:g} {counts[0]} and "
+            f"{counts[1]} of {found.n} are proved to stay, and the attack leaves {alive} of {found.name(weak)}: "
+            f"{'they split' if 2 * gap >= found.n else 'they do not split by half'}."
+        )
+    return notes
+
+
+@study("cross_head_circuit", "Pairs and triples of those heads at once", "probes", "smollm2", "GPT-2 small")
+def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
+    """Tab. `cross_head_circuit`: all heads keep their target (AND), and the sum of their margins stays positive."""
+    found = probe(settings)
+    engine = settings.engine or ("layer0" if found.layer == 0 else "crown")
+    for eps, circuit in itertools.product(sorted(found.proved), found.circuits):
+        names = [found.name(head) for head in circuit]
+        both = [
+            sum(all(parts) for parts in zip(*(table[eps][name] for name in names), strict=True))
+            for table in (found.proved, found.standing)
+        ]
+        joint = [sum(table[eps][_joint(circuit)]) for table in (found.proved, found.standing)]
+        for label, (proved, standing) in (("AND", both), ("joint sum of margins", joint)):
+            sheet.add(
+                Row(
+                    f"ε = {eps:g}",
+                    f"{{{', '.join(names)}}} {label}",
+                    engine=engine,
+                    proved=proved,
+                    attack=standing,
+                    n=found.n,
+                )
+            )
+    sheet.note(
+        "Paper, GPT-2, at ε = 5e-4, 1e-3, 2e-3: {0.1, 0.10} 1, 0, 0 of 60; {0.3, 0.4} 60, 60, 54 of 60."
+    )
+    sheet.note("The joint sum asks for less than AND: a strong head may make up for a weak one.")
+
+
+@study("induction_probe", "Three queries per head on repeated sequences", "probes", "smollm2", "GPT-2 small")
+def induction_probe(settings: Settings, sheet: Sheet) -> None:
+    """Tab. `induction_probe`: 30 sequences whose last token is the first again; Q1, Q2 (τ = 0.2), Q3 (± 0.1 nat)."""
+    layer = settings.layer or 0
+    engine = settings.engine or ("layer0" if layer == 0 else "crown")
+    model = settings.load("smollm2").cut(layer + 1)
+    places = repeated_sequences(model, settings.count(30, 3), seed=settings.seed)
+    roles = clean_roles(model, places, layer)
+    radii = settings.some(RADII, 1)
+    for step, (eps, head) in enumerate(itertools.product(radii, roles)):
+        settings.tell(f"ε = {eps:g}", step / (len(radii) * len(roles)))
+        cases = [_three(model, place, eps, layer, head) for place in places]
+        role, count = roles[head].most_common(1)[0]
+        labels = {
+            query: f"{query} of {layer}.{head} (looks at: {role}, {count}/{len(places)})"
+            for query in ("Q1", "Q2", "Q3")
+        }
+        rows = rows_of(f"ε = {eps:g}", cases, {"CPZ": engine}, PROBE, None, settings.seed, CHECK, labels)
+        sheet.add(*rows)
+    for text in failure_modes(sheet.rows, len(places)):
+        sheet.note(text)
+    sheet.note("Paper, ε = 1e-3: H5 47, 90, 100 %; ε = 2e-3: H10 73, 100, 0 % (Q1, Q2, Q3).")
+
+
+def _three(model: Transformer, place: Duplicate, eps: float, layer: int, head: int) -> Case:
+    name = f"{layer}.{head}"
+    with torch.no_grad():
+        row = model.pattern(place.prompt.x, layer)[head, place.second]
+    entropy = float(torch.special.entr(row).sum())
+    queries: dict[str, str | Query] = {
+        "Q1": "top1",
+        "Q2": "mass>=0.2",
+        "Q3": Entropy(entropy - SLACK, entropy + SLACK),
+    }
+    return Case.of(model, place.prompt, eps, queries, layer, [place.second], name)
+
+
+def failure_modes(rows: Sequence[Row], n: int) -> list[str]:
+    """Heads that keep one query on most prompts and lose another on most, at one ε: failure modes that differ."""
+    notes = []
+    for eps, group in itertools.groupby(rows, key=lambda row: row.group):
+        by_head: dict[str, dict[str, int]] = {}
+        for row in group:
+            query, _, head = row.label.partition(" of ")
+            by_head.setdefault(head.split(" ")[0], {})[query] = int(row.proved or 0)
+        for head, counts in by_head.items():
+            kept = [query for query, count in counts.items() if 4 * count >= 3 * n]
+            lost = [query for query, count in counts.items() if 4 * count <= n]
+            if kept and lost:
+                notes.append(
+                    f"{eps}: {head} keeps {', '.join(kept)} on most prompts and loses {', '.join(lost)} ({counts})."
+                )
+    return notes or ["No head keeps one query on three quarters of the prompts and loses another on as many."]

@@ -1,0 +1,135 @@
+"""The texts that studies read: IOI prompts with a duplicated name, repeated sequences, paraphrases, plain sentences."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from prooflens.errors import PromptError
+from prooflens.models import Prompt, Transformer
+from prooflens.models.train import read_sst2, sst2_folder
+
+NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Sarah", "James", "Emma", "David", "Alice")
+PLACES = ("store", "park", "school", "house", "beach", "office")
+THINGS = ("drink", "book", "ball", "letter", "ring")
+TEMPLATES = (
+    "When {a} and {b} went to the {place}, {b} gave a {thing} to",
+    "Then {a} and {b} had a long talk at the {place}, and {b} gave a {thing} to",
+    "After {a} and {b} left the {place}, {b} handed the {thing} to",
+)
+"""{b} occurs twice; the second occurrence is where a duplicate-token head looks back."""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A prompt with a name that occurs twice: where, and where first."""
+
+    prompt: Prompt
+    first: int
+    second: int
+
+
+def ioi_texts(count: int = 60) -> list[tuple[str, str]]:
+    """Texts and their duplicated names: templates, ordered pairs of names, places and things all in equal shares."""
+    pairs = list(itertools.permutations(NAMES, 2))
+    found = []
+    for i in range(count):
+        a, b = pairs[(i * 7) % len(pairs)]
+        template = TEMPLATES[i % len(TEMPLATES)]
+        text = template.format(a=a, b=b, place=PLACES[i % len(PLACES)], thing=THINGS[i % len(THINGS)])
+        found.append((text, b))
+    return found
+
+
+def ioi_prompts(model: Transformer, count: int = 60) -> list[Duplicate]:
+    """The prompts in a model's tokens; a name that is several tokens is found by its last one."""
+    return [duplicate_in(model.prompt(text), name) for text, name in ioi_texts(count)]
+
+
+def duplicate_in(prompt: Prompt, name: str) -> Duplicate:
+    """Where a name stands first and second."""
+    places = [i for i, token in enumerate(prompt.tokens) if token.strip() == name]
+    if len(places) < 2:
+        raise PromptError(
+            f"{name!r} is not twice one token in {prompt.text!r}: use another model or other names"
+        )
+    return Duplicate(prompt, places[0], places[1])
+
+
+def repeated_sequences(
+    model: Transformer, count: int = 30, length: int = 7, seed: int = 0
+) -> list[Duplicate]:
+    """Random tokens, and at the end the first one again: where a head that matches tokens looks back."""
+    architecture = model.architecture
+    if architecture.d_vocab is None or model.tokenizer is None:
+        raise PromptError(f"{model.name} reads no text: repeated sequences need a vocabulary")
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        ids = torch.randint(1000, min(20_000, architecture.d_vocab), (length,), generator=generator)
+        ids = torch.cat((ids, ids[:1]))
+        tokens = tuple(model.tokenizer.token(int(i)) for i in ids)
+        prompt = Prompt(model.embed(ids), tokens, tuple(ids.tolist()))
+        found.append(Duplicate(prompt, 0, length))
+    return found
+
+
+PARAPHRASES = (
+    (
+        "the movie was really good",
+        "the film was very good",
+        "the movie was truly great",
+        "the film was really great",
+        "the picture was very nice",
+    ),
+    (
+        "this story is boring and slow",
+        "this plot is dull and slow",
+        "this tale is boring and long",
+        "this story is dull and long",
+        "this story is slow and dull",
+    ),
+    (
+        "we liked the new restaurant",
+        "we loved the new place",
+        "we enjoyed the new restaurant",
+        "they liked the new cafe",
+        "we loved the old restaurant",
+    ),
+)
+"""Three sets of five paraphrases of equal length in MiniLM's tokens."""
+
+
+def sst2_sentences(model: Transformer, count: int, size: int = 8) -> list[Prompt]:
+    """The first test sentences of SST-2 with at least `size` tokens, cut to `size` of which the last is [SEP]."""
+    if model.tokenizer is None:
+        raise PromptError(f"{model.name} has no tokenizer: SST-2 needs one")
+    found: list[Prompt] = []
+    for text, _ in read_sst2(sst2_folder() / "test.tsv"):
+        ids = model.tokenizer.encode(text)
+        if len(ids) >= size and len(found) < count:
+            kept = torch.tensor([*ids[: size - 1], ids[-1]])
+            tokens = tuple(model.tokenizer.token(int(i)) for i in kept)
+            found.append(Prompt(model.embed(kept), tokens, tuple(kept.tolist()), text))
+    return found
+
+
+SENTENCES = (
+    "the film was long but moving",
+    "a warm and funny little story",
+    "the keys are on the table",
+    "she gave the book to him",
+    "we never went back to paris",
+)
+"""Eight tokens each in MiniLM's and MPNet's vocabulary, with the two special ones."""
+
+OPENINGS = (
+    "The capital of France is the city of",
+    "She opened the door and saw a small",
+    "My favourite colour in all the world is",
+    "In the morning I drink a cup of",
+    "The first thing that I saw was the",
+)
+"""Eight tokens each in SmolLM2's vocabulary."""
