@@ -51,6 +51,8 @@ class Taylor:
     guarantee: Guarantee = Guarantee.PROVED
     memory: int | None = None
     progress: Callable[[str, float], None] | None = None
+    thorough: bool = True
+    """Whether forms whose sign is still open are walked back to the input, one eigenvalue per site and covector."""
 
     def refuses(self, problem: Problem, forms: Forms) -> str | None:
         """float64 models only, and the job must fit into memory."""
@@ -70,15 +72,25 @@ class Taylor:
             raise EngineError(reason)
         with torch.no_grad():
             walk = self.walk(problem, forms)
-            size = max(1, walk.batch(problem.n_tokens))
-            parts = []
-            for start in range(0, forms.size, size):
-                chosen = torch.arange(start, min(start + size, forms.size))
-                parts.append(_bound(walk, problem, forms.select(chosen)))
-                if self.progress is not None:
-                    self.progress("functionals", min(1.0, (start + size) / forms.size))
-        lower, upper, corner = (torch.cat(side) for side in zip(*parts, strict=True))
-        return FormBounds(lower, upper, -corner, corner)
+            found = self._parts(walk, problem, forms, thorough=False)
+            open_ = ((found.lower <= 0.0) & (found.upper >= 0.0)).nonzero()[:, 0]
+            if self.thorough and len(open_):
+                again = self._parts(walk, problem, forms.select(open_.cpu()), thorough=True)
+                found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
+                found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
+        return FormBounds(found.lower, found.upper, -found.corner, found.corner)
+
+    def _parts(self, walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
+        """All forms, so many at a time as fit into memory."""
+        size = walk.batch(problem.n_tokens) if thorough else walk.wide_batch()
+        parts = []
+        for start in range(0, forms.size, size):
+            chosen = torch.arange(start, min(start + size, forms.size))
+            parts.append(_bound(walk, problem, forms.select(chosen), thorough))
+            if self.progress is not None:
+                stage = "open functionals" if thorough else "functionals"
+                self.progress(stage, min(1.0, (start + size) / forms.size))
+        return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(self, problem: Problem, forms: Forms) -> Walk:
         """Everything about the region that no form enters."""
@@ -131,43 +143,31 @@ def taylor_work(problem: Problem, depth: int) -> float:
     return total
 
 
-def _bound(walk: Walk, problem: Problem, forms: Forms) -> Part:
+def _bound(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
     """f(0) ± (‖a‖₁ + what the stand-ins miss)."""
     center = problem.region.center
     F = forms.size
     value, missed = torch.zeros(F).to(center), torch.zeros(F, 2).to(center)
     noise = torch.zeros(F).to(center)
-    linear: dict[int, Tensor] = {}
+    half = walk.chains[0].root.half
+    a = torch.zeros(F, len(half)).to(center)
     for chain in walk.chains:
         if chain.scores is not None and chain.segment.layer in forms.layers:
             found, own, seeds = _score_seeds(chain, forms)
             value, missed = value + found, missed + own[:, None]
             noise = noise + gamma(64) * found.abs()
-            missed = missed + _walk_back(walk, chain, seeds, linear)
+            rest, linear = walk.remainder(chain, seeds, thorough)
+            a, missed = a + linear, missed + rest
     if forms.logits is not None:
         found, rounding, chain, seeds = _output_seeds(walk, problem, forms)
         value, noise = value + found, noise + rounding
-        missed = missed + _walk_back(walk, chain, seeds, linear)
-    N = walk.chains[0].root.N
-    a = torch.zeros(F, N.shape[-1]).to(center)
-    size = torch.zeros(F).to(center)
-    for t, covector in linear.items():
-        a = a + covector @ N[t]
-        size = size + length(covector) * torch.linalg.vector_norm(N[t])
-    p = a.shape[-1]
-    half = walk.chains[0].root.half
-    steep = a.abs() @ half + gamma(2 * p + sum(N.shape) + 64) * size * length(half)
+        rest, linear = walk.remainder(chain, seeds, thorough)
+        a, missed = a + linear, missed + rest
+    steep = a.abs() @ half + gamma(a.shape[-1] + 64) * 4.0 * length(a) * length(half)
     spread = grow(steep[:, None] + missed + noise[:, None] + 2.0**-1000)
     spread = torch.where(spread.isfinite(), spread, torch.inf)
     corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
     return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner)
-
-
-def _walk_back(walk: Walk, chain: Chain, seeds: Seeds, linear: dict[int, Tensor]) -> Float[Tensor, "F 2"]:
-    missed, found = walk.remainder(chain, seeds)
-    for t, covector in found.items():
-        linear[t] = linear[t] + covector if t in linear else covector
-    return missed
 
 
 def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
 from prooflens.engines.taylor_segments import Attention
+from prooflens.engines.taylor_shapes import supports
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import Scores
 from prooflens.numerics import gamma
@@ -33,19 +34,20 @@ class Heads:
 
     u: Float[Tensor, "S H c"]
     A: Float[Tensor, "S H c p"]
-    rho: Float[Tensor, "S H c"]
-    E: Float[Tensor, "S H c"]
+    P: Float[Tensor, "S H c c"]
+    B: Float[Tensor, "S H c c"]
     tau: Float[Tensor, "S H"]
     e: Float[Tensor, "S H"]
 
     @classmethod
     def of(cls, value: Value, n_heads: int) -> Heads:
-        """Give each group's head to all its readers."""
+        """Give each group's head to all its readers; A = JN rounds, which `slip` in e covers."""
         S, n = value.u.shape
         c, share = n // value.heads, n_heads // value.heads
         A = (value.J @ value.root.N).reshape(S, value.heads, c, -1)
-        u, rho, E = (x.reshape(S, value.heads, c) for x in (value.u, value.rho, value.rest))
-        return cls(*(x.repeat_interleave(share, 1) for x in (u, A, rho, E, value.tau, value.e)))
+        u = value.u.reshape(S, value.heads, c)
+        parts = (u, A, value.blocks("shape_a"), value.blocks("shape_e"), value.tau, value.e)
+        return cls(*(x.repeat_interleave(share, 1) for x in parts))
 
     @property
     def n(self) -> Float[Tensor, "S H"]:
@@ -56,6 +58,10 @@ class Heads:
     def reach(self) -> Float[Tensor, "S H"]:
         """sup ‖u(x) − u‖."""
         return grow(self.tau + self.e)
+
+
+def _outer(x: Float[Tensor, "S H"], y: Float[Tensor, "S H"]) -> Float[Tensor, "H S S"]:
+    return x.T[:, :, None] * y.T[:, None, :]
 
 
 @dataclass(eq=False)
@@ -71,33 +77,40 @@ class ScoreSite:
     def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
         """Per score: sup of its second-order part, and of what e adds to it, with rounding."""
         q, k, scale = self.q, self.k, self.step.scale
-
-        def outer(x: Tensor, y: Tensor) -> Tensor:
-            return x.T[:, :, None] * y.T[:, None, :]
-
         cross = torch.minimum(
-            torch.einsum("ihc,jhc->hij", q.rho, k.E) + torch.einsum("ihc,jhc->hij", q.E, k.rho),
-            outer(q.tau, k.e) + outer(q.e, k.tau),
+            self._traces(q.P, k.B) + self._traces(q.B, k.P), _outer(q.tau, k.e) + _outer(q.e, k.tau)
         )
-        cross = cross + torch.einsum("ihc,jhc->hij", q.E, k.E)
-        rounding = gamma(4 * q.u.shape[-1] + 64) * scale * outer(q.n + q.reach, k.n + k.reach)
+        cross = cross + torch.minimum(self._traces(q.B, k.B), _outer(q.e, k.e))
+        rounding = gamma(4 * q.u.shape[-1] + 64) * scale * _outer(q.n + q.reach, k.n + k.reach)
         if self.step.bias is not None:
             rounding = rounding + gamma(8) * self.step.bias.abs()
+        second = torch.minimum(self._traces(q.P, k.P), _outer(q.tau, k.tau))
         mask = self.step.mask
-        return grow(scale * outer(q.tau, k.tau) * mask), grow((scale * cross + rounding) * mask)
+        return grow(scale * second * mask), grow((scale * cross + rounding) * mask)
+
+    @staticmethod
+    def _traces(M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
+        """√tr(MK) ≥ sup |x·y| over the two ellipsoids, for all pairs of tokens."""
+        square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
+        slack = product_error(M.shape[-1] ** 2, _outer(frobenius(M), frobenius(K)))
+        return grow((square + slack).sqrt())
 
     def rest(self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]) -> Float[Tensor, "H S S"]:
-        """E of centred scores: their own products, and what q and k miss."""
+        """sup |e| of centred scores: their own products, and what q and k miss."""
         second, cross = self.products
         mask, scale = self.step.mask, self.step.scale
         q, k = self.q, self.k
-        far = torch.minimum(
-            torch.einsum("ihc,jhc->hij", q.u.abs(), k.E), q.n.T[:, :, None] * k.e.T[:, None, :]
-        )
-        own = torch.minimum(torch.einsum("hijc,ihc->hij", keys.abs(), q.E), length(keys) * q.e.T[:, :, None])
+        H, S, _ = s.shape
+        shape = (H, S, S)
+        far = supports(k.B.movedim(1, 0)[:, None].expand(*shape, -1, -1), _per_key(q.u.movedim(1, 0), S))
+        own = supports(q.B.movedim(1, 0)[:, :, None].expand(*shape, -1, -1), keys)
         each = second + cross + scale * far * mask
         each = each + (s * each).sum(-1, keepdim=True)
         return grow((each + scale * own) * mask)
+
+
+def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:
+    return u[:, :, None].expand(-1, -1, n_keys, -1)
 
 
 @dataclass(eq=False)
@@ -130,6 +143,7 @@ class MixSite:
         self.out = weight.reshape(len(weight), H, c)
         self.out_size = frobenius(self.out.movedim(1, 0))
         self.rows = self._rows()
+        self.root_p = float(length(self.half))
         p = self.rows.shape[-1]
         size = self.scale * (
             q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
@@ -145,12 +159,16 @@ class MixSite:
         ceiling = (self.s * torch.exp(self.beta)).sum(-1, keepdim=True)
         low = self.s * torch.exp(-self.beta) / ceiling * (1.0 - 2.0**-40)
         self.ds = grow(torch.maximum(self.high - self.s, self.s - low))
-        self.mean = grow((self.high * self.beta).sum(-1, keepdim=True))
+        # The mean of b along the way: its slope is the variance of b.
+        self.mean = grow(torch.minimum((self.high * self.beta).sum(-1), self._variance()))[..., None]
         B = self.beta + self.mean
         V2, V3 = (self.high * B.square()).sum(-1, keepdim=True), (self.high * B**3).sum(-1, keepdim=True)
         self.third_weight = grow(self.high * (B**3 + 3.0 * B * V2 + V3) / 6.0)
         self.second_weight = grow(self.high * (B.square() + V2) / 2.0)
-        self.root_p = float(length(self.half))
+
+    def _variance(self) -> Float[Tensor, "H S"]:
+        """sup Σ s⁺b²."""
+        return grow(self.swing.T + (self.high * self.E.square()).sum(-1).sqrt()).square()
 
     def _rows(self) -> Float[Tensor, "H S S p"]:
         """The centred scores' linear parts."""
@@ -216,13 +234,13 @@ class MixSite:
         support = (A != 0).flatten(1, 2).any(1).to(A) @ self.half.square()
         return R, torch.where(fits, 1.0, torch.inf).to(A), support
 
-    def tangent(self, values: dict[str, Value]) -> Float[Tensor, "S S d d"]:
-        """∂(next root)_t/∂root_t′ at the centre."""
-        S, H, _ = self.z.shape
-        names = self.attention
-        stream = values[names.stream]
-        Jq, Jk, Jv = (_split(values[name], H) for name in (names.q, names.k, names.v))
-        made = stream.J.new_zeros(S, S, stream.J.shape[1], stream.J.shape[2])
+    def tangent(
+        self, q: Float[Tensor, "S n m"], k: Float[Tensor, "S n m"], v: Float[Tensor, "S n m"], stream: Tensor
+    ) -> tuple[Float[Tensor, "S S d m"], Float[Tensor, "S S"]]:
+        """∂(next root)_t/∂(something of token t′) from the Jacobians of q, k, v and the stream by it; its rounding."""
+        S, H, c = self.z.shape
+        Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
+        made = stream.new_zeros(S, S, stream.shape[1], stream.shape[2])
         pulled = self.s[..., None] * self.spread
         for t in range(S):
             beta = self.scale * torch.einsum("jhcd,hc->hjd", Jk, self.scores.q.u[t])
@@ -231,17 +249,23 @@ class MixSite:
             inner = inner + torch.einsum("hjc,hjd->jhcd", pulled[:, t], beta)
             inner[t] += torch.einsum("hjc,hjd->hcd", pulled[:, t], alpha)
             made[t] = self.out.flatten(1) @ inner.flatten(1, 2)
-            made[t, t] += stream.J[t]
-        return made
+            made[t, t] += stream[t]
+        values, keys, queries = self.v.n.amax(), self.scores.k.n.amax(), self.scores.q.n.amax()
+        head = frobenius(v) + 2.0 * values * self.scale * (queries * frobenius(k) * H**0.5)
+        size = (self.out_size.square().sum().sqrt() * head).expand(S, -1).clone()
+        own = frobenius(stream) + self.out_size.square().sum().sqrt() * (
+            4.0 * values * self.scale * keys * frobenius(q) * H**0.5 * S
+        )
+        size.diagonal().add_(own)
+        return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size)
 
     def pull(self, u: Float[Tensor, "F d"], t: int) -> tuple[dict[str, Tensor], Float[Tensor, "F 2"]]:
         """From a covector at row t of the next root: covectors at q (row t), k and v (all rows), and what is missed.
 
         The bound is for +f and for −f; both hold what is beyond second order and the rounding as well.
         """
-        q, v, scale = self.scores.q, self.v, self.scale
+        q, scale = self.scores.q, self.scale
         omega = torch.einsum("fd,dhc->fhc", u, self.out)
-        n_omega = length(omega)
         y = torch.einsum("fhc,hjc->fhj", omega, self.spread[:, t])
         coef = self.s[:, t] * y
         size = coef.abs()
@@ -266,13 +290,13 @@ class MixSite:
         plain = (y.abs() * self.third_weight[:, t]).sum(-1)
         third = torch.minimum(cubic / 6.0, plain).sum(-1)
         third = third + (size * (rho * E + 0.5 * E.square())).sum((-1, -2))
-        p_e = torch.minimum(torch.einsum("fhc,jhc->fhj", omega.abs(), v.E), n_omega[:, :, None] * v.e.T)
+        p_e = self._beyond(omega)
         p = p_range + p_e
         joint = 0.5 * swing.square() * (p.amax(-1) + (high * p).sum(-1))
         third = third + torch.minimum(joint, (self.second_weight[:, t] * p).sum(-1)).sum(-1)
         third = third + (self.s[:, t] * (E * p_range + (rho + E) * p_e)).sum((-1, -2))
         third = third + (size * self.scores.products[1][:, t]).sum((-1, -2))
-        noise = self._noise(u, n_omega, t)
+        noise = length(u) * self.noise(t)
         return found, grow(first + (second + mixed + third + noise)[:, None])
 
     def _values(self, omega: Float[Tensor, "F H c"]) -> tuple[Tensor, Tensor]:
@@ -282,6 +306,14 @@ class MixSite:
         slack = length(omega)[:, :, None] * (gamma(self.rows.shape[-1] + 64) ** 0.5 * self.value_size.T)
         norm = grow(square.sqrt() + slack)
         return norm, grow(norm * self.value_support.sqrt())
+
+    def _beyond(self, omega: Float[Tensor, "F H c"]) -> Float[Tensor, "F H S"]:
+        """sup |ω·e_v| per head and key."""
+        square = torch.einsum("fhc,jhce,fhe->fhj", omega, self.v.B, omega).clamp(min=0.0)
+        slack = product_error(
+            2 * omega.shape[-1] + 64, length(omega).square()[:, :, None] * frobenius(self.v.B).T
+        )
+        return grow((square + slack).sqrt())
 
     @cached_property
     def value_blocks(self) -> Float[Tensor, "S H c c"]:
@@ -353,18 +385,18 @@ class MixSite:
         error = self.gram_error[t] * y.clamp(min=0.0).flatten(1).amax(-1)
         return grow(0.5 * (top_eigenvalue(0.5 * (gram + gram.mT)) + error) * self.root_p**2)
 
-    def _noise(self, u: Tensor, n_omega: Tensor, t: int) -> Tensor:
-        """Rounding of weights, mixing and output at the centre, and of the covectors over the region."""
+    def noise(self, t: int) -> Tensor:
+        """Rounding of weights, mixing and output at the centre, and of unit covectors over the region."""
         q, k, v = self.scores.q, self.scores.k, self.v
         S, H, c = self.z.shape
-        n = gamma(8 * (S + c * H + u.shape[-1]) + 256)
+        n = gamma(8 * (S + c * H + len(self.out)) + 256)
         values = (v.n + v.reach).amax()
         moves = self.scale * ((q.n + q.reach)[t] * (k.n + k.reach).amax(0)).max()
-        inner = self.out_size.square().sum().sqrt() * length(u) * values * (2.0 + 2.0 * moves) * 8.0
+        inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
-        return n * (inner * S + length(u) * (bias + self.far[t])) + 2.0**-44 * (n_omega * values).sum(-1)
+        return grow(n * (inner * S + bias + self.far[t]) + 2.0**-44 * self.out_size.sum() * values)
 
 
-def _split(value: Value, n_heads: int) -> Float[Tensor, "S H c d"]:
-    S, n, d = value.J.shape
-    return value.J.reshape(S, value.heads, n // value.heads, d).repeat_interleave(n_heads // value.heads, 1)
+def _split(J: Float[Tensor, "S n m"], n_heads: int, c: int) -> Float[Tensor, "S H c m"]:
+    S, n, m = J.shape
+    return J.reshape(S, n // c, c, m).repeat_interleave(n_heads * c // n, 1)

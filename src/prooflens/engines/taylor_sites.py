@@ -1,6 +1,7 @@
 """The token-wise sites of `taylor`: what a covector v at the output becomes at the input, and what it may miss.
 
-A site's output moves by J u + r(u) for u = Aα + e. `bound` gives sup ±v·r(u):
+A site's output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid of r(u), all directions at once, and
+`bound` gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per covector:
 
 - **norm**, w = P(γ ⊙ v), m the (centred) input, q = dσ²: everything but one scalar per token is affine. With
   ℓ = 2m·u/q, κ = ‖Pu‖²/q ≥ 0, τ = ℓ + κ and (1 + τ)^{-½} = 1 − τ/2 + ⅜θτ²,
@@ -8,11 +9,14 @@ A site's output moves by J u + r(u) for u = Aα + e. `bound` gives sup ±v·r(u)
       v·r = [(w·u)(−τ/2 + ⅜θτ²) + (w·m)(−κ/2 + ⅜θτ²)]/σ.
 
   Second order at u = Aα: −[2(m·u)(w·u) + (m·w)‖Pu‖²]/(dσ³) + 3(m·w)(m·u)²/(d²σ⁵), halved: rank two, a multiple of PJ's
-  Gram matrix, and rank one. What is left is bounded through the ranges of w·u, m·u and ‖u‖.
+  Gram matrix, and rank one. What is left is bounded through the ranges of w·u, m·u and ‖u‖. As a vector,
+  r = γ ⊙ [Pu s + m s′]/σ with two scalars, s = (1 + τ)^{-½} − 1 and s′ = s + ℓ/2 ∈ [−κ/2, ⅜θτ²].
 - **network**, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
   v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
   order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
-  likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron.
+  likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron. As a vector, r = W_d(½φ″u² + φ‴u³/6 +
+  x), |x| ≤ sup|φ⁗|b⁴/24: with K the shape of the pre-activations, the shapes of the first two are W_dΦ(K∘K)ΦW_dᵀ/4 and
+  W_dΦ(K∘K∘K)ΦW_dᵀ/36.
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -35,6 +39,7 @@ from prooflens.engines.taylor_norms import (
     top_eigenvalue,
 )
 from prooflens.engines.taylor_segments import Network
+from prooflens.engines.taylor_shapes import ball, box, image, raised, support, supports, total
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import ACTIVATIONS, Affine, Norm
 from prooflens.numerics import gamma
@@ -45,11 +50,10 @@ C2 = 1.1548
 
 @dataclass(eq=False)
 class NormSite:
-    """A norm in a chain; ρ_m and E_m are the ranges of m·Aα and m·e."""
+    """A norm in a chain."""
 
     step: Norm
     source: Value
-    E_m: Float[Tensor, " S"]
 
     def __post_init__(self) -> None:
         u, d = self.source.u, self.source.u.shape[-1]
@@ -74,18 +78,56 @@ class NormSite:
         return grow(exact + gamma(4 * self.d + N.shape[-1] + 64) * size * length(half))
 
     @cached_property
+    def rho_e(self) -> Float[Tensor, " S"]:
+        """Range of m·e."""
+        return supports(self.source.shape_e, self.m)
+
+    @cached_property
     def _bias_noise(self) -> Tensor:
         bias = self.step.bias
         return torch.zeros(()).to(self.m) if bias is None else gamma(8) * length(bias)
 
-    def tangent(self) -> Float[Tensor, "S d d"]:
-        """The Jacobian of the output by the root."""
-        J = self.source.J
-        along = torch.einsum("sd,sdn->sn", self.m, J) / (self.d * self.sigma.square())[:, None]
-        moved = J - J.mean(1, keepdim=True) if self.step.centred else J
+    @cached_property
+    def jacobian(self) -> Float[Tensor, "S d d"]:
+        """The Jacobian of the output by the input."""
+        eye = torch.eye(self.d).to(self.m)
+        moved = eye - 1.0 / self.d if self.step.centred else eye
+        along = self.m / (self.d * self.sigma.square())[:, None]
         scale = self.gain[:, None] / self.sigma[:, None, None]
         made: Tensor = (moved - self.m[:, :, None] * along[:, None, :]) * scale
         return made
+
+    @cached_property
+    def ranges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """sup |ℓ| of the linear part and of e, sup κ, and how low 1 + τ may get."""
+        q = self.d * self.sigma.square() * (1.0 - 2.0**-40)
+        l_a, l_e = grow(2.0 * self.rho_m / q), grow(2.0 * self.rho_e / q)
+        kappa = grow(self.source.reach[:, 0].square() / q)
+        # 1 + τ ≥ (σ at its least / σ)², and also ≥ 1 − ℓ.
+        bottom = torch.maximum((self.least / self.sigma).square(), 1.0 - l_a - l_e) * (1.0 - 2.0**-40)
+        return l_a, l_e, kappa, bottom
+
+    @cached_property
+    def shape(self) -> Float[Tensor, "S d d"]:
+        """An ellipsoid of the remainder, rounding included."""
+        l_a, l_e, kappa, bottom = self.ranges
+        most = grow(l_a + l_e + kappa)
+        slope = grow(torch.maximum(bottom**-0.5 - 1.0 + 2.0**-45, 0.5 * most))
+        shift = grow(torch.maximum(0.5 * kappa, 0.375 * bottom**-2.5 * most.square()))
+        least = self.sigma * (1.0 - 2.0**-40)
+        eye = torch.eye(self.d).to(self.m)
+        centring = eye - 1.0 / self.d if self.step.centred else eye
+        moving = image((self.gain[:, None] * centring).expand_as(self.source.shape), self.source.shape)
+        moving = moving * grow((slope / least).square())[:, None, None]
+        m = self.gain * self.m
+        fixed = raised(m[:, :, None] * m[:, None, :], gamma(8) * length(m).square())
+        fixed = fixed * grow((shift / least).square())[:, None, None]
+        most_gain = self.gain.abs().max()
+        noise = gamma(64 * self.d + 512) * 16.0 * most_gain * self.stretch
+        noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + shift)
+        noise = noise + self._bias_noise + 2.0 * most_gain / least * self.source.noise
+        noise = noise + product_error(2 * self.d, frobenius(self.jacobian) * self.source.stretch)
+        return total([moving, fixed, ball(grow(noise), self.d)])
 
     def pull(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """The covector at the input."""
@@ -95,39 +137,31 @@ class NormSite:
         back: Tensor = w / self.sigma[t]
         return back
 
-    @cached_property
-    def gram(self) -> Float[Tensor, "S d d"]:
-        """(PJ)ᵀPJ in whitened coordinates."""
-        J = self.source.white
-        moved = J - J.mean(1, keepdim=True) if self.step.centred else J
-        gram = moved.mT @ moved
-        return 0.5 * (gram + gram.mT)
-
-    @cached_property
-    def gram_top(self) -> Float[Tensor, " S"]:
-        """λ_max of `gram`."""
-        rounding = product_error(8 * self.d + 64, 4.0 * self.source.white_size.square())
-        return grow(top_eigenvalue(self.gram) + rounding)
-
     def bound(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
         """sup of v·r and of −v·r over the region, with rounding."""
-        return grow(0.5 * self._second(v, t) * self.source.root.turn[t].square() + self._third(v, t)[:, None])
+        return grow(0.5 * self._second(v, t) + (self._third(v, t) + self.noise(v, t))[:, None])
+
+    def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
+        """Rounding of the output at the centre and of the covector, seen over the region."""
+        size = gamma(64 * self.d + 512) * 16.0 * length(v * self.gain) * self.stretch[t]
+        return grow(size * (1.0 + self.moved[t] / self.least[t]) + length(v) * self._bias_noise)
 
     def _second(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
-        """λ_max of the second-order form and of its negative: rank two, a multiple of `gram`, and rank one."""
-        d, m, sigma, J = self.d, self.m[t], self.sigma[t], self.source.white[t]
+        """sup of the second-order form on E(P), and of its negative: rank two, a multiple of ‖Pu‖², and rank one."""
+        d, m, sigma, P = self.d, self.m[t], self.sigma[t], self.source.shape_a[t]
         w = v * self.gain
         centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
         along = w @ m
-        a, b = m @ J, centred @ J
-        inner, outer = b @ a, length(a) * length(b)
+        b = centred @ P
+        inner, outer = b @ m, support(P, centred) * support(P, m)
         share = along / (d * sigma**3)
         ends = torch.stack((outer - inner, outer + inner), -1).clamp(min=0.0) / (d * sigma**3)
         signed = torch.stack((-share, share), -1)
-        spike = -3.0 * signed * (length(a).square() / (d * sigma.square()))
-        size = length(w) * C2 / (d**0.5 * self.least[t].square()) * self.source.white_size[t].square()
+        spike = -3.0 * signed * (support(P, m).square() / (d * sigma.square()))
+        size = length(w) * C2 / (d**0.5 * self.least[t].square()) * frobenius(P)
         noise = gamma(64 * d + 512) * 64.0 * size * self.stretch[t]
-        return grow(ends + signed.clamp(min=0.0) * self.gram_top[t] + spike.clamp(min=0.0) + noise[:, None])
+        lengths = signed.clamp(min=0.0) * self.source.tau[t, 0].square()
+        return grow(ends + lengths + spike.clamp(min=0.0) + noise[:, None])
 
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
@@ -135,28 +169,29 @@ class NormSite:
         found: Tensor = 1.0 + (self.source.size / (self.least * self.d**0.5)).square()
         return found
 
+    @cached_property
+    def moved(self) -> Float[Tensor, " S"]:
+        """The size of the input and of its linear parts, for rounding."""
+        return grow(self.source.size + self.source.stretch)
+
     def _third(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """What the second-order part at Aα leaves of v·r, and rounding."""
-        d, source, least, sigma = self.d, self.source, self.least[t], self.sigma[t]
+        """What the second-order part at Aα leaves of v·r."""
+        d, source, sigma = self.d, self.source, self.sigma[t]
         w = v * self.gain
         centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
-        tau, e, reach = source.tau[t, 0], source.e[t, 0], source.reach[t, 0]
-        w_a, w_e = source.ranges(centred, t)
+        tau, e = source.tau[t, 0], source.e[t, 0]
+        w_a, w_e = support(source.shape_a[t], centred), support(source.shape_e[t], centred)
         along = (w @ self.m[t]).abs() + gamma(d + 8) * length(w) * length(self.m[t])
         q = d * sigma.square() * (1.0 - 2.0**-40)
-        l_a, l_e, kappa = 2.0 * self.rho_m[t] / q, 2.0 * self.E_m[t] / q, reach.square() / q
+        l_a, l_e, kappa, bottom = (x[t] for x in self.ranges)
         most = l_a + l_e + kappa
-        # 1 + τ ≥ (σ at its least / σ)², and also ≥ 1 − ℓ.
-        bottom = torch.maximum((least / sigma).square(), 1.0 - l_a - l_e) * (1.0 - 2.0**-40)
         theta = bottom**-2.5
         swerve = torch.maximum(theta - 1.0, 1.0 - (1.0 + most) ** -2.5)
         bend = 0.5 * kappa + 0.375 * theta * most.square()
         square = swerve * most.square() + 2.0 * l_a * (l_e + kappa) + (l_e + kappa).square()
         third = (w_a + w_e) * bend + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
         third = third + along * ((tau * e + 0.5 * e.square()) / q + 0.375 * square)
-        third = third / (sigma * (1.0 - 2.0**-40))
-        noise = gamma(64 * d + 512) * 16.0 * length(w) * self.stretch[t] * (1.0 + source.size[t] / least)
-        return grow(third + noise + length(v) * self._bias_noise)
+        return grow(third / (sigma * (1.0 - 2.0**-40)))
 
 
 @dataclass(eq=False)
@@ -169,11 +204,11 @@ class NetworkSite:
     def __post_init__(self) -> None:
         step, y = self.step, self.source
         self.h, self.b = self._hidden(step.bent)
-        self.first, self.second, third = derivatives(step.function, self.h)
+        self.first, self.second, self.third = derivatives(step.function, self.h)
         self.post = ACTIVATIONS[step.function](self.h)
         b = self.b
         self.d_second = grow(
-            (third.abs() + DERIVATIVE_ERROR) * b / 3.0
+            (self.third.abs() + DERIVATIVE_ERROR) * b / 3.0
             + FOURTH[step.function] * b.square() / 12.0
             + DERIVATIVE_ERROR
         )
@@ -192,14 +227,22 @@ class NetworkSite:
         self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
 
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
-        """Pre-activations, and how far each may move: the ellipsoid's support function, and rounding."""
+        """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
         y, W = self.source, affine.weight
         h = torch.nn.functional.linear(y.u, W, affine.bias)
-        far = length(W @ y.ellipsoid) + product_error(W.shape[1], length(W) * frobenius(y.ellipsoid)[:, None])
+        far = torch.stack([self._range(W, t) for t in range(len(h))])
         noise = gamma(W.shape[1] + 16) * (length(W) * y.size[:, None] + h.abs())
         if affine.bias is not None:
             noise = noise + gamma(8) * affine.bias.abs()
         return h, grow(far + noise)
+
+    def _range(self, W: Float[Tensor, "n d"], t: int) -> Float[Tensor, " n"]:
+        y = self.source
+        half, N = y.root.half, y.root.N[t]
+        joint = support(y.shape[t], W)
+        size = length(W) * (frobenius(y.J[t]) * frobenius(N) * length(half))
+        exact = ((W @ y.J[t]) @ N).abs() @ half + gamma(2 * sum(N.shape) + W.shape[1] + 64) * size
+        return torch.minimum(joint, grow(exact + support(y.shape_e[t], W)))
 
     @cached_property
     def down(self) -> Tensor:
@@ -221,19 +264,48 @@ class NetworkSite:
         B = (self.down * inner[:, None, :]) @ step.bent.weight
         return B if step.gate is None else B + (self.down * self.post[:, None, :]) @ step.up.weight
 
-    @property
-    def far(self) -> Float[Tensor, " S"]:
-        """A crude bound of how far the output moves."""
-        step = self.step
-        slope = 1.2 * frobenius(step.bent.weight)
-        if step.gate is not None:
-            slope = slope * (self.other.abs() + self.b_other).amax(-1)
-            slope = slope + (self.post.abs() + 1.2 * self.b).amax(-1) * frobenius(step.up.weight)
-        return grow(frobenius(self.down) * slope * self.source.far)
+    @cached_property
+    def shape(self) -> Float[Tensor, "S o o"]:
+        """An ellipsoid of the remainder, rounding included."""
+        return torch.stack([self._shape(t) for t in range(len(self.h))])
 
-    def tangent(self) -> Float[Tensor, "S o d"]:
-        """The Jacobian of the output by the root."""
-        return self.jacobian @ self.source.J
+    def _shape(self, t: int) -> Float[Tensor, "o o"]:
+        step, b = self.step, self.b[t]
+        first, second, third = (x[t] for x in (self.first, self.second, self.third))
+        W, U = step.bent.weight, self.source.shape[t]
+        K = image(W, U)
+        last = FOURTH[step.function] / 24.0 * b**4 + DERIVATIVE_ERROR * (b + b.square() + b**3)
+        if step.gate is None:
+            squares = [_weighted(K * K, 0.5 * second)]
+            cubes = [_weighted(K * K * K, third / 6.0)]
+            rest = last + self.kink[t]
+        else:
+            other, reach = self.other[t], self.b_other[t]
+            both = image(torch.cat((W, step.up.weight)), U)
+            n = len(W)
+            K, M, X = both[:n, :n], both[n:, n:], both[:n, n:]
+            a, c = 0.5 * second * other, first
+            squares = [_weighted(K * K, a), _weighted(0.5 * K * M, c), _weighted(0.5 * X * X.T, c)]
+            squares += _both_ways(a[:, None] * (K * X) * c)
+            # ½φ″g²u as a symmetric cubic form: of the three places that u may take in the other, one meets u.
+            a, c = third / 6.0 * other, 0.5 * second
+            cubes = [_weighted(K**3, a), _weighted(K * K * M / 3.0, c), _weighted(2.0 * K * X * X.T / 3.0, c)]
+            cubes += _both_ways(a[:, None] * (K * K * X) * c)
+            rest = last * other.abs() + reach * (
+                THIRD[step.function] / 6.0 * b**3 + DERIVATIVE_ERROR * (1.0 + b + b.square())
+            )
+        parts = [self._down_image(squares), self._down_image(cubes)]
+        size = frobenius(self.down)
+        noise = product_error(2 * self.down.shape[0], frobenius(self.jacobian[t]) * self.source.stretch[t])
+        noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(size, t)
+        return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
+
+    def _down_image(self, terms: list[Float[Tensor, "n n"]]) -> Float[Tensor, "o o"]:
+        """W_d Σ terms W_dᵀ; the terms are products of a few numbers, which round by a few units of their size."""
+        M = raised(
+            sum(terms[1:], terms[0]), gamma(64) * torch.stack([frobenius(term) for term in terms]).sum()
+        )
+        return M if self.step.down is None else image(self.step.down.weight, M)
 
     def pull(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F i"]:
         """The covector at the input."""
@@ -272,8 +344,7 @@ class NetworkSite:
                 )
             sides.append(top_eigenvalue(form) + error)
         kinks = torch.stack((size + a, size - a), -1).mT @ self.kink[t] * 0.5
-        noise = self._noise(v, a, t) + DERIVATIVE_ERROR * (size @ self.sway[t])
-        return grow(0.5 * torch.stack(sides, -1) + kinks + noise[:, None])
+        return grow(0.5 * torch.stack(sides, -1) + kinks + self.noise(v, t)[:, None])
 
     @cached_property
     def sway(self) -> Float[Tensor, "S n"]:
@@ -282,21 +353,36 @@ class NetworkSite:
             return self.b
         return grow(self.b * self.other.abs() + self.b_other * (1.0 + self.post.abs()))
 
-    def _noise(self, v: Tensor, a: Tensor, t: int) -> Tensor:
+    def noise(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Rounding of the output at the centre and of the covector, seen over the region."""
+        a = v @ self.down
+        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        found = length(v) * self._centre_noise(frobenius(self.down), t)
+        return grow(found + DERIVATIVE_ERROR * ((a.abs() + a_noise) @ self.sway[t]))
+
+    def _centre_noise(self, down: Tensor, t: int) -> Tensor:
+        """The part of `noise` that is the same for all covectors of length 1."""
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
-        size = frobenius(step.bent.weight) * y.size[t]
+        moved = y.size[t] + y.stretch[t]
+        size = frobenius(step.bent.weight) * moved
         if step.bent.bias is not None:
             size = size + length(step.bent.bias)
         slope = 1.2 * (1.0 + self.b[t])
         if step.gate is not None:
-            size = size + frobenius(step.up.weight) * y.size[t]
+            size = size + frobenius(step.up.weight) * moved
             slope = slope * (1.0 + self.other[t].abs() + self.b_other[t]) + self.post[t].abs()
         peak = 1.0 + slope.amax()
-        inner = frobenius(self.down) * length(v) * peak * (size + 1.0)
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
-        return gamma(8 * n) * (4.0 * inner + length(a * slope) * (size + 1.0)) + gamma(8) * length(v) * bias
+        return grow(gamma(8 * n) * 8.0 * down * peak * (size + 1.0) + gamma(8) * bias)
+
+
+def _both_ways(M: Float[Tensor, "n n"]) -> list[Float[Tensor, "n n"]]:
+    return [M, M.T]
+
+
+def _weighted(M: Float[Tensor, "n n"], w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    return w[:, None] * M * w
 
 
 def gram(

@@ -1,8 +1,10 @@
-"""The walk of `taylor`: forward chain by chain, and covectors back to the input.
+"""The walk of `taylor`: forward chain by chain, and covectors back.
 
-`remainder` is the heart. Given covectors at values of a chain it walks back to the input and adds up, site by site,
-what the affine stand-ins miss (`bound` of norms and networks, `pull` of attention). The result and the linear part are
-all there is to know of a functional. The same call gives E of every value that a site reads.
+`forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
+covectors at values of a chain and adds up, site by site, what the affine stand-ins miss. *Quickly*: the support
+function of each site's ellipsoid, and of the root's. *Thoroughly*: what a site misses for this very covector (`bound`
+of norms and networks, `pull` of attention), where that is less, and on to the input. The sum and the linear part are
+all there is to know of a functional.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_attention import Heads, MixSite, ScoreSite
+from prooflens.engines.taylor_mixing import MixShape
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
+from prooflens.engines.taylor_shapes import ball, image, support, total, trace
 from prooflens.engines.taylor_sites import NetworkSite, NormSite, affine_noise
 from prooflens.engines.taylor_values import Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
@@ -37,6 +41,7 @@ class Chain:
     segment: Segment
     root: Root
     values: dict[str, Value] = field(default_factory=dict)
+    shapes: dict[str, Tensor] = field(default_factory=dict)
     sites: dict[str, NormSite | NetworkSite] = field(default_factory=dict)
     scores: ScoreSite | None = None
     mix: MixSite | None = None
@@ -66,7 +71,7 @@ class Walk:
                 self._step(chain, step)
             if segment.scores is not None:
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
-                q, k = (self._known(chain, name) for name in names)
+                q, k = (chain.values[name] for name in names)
                 chain.scores = ScoreSite(segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads))
             if number + 1 < len(segments):
                 stage = "output" if segment.layer is None else f"layer {segment.layer}"
@@ -95,89 +100,61 @@ class Walk:
         return (weight / weight.mean()).sqrt()
 
     def _start(self, chain: Chain) -> None:
-        root = chain.root
-        eye = torch.eye(root.u.shape[1]).to(root.u).expand(len(root.u), -1, -1)
-        start = Value(root.u, eye, root, torch.zeros(len(root.u)).to(root.u), E=root.E, basis=root.basis)
-        start.far = start.reach[:, 0]
-        chain.values[chain.segment.root] = start
+        root, name = chain.root, chain.segment.root
+        S, d = root.u.shape
+        eye = torch.eye(d).to(root.u).expand(S, -1, -1)
+        chain.shapes[name] = root.B
+        zero = torch.zeros(S).to(root.u)
+        chain.values[name] = Value(root.u, eye, root, {name: eye}, chain.shapes, zero)
 
     def _step(self, chain: Chain, step: TokenStep) -> None:
-        """One step forward: value, Jacobian, and E of what the step's site reads."""
+        """One step forward: value, Jacobians by the root and by all sources, and the shape of what a site misses."""
         values = chain.values
-        if isinstance(step, Norm):
-            source = self._known(chain, step.inputs[0])
-            norm = NormSite(step, source, self._along(chain, step))
-            chain.sites[step.out] = norm
-            far = grow(norm.gain.abs().max() / norm.least * source.far)
-            values[step.out] = Value(step(source.u), norm.tangent(), source.root, far)
-        elif isinstance(step, Network):
-            source = self._known(chain, step.source)
-            network = NetworkSite(step, source)
-            chain.sites[step.out] = network
-            values[step.out] = Value(network.output, network.tangent(), source.root, network.far)
+        if isinstance(step, Norm | Network):
+            source = values[step.source if isinstance(step, Network) else step.inputs[0]]
+            values[step.out] = self._site(chain, step, source)
         elif isinstance(step, Affine):
             source = values[step.inputs[0]]
             u = torch.nn.functional.linear(source.u, step.weight, step.bias)
             heads = step.out_shape[0] if len(step.out_shape) > 1 else 1
-            far = grow(frobenius(step.weight) * source.far)
-            values[step.out] = Value(u, step.weight @ source.J, source.root, far, heads)
+            most = frobenius(step.weight)
+            noise = _slip(source, step.weight.shape[1], most)
+            noise = noise if step.bias is None else noise + gamma(8) * length(step.bias)
+            values[step.out] = _moved(source, u, lambda J: step.weight @ J, noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
-            J = turn(step, source.J.movedim(-1, 0)).movedim(0, -1).contiguous()
-            values[step.out] = Value(turn(step, source.u), J, source.root, 2.0 * source.far, source.heads)
+            noise = _slip(source, 8, torch.full((), 2.0).to(source.u))
+            values[step.out] = _moved(
+                source,
+                turn(step, source.u),
+                lambda J: turn(step, J.movedim(-1, 0)).movedim(0, -1).contiguous(),
+                noise,
+                source.heads,
+            )
         else:
             a, b = (values[name] for name in step.inputs)
-            values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, a.far + b.far)
+            sources = dict(a.sources)
+            for name, J in b.sources.items():
+                sources[name] = sources[name] + J if name in sources else J
+            noise = gamma(8) * (a.size + b.size + a.stretch + b.stretch)
+            noise = grow(a.noise + b.noise + noise)
+            values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise)
 
-    def _along(self, chain: Chain, step: Norm) -> Float[Tensor, " S"]:
-        """E of the one direction per token that a norm bends along."""
-        name = step.inputs[0]
-        value = chain.values[name]
-        m = value.u - value.u.mean(-1, keepdim=True) if step.centred else value.u
-        return torch.stack([self._missed(chain, name, t, m[t : t + 1])[0] for t in range(len(m))])
-
-    def _missed(self, chain: Chain, name: str, t: int, rows: Float[Tensor, "F n"]) -> Float[Tensor, " F"]:
-        """sup |w·(u(x) − u − JNα)| for covectors w of a value at one token."""
-        value = chain.values[name]
-        bound, linear = self.remainder(chain, {t: {name: rows}})
-        forward = rows @ value.J[t]
-        terms = length(rows) * frobenius(value.J[t]) * frobenius(value.root.N[t])
-        return grow(bound.amax(-1) + self._mismatch(linear, forward @ value.root.N[t], terms))
-
-    def _mismatch(
-        self, linear: dict[int, Tensor], forward: Float[Tensor, "F p"], terms: Float[Tensor, " F"]
-    ) -> Float[Tensor, " F"]:
-        """How far a linear part that was walked back may be from the same one walked forward, over the box.
-
-        The two are computed along different paths and rounded all along; their difference is measured here, and only
-        the last products, of terms of the given size, are left to bound.
-        """
-        root = self.chains[0].root
-        back = torch.zeros_like(forward)
-        for t, covector in linear.items():
-            back = back + covector @ root.N[t]
-            terms = terms + length(covector) * frobenius(root.N[t])
-        rounding = gamma(4 * sum(root.N.shape) + 256) * 4.0 * terms * length(root.half)
-        return grow((back - forward).abs() @ root.half + rounding)
-
-    def _known(self, chain: Chain, name: str) -> Value:
-        """A value with its E: every coordinate walked back to the input."""
-        value = chain.values[name]
-        if value.E is not None:
-            return value
-        if value.heads == 1:
-            value.choose_basis()
-        S, n, d = value.J.shape
-        found = []
-        for t in range(S):
-            rows = torch.eye(n).to(value.u) if value.basis is None else value.basis[t].T
-            parts = [self._missed(chain, name, t, some) for some in rows.split(self.batch(S))]
-            found.append(torch.cat(parts))
-        # Heads read A = JN as a computed product.
-        N = value.root.N
-        slack = product_error(d, frobenius(value.J) * frobenius(N)) * length(value.root.half)
-        value.E = grow(torch.stack(found) + slack[:, None])
-        return value
+    def _site(self, chain: Chain, step: Norm | Network, source: Value) -> Value:
+        """A norm or a network: a new source."""
+        site: NormSite | NetworkSite
+        if isinstance(step, Norm):
+            site = NormSite(step, source)
+            u = step(source.u)
+        else:
+            site = NetworkSite(step, source)
+            u = site.output
+        chain.sites[step.out] = site
+        chain.shapes[step.out] = site.shape
+        made = _moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
+        eye = torch.eye(u.shape[1]).to(u).expand(len(u), -1, -1)
+        made.sources[step.out] = eye
+        return made
 
     def _next(self, chain: Chain) -> Root:
         """The root after an attention or a pooling."""
@@ -186,41 +163,53 @@ class Walk:
             return self._pooled(chain, segment.pool)
         assert segment.attention is not None
         assert chain.scores is not None
-        H = chain.values[segment.attention.q].heads
-        value = self._known(chain, segment.attention.v)
-        v = Heads.of(value, H)
-        values = (value.J @ value.root.N).reshape(len(value.u), value.heads, v.u.shape[-1], -1)
-        stream = chain.values[segment.attention.stream]
-        mix = MixSite(chain.scores, segment.attention, v, values, stream.size, chain.root.half)
+        names = segment.attention
+        q, k, v, stream = (chain.values[name] for name in (names.q, names.k, names.v, names.stream))
+        heads = Heads.of(v, q.heads)
+        values = (v.J @ v.root.N).reshape(len(v.u), v.heads, heads.u.shape[-1], -1)
+        mix = MixSite(chain.scores, names, heads, values, stream.size, chain.root.half)
         chain.mix = mix
-        A = mix.tangent(chain.values)
-        S, d = len(stream.u), A.shape[-1]
-        flat = A.movedim(1, 2).reshape(S * A.shape[2], S * d)
-        whole = chain.root.N.flatten(0, 1)
-        N = (flat @ whole).reshape(S, A.shape[2], -1)
-        u = stream.u + segment.attention.output(mix.z)
-        return self._rooted(u, N)
+        A, error = mix.tangent(q.J, k.J, v.J, stream.J)
+        S, _, d, m = A.shape
+        flat = A.movedim(1, 2).reshape(S * d, S * m)
+        N = (flat @ chain.root.N.flatten(0, 1)).reshape(S, d, -1)
+        stretch = chain.root.stretch
+        noise = (error + product_error(S * m, frobenius(A))) @ stretch
+        parts: list[list[Tensor]] = [[] for _ in range(S)]
+        for name in stream.sources | q.sources:
+            shape = chain.shapes[name]
+            A, error = mix.tangent(*(_by(value, name) for value in (q, k, v, stream)))
+            noise = noise + error @ trace(shape).sqrt()
+            for t in range(S):
+                # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
+                parts[t].append(total(list(image(A[t], shape))))
+        noise = noise + stream.noise + self._value_noise(mix, q, k, v)
+        shapes = MixShape(mix, q, k, v)
+        B = [total([*parts[t], shapes.shape(t), ball(grow(noise[t]), d)]) for t in range(S)]
+        return Root(stream.u + names.output(mix.z), N, torch.stack(B), chain.root.half)
+
+    def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Float[Tensor, " S"]:
+        """What the rounding of queries, keys and values becomes at the next root."""
+        scores = mix.scores
+        queries, keys, values = (x.n.amax() for x in (scores.q, scores.k, mix.v))
+        heads = mix.out_size.square().sum().sqrt() * len(mix.out_size)
+        moved = 4.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
+        return grow(heads * (v.noise.max() + moved)).expand(len(mix.z))
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
         chain.pool = pool
         value = chain.values[pool.inputs[0]]
-        N = torch.einsum("s,snd,sdp->np", pool.weights, value.J, value.root.N)[None]
-        return self._rooted(pool(value.u)[None], N)
-
-    def _rooted(self, u: Float[Tensor, "S d"], N: Float[Tensor, "S d p"]) -> Root:
-        """E of a new root in the eigenbasis of NNᵀ, by walking its covectors back."""
-        S = len(u)
-        gram = N @ N.mT
-        basis = torch.linalg.eigh(0.5 * (gram + gram.mT)).eigenvectors
-        found = []
-        for t in range(S):
-            parts = []
-            for some in basis[t].T.split(self.batch(S)):
-                bound, linear = self.cross(len(self.chains) - 1, {t: some})
-                terms = length(some) * frobenius(N[t])
-                parts.append(grow(bound.amax(-1) + self._mismatch(linear, some @ N[t], terms)))
-            found.append(torch.cat(parts))
-        return Root(u, N, torch.stack(found), basis, self.chains[0].root.half)
+        weights = pool.weights
+        N = torch.einsum("s,snd,sdp->np", weights, value.J, value.root.N)[None]
+        n = gamma(len(weights) + value.J.shape[-1] + 64)
+        noise = weights.abs() @ (value.noise + n * 8.0 * (value.size + value.stretch))
+        parts = [
+            image(weights[t] * J[t], chain.shapes[name][t])
+            for name, J in value.sources.items()
+            for t in weights.nonzero()[:, 0].tolist()
+        ]
+        B = total([*parts, ball(grow(noise), N.shape[1])])
+        return Root(pool(value.u)[None], N, B[None], chain.root.half)
 
     def batch(self, tokens: int) -> int:
         """How many covectors are walked at once within the memory."""
@@ -237,24 +226,49 @@ class Walk:
         each = 8 * (6 * d * d + tokens * (8 * d + 4 * wide))
         return max(1, int(self.memory // (4 * each)))
 
+    def wide_batch(self) -> int:
+        """How many covectors are taken at once where only ellipsoids are asked."""
+        root = self.chains[0].root
+        return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
+
     def remainder(
-        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]]
-    ) -> tuple[Float[Tensor, "F 2"], dict[int, Tensor]]:
+        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], thorough: bool
+    ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
         """What the linear parts of covectors at a chain's values miss, for + and −; and those linear parts."""
         number = next(i for i, c in enumerate(self.chains) if c is chain)
-        total: Tensor | None = None
+        some = next(iter(next(iter(seeds.values())).values()))
+        missed = some.new_zeros(len(some), 2)
         roots: dict[int, Tensor] = {}
         for t, entries in seeds.items():
-            roots[t], missed = self._through(chain, t, dict(entries))
-            total = missed if total is None else total + missed
-        assert total is not None
-        if number == 0:
-            return total, roots
-        before, linear = self.cross(number - 1, roots)
-        return grow(total + before), linear
+            roots[t], found = self._through(chain, t, dict(entries), thorough)
+            missed = missed + found
+        stopped, linear = self._stop(chain.root, roots)
+        if number == 0 or not thorough:
+            return grow(missed + stopped[:, None]), linear
+        before, again = self.cross(number - 1, roots)
+        half = chain.root.half
+        # The linear part that is returned is the forward one; the other differs from it by rounding, which is measured.
+        slip = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
+            length(linear) + length(again)
+        ) * length(half)
+        rest = torch.minimum(stopped[:, None], before + slip[:, None])
+        return grow(missed + rest), linear
 
-    def cross(self, number: int, roots: dict[int, Tensor]) -> tuple[Float[Tensor, "F 2"], dict[int, Tensor]]:
-        """The same from covectors at the root that follows chain `number`."""
+    def _stop(self, root: Root, roots: dict[int, Tensor]) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+        """What covectors at a root miss by its ellipsoids, and their linear parts."""
+        some = next(iter(roots.values()))
+        linear = some.new_zeros(len(some), root.N.shape[-1])
+        missed = some.new_zeros(len(some))
+        for t, w in roots.items():
+            linear = linear + w @ root.N[t]
+            rounding = gamma(4 * sum(root.N.shape) + 256) * 4.0 * root.stretch[t]
+            missed = missed + support(root.B[t], w) + length(w) * rounding
+        return grow(missed), linear
+
+    def cross(
+        self, number: int, roots: dict[int, Tensor]
+    ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
+        """The same, thoroughly, from covectors at the root that follows chain `number`."""
         chain = self.chains[number]
         some = next(iter(roots.values()))
         seeds: Seeds = {}
@@ -287,10 +301,12 @@ class Walk:
                 entry = seeds.setdefault(j, {})
                 _put(entry, names.k, keys[:, j, :width])
                 _put(entry, names.v, keys[:, j, width:])
-        before, linear = self.remainder(chain, seeds)
+        before, linear = self.remainder(chain, seeds, thorough=True)
         return grow(total + before), linear
 
-    def _through(self, chain: Chain, t: int, seeds: dict[str, Tensor]) -> tuple[Tensor, Float[Tensor, "F 2"]]:
+    def _through(
+        self, chain: Chain, t: int, seeds: dict[str, Tensor], thorough: bool
+    ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
         """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
         some = next(iter(seeds.values()))
         missed = torch.zeros(len(some), 2).to(some)
@@ -301,7 +317,8 @@ class Walk:
             if isinstance(step, Norm | Network):
                 site = chain.sites[step.out]
                 source = step.source if isinstance(step, Network) else step.inputs[0]
-                missed = missed + site.bound(v, t)
+                found = (support(chain.shapes[step.out][t], v) + site.noise(v, t))[:, None]
+                missed = missed + (torch.minimum(found, site.bound(v, t)) if thorough else found)
                 _put(seeds, source, site.pull(v, t))
             elif isinstance(step, Affine):
                 missed = missed + affine_noise(step, chain.values[step.inputs[0]], v, t)[:, None]
@@ -323,13 +340,32 @@ class Walk:
 def _input(
     center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"]
 ) -> Root:
-    """The input as a root, by factors of the given half-widths; dividing by them rounds, which E covers."""
-    S, d = center.shape
-    eye = torch.eye(d).to(center).expand(S, d, d)
-    E = torch.zeros_like(center)
+    """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
+    d = center.shape[1]
+    radius = torch.zeros_like(center[:, 0])
     if bool((half != 1.0).any()):
-        E = grow(4.0 * UNIT_ROUNDOFF * generators.abs().sum(-1))
-    return Root(center, generators / half, E, eye, half)
+        radius = grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
+    return Root(center, generators / half, ball(radius, d), half)
+
+
+def _slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
+    """Rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians."""
+    return grow(gamma(2 * inner + 64) * 4.0 * most * (source.size + source.stretch) + most * source.noise)
+
+
+def _moved(
+    source: Value, u: Tensor, move: Callable[[Tensor], Tensor], noise: Tensor, heads: int = 1
+) -> Value:
+    """A value that is a linear map of another, up to its constant and what is added afterwards."""
+    sources = {name: move(J) for name, J in source.sources.items()}
+    return Value(u, move(source.J), source.root, sources, source.shapes, grow(noise), heads)
+
+
+def _by(value: Value, name: str) -> Tensor:
+    """The Jacobian of a value by a source, 0 where it does not depend on it."""
+    if name in value.sources:
+        return value.sources[name]
+    return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
 
 
 def turn(
