@@ -13,6 +13,7 @@ from prooflens.cli import compare as _compare
 from prooflens.cli import models as _models
 from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
+from prooflens.cli import prune as _prune
 from prooflens.cli import reproduce as _reproduce
 from prooflens.cli import runs as _runs
 from prooflens.cli import sweep as _sweep
@@ -28,6 +29,7 @@ del (
     _models,
     _output,
     _prove,
+    _prune,
     _reproduce,
     _runs,
     _sweep,

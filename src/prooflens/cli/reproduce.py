@@ -10,6 +10,7 @@ import typer
 
 from prooflens.cli.common import Json, app, print_json, print_table, say
 from prooflens.cli.options import Device, Seed
+from prooflens.errors import ModelError, PromptError
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def reproduce(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a table or figure of the paper: its figure, ours proved, ours estimated, what an attack leaves."""
+    """Measure a table or figure of the paper: its figure, ours proved, ours estimated, what an attack leaves.
+
+    Exit code 2: some studies were left out because a model or a text is not at hand.
+    """
     from prooflens.studies import Settings, StudyError, get_study, study_names
 
     if list_them:
@@ -57,21 +61,30 @@ def reproduce(
     chosen = study_names() if names == ["all"] else names
     studies = [get_study(name) for name in chosen]
     results: list[Result] = []
+    missing: dict[str, str] = {}
     with shown(not as_json) as tell:
         settings = Settings(quick, model, engine, layer, samples, device, seed, tell)
         for number, one in enumerate(studies):
             tell(one.name, number / len(studies))
-            results.append(_kept(one(settings), out, as_json))
-    if out is not None:
+            try:
+                results.append(_kept(one(settings), out, as_json))
+            except (ModelError, PromptError) as error:
+                if len(studies) == 1:
+                    raise
+                missing[one.name] = str(error)
+                say(f"{one.name} is left out: {error}", error=True)
+    if out is not None and results:
         from prooflens.studies.pages import write_pages
 
         write_pages(out)
     if as_json:
-        print_json({"results": [result.to_dict() for result in results]})
+        print_json({"results": [result.to_dict() for result in results], "missing": missing})
     elif len(results) > 1:
         from prooflens.studies.render import summary
 
         sys.stdout.write("\n" + summary(results))
+    if missing:
+        raise typer.Exit(2)
 
 
 def _kept(result: Result, out: Path | None, as_json: bool) -> Result:

@@ -151,21 +151,22 @@ def attacked(
     """
     tally = Tally()
     for number, case in enumerate(cases):
-        bounds = known.bounds[number] if known is not None and known.bounds else [None] * len(case.all)
+        claims = case.all
+        bounds = known.bounds[number] if known is not None and known.bounds else [None] * len(claims)
         start = time.perf_counter()
-        place = 0
-        for name, group in case.claims.items():
-            corners = [_corner(part) for part in bounds[place : place + len(group)]]
-            decided = [
-                part is not None and claim.decide(part.lower, part.upper) == "holds"
-                for claim, part in zip(group, bounds[place : place + len(group)], strict=True)
-            ]
-            place += len(group)
-            if group and group[0].wants_range:
-                tally.widths.setdefault(name, []).extend(_attained_ranges(case.problem, group, budget, seed))
+        signs = [i for i, claim in enumerate(claims) if not claim.wants_range]
+        ranges = [i for i, claim in enumerate(claims) if claim.wants_range]
+        chosen = [claims[i] for i in signs]
+        left = _standing(case.problem, chosen, [bounds[i] for i in signs], budget, check, seed)
+        held = dict(zip(signs, left, strict=True))
+        spans = _attained_ranges(case.problem, [claims[i] for i in ranges], budget, seed)
+        widths = dict(zip(ranges, spans, strict=True))
+        names = (name for name, group in case.claims.items() for _ in group)
+        for i, name in enumerate(names):
+            if i in held:
+                tally.holds.setdefault(name, []).append(held[i])
             else:
-                left = _standing(case.problem, group, corners, decided, budget, check, seed)
-                tally.holds.setdefault(name, []).extend(left)
+                tally.widths.setdefault(name, []).append(widths[i])
         tally.seconds += time.perf_counter() - start
         tally.cases += 1
     return tally
@@ -174,13 +175,17 @@ def attacked(
 def _standing(
     problem: Problem,
     claims: Sequence[Claim],
-    corners: Sequence[Tensor | None],
-    decided: Sequence[bool],
+    bounds: Sequence[Bounds | None],
     budget: Budget,
     check: Budget | None,
     seed: int,
 ) -> list[bool]:
+    """Which claims stand; those that are proved get the budget `check`, if there is one."""
     left = [claim.tie is None and claim.clean_holds for claim in claims]
+    decided = [
+        part is not None and claim.decide(part.lower, part.upper) == "holds"
+        for claim, part in zip(claims, bounds, strict=True)
+    ]
     for proved, tries in ((True, check or budget), (False, budget)):
         chosen = [
             i for i, stands in enumerate(left) if stands and decided[i] is proved and claims[i].functionals
@@ -192,7 +197,7 @@ def _standing(
             [claims[i] for i in chosen],
             tries,
             seed,
-            [corners[i] for i in chosen],
+            [_corner(bounds[i]) for i in chosen],
             fast=not is_small(problem),
         )
         for i, witness in zip(chosen, found.witnesses, strict=True):
@@ -209,6 +214,8 @@ def _corner(part: Bounds | None) -> Tensor | None:
 
 def _attained_ranges(problem: Problem, claims: Sequence[Claim], budget: Budget, seed: int) -> Iterator[float]:
     """Largest minus smallest entropy that an attack attains, row by row."""
+    if not claims:
+        return iter(())
     setting = problem.setting(sorted({row.layer for claim in claims for row in claim.rows}))
     most = math.log(problem.n_tokens) + 1.0  # no entropy reaches it, so that no attack stops early
     ends = []
@@ -284,4 +291,6 @@ def _filled(base: Row, name: str, engine: Engine, tally: Tally, left: Tally) -> 
             )
     if proved:
         return replace(base, proved=figure, seconds=seconds)
-    return replace(base, estimated=figure, seconds=seconds, false=false)
+    wrong = base.unit == NAT and base.attack is not None and figure < base.attack
+    note = "the estimated range is narrower than what the attack attains: wrong" if wrong else ""
+    return replace(base, estimated=figure, seconds=seconds, false=false, note=note)

@@ -77,7 +77,7 @@ def nearest(table: Float[Tensor, "V d"], chosen: Tensor, chunk: int = 64) -> Flo
     "BERT-tiny",
 )
 def emb_calibration(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `emb_calibration`: nearest-neighbour ℓ∞ distances after the embedding, where the ball is, and in the table."""
+    """Tab. `emb_calibration`: nearest-neighbour ℓ∞ distances after the embedding, where balls are, and in the table."""
     names = [settings.model] if settings.model else settings.some(("bert-tiny-sst2", "minilm", "smollm2"), 2)
     for name in names:
         model = Settings(model=name, tell=settings.tell).load(name)

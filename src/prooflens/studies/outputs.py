@@ -152,6 +152,6 @@ def output_verification_gpt2(settings: Settings, sheet: Sheet) -> None:
             )
         )
     sheet.note(
-        f"The model is cut after {layers} of its blocks; the paper's tail is twice a maximum over 20 samples, ours is a "
-        "bound over all 49,152 tokens."
+        f"The model is cut after {layers} of its blocks; the paper's tail is twice a maximum over 20 samples, ours is "
+        "a bound over all 49,152 tokens."
     )

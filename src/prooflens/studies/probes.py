@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
+from prooflens.engines import Problem
 from prooflens.engines.attack import Budget
 from prooflens.models import Transformer
 from prooflens.queries import Circuit
 from prooflens.queries.attention import Entropy, Specialised
-from prooflens.queries.base import Query
+from prooflens.queries.base import Claim, Query
+from prooflens.regions import Ball
 from prooflens.studies.base import Row, Settings, Sheet, StudyError, study
-from prooflens.studies.measure import Case, answered, attacked, rows_of
+from prooflens.studies.measure import Case, answered, attacked, bind, rows_of
 from prooflens.studies.prompts import Duplicate, ioi_prompts, repeated_sequences
 
 RADII = (5e-4, 1e-3, 2e-3)
@@ -252,47 +254,45 @@ def induction_probe(settings: Settings, sheet: Sheet) -> None:
     places = repeated_sequences(model, settings.count(30, 3), seed=settings.seed)
     roles = clean_roles(model, places, layer)
     radii = settings.some(RADII, 1)
-    for step, (eps, head) in enumerate(itertools.product(radii, roles)):
-        settings.tell(f"ε = {eps:g}", step / (len(radii) * len(roles)))
-        cases = [_three(model, place, eps, layer, head) for place in places]
-        role, count = roles[head].most_common(1)[0]
-        labels = {
-            query: f"{query} of {layer}.{head} (looks at: {role}, {count}/{len(places)})"
-            for query in ("Q1", "Q2", "Q3")
-        }
+    for step, eps in enumerate(radii):
+        settings.tell(f"ε = {eps:g}", step / len(radii))
+        cases = [_three(model, place, eps, layer) for place in places]
+        clean = {name: sum(case.claims[name][0].clean_holds for case in cases) for name in cases[0].claims}
+        labels = {name: f"{name} (clean {count}/{len(places)})" for name, count in clean.items()}
         rows = rows_of(f"ε = {eps:g}", cases, {"CPZ": engine}, PROBE, None, settings.seed, CHECK, labels)
         sheet.add(*rows)
-    for text in failure_modes(sheet.rows, len(places)):
-        sheet.note(text)
+        counts = {name: int(row.proved or 0) for name, row in zip(clean, rows, strict=True)}
+        for text in failure_modes(clean, counts, len(places)):
+            sheet.note(f"ε = {eps:g}: {text}")
+    sheet.data["looks at"] = {f"{layer}.{head}": dict(found) for head, found in roles.items()}
     sheet.note("Paper, ε = 1e-3: H5 47, 90, 100 %; ε = 2e-3: H10 73, 100, 0 % (Q1, Q2, Q3).")
 
 
-def _three(model: Transformer, place: Duplicate, eps: float, layer: int, head: int) -> Case:
-    name = f"{layer}.{head}"
+def _three(model: Transformer, place: Duplicate, eps: float, layer: int) -> Case:
+    """Q1, Q2 and Q3 of every head at the last token."""
+    problem = Problem(model, Ball(eps).around(place.prompt))
     with torch.no_grad():
-        row = model.pattern(place.prompt.x, layer)[head, place.second]
-    entropy = float(torch.special.entr(row).sum())
-    queries: dict[str, str | Query] = {
-        "Q1": "top1",
-        "Q2": "mass>=0.2",
-        "Q3": Entropy(entropy - SLACK, entropy + SLACK),
-    }
-    return Case.of(model, place.prompt, eps, queries, layer, [place.second], name)
+        rows = model.pattern(place.prompt.x, layer)[:, place.second]
+    claims: dict[str, list[Claim]] = {}
+    for head, row in enumerate(rows):
+        entropy = float(torch.special.entr(row).sum())
+        kept = Entropy(max(0.0, entropy - SLACK), entropy + SLACK)
+        queries: dict[str, str | Query] = {"Q1": "top1", "Q2": "mass>=0.2", "Q3": kept}
+        bound = bind(problem, queries, layer, [place.second], f"{layer}.{head}")
+        claims |= {f"{query} of {layer}.{head}": found for query, found in bound.items()}
+    return Case(problem, claims)
 
 
-def failure_modes(rows: Sequence[Row], n: int) -> list[str]:
-    """Heads that keep one query on most prompts and lose another on most, at one ε: failure modes that differ."""
+def failure_modes(clean: Mapping[str, int], proved: Mapping[str, int], n: int) -> list[str]:
+    """Heads that have all queries on three quarters of the clean prompts, keep some of them there and lose others."""
     notes = []
-    for eps, group in itertools.groupby(rows, key=lambda row: row.group):
-        by_head: dict[str, dict[str, int]] = {}
-        for row in group:
-            query, _, head = row.label.partition(" of ")
-            by_head.setdefault(head.split(" ")[0], {})[query] = int(row.proved or 0)
-        for head, counts in by_head.items():
-            kept = [query for query, count in counts.items() if 4 * count >= 3 * n]
-            lost = [query for query, count in counts.items() if 4 * count <= n]
-            if kept and lost:
-                notes.append(
-                    f"{eps}: {head} keeps {', '.join(kept)} on most prompts and loses {', '.join(lost)} ({counts})."
-                )
-    return notes or ["No head keeps one query on three quarters of the prompts and loses another on as many."]
+    for head in dict.fromkeys(name.partition(" of ")[2] for name in clean):
+        had = [query for query in ("Q1", "Q2", "Q3") if 4 * clean[f"{query} of {head}"] >= 3 * n]
+        kept = [query for query in had if 4 * proved[f"{query} of {head}"] >= 3 * n]
+        lost = [query for query in had if 4 * proved[f"{query} of {head}"] <= n]
+        if kept and lost:
+            counts = ", ".join(f"{query} {proved[f'{query} of {head}']}" for query in ("Q1", "Q2", "Q3"))
+            notes.append(
+                f"{head} keeps {' and '.join(kept)} and loses {' and '.join(lost)} (proved: {counts} of {n})."
+            )
+    return notes or ["no head keeps one query on three quarters of the prompts and loses another on as many."]

@@ -22,7 +22,7 @@ PAPER_BUDGETS = {
 
 @study("capability_matrix", "What each formalism proves of an internal query at layer 1", "synthetic", "toy")
 def capability_matrix(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `capability_matrix`, measured: the paper says which methods support internal queries; here all answer one."""
+    """Tab. `capability_matrix`, measured: the paper says which methods have internal queries; here all answer one."""
     model = trained("toy", settings)
     cases = [Case.of(model, x, 0.02, {"Q1": "top1"}, 1) for x in inputs(model, settings.count(5, 1))]
     engines = {name: name for name in ENGINES}
