@@ -1,6 +1,7 @@
 """What sweeps cost beside the proofs, and how they scale.
 
 python benchmarks/sweeps.py rows                      # 10⁶ rows: bookkeeping, memory of the driver, queries, report
+python benchmarks/sweeps.py tasks                     # seconds of one task at layer 0, one thread
 python benchmarks/sweeps.py scaling --model minilm    # one worker, two workers, and the executors side by side
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from prooflens.certificate.store import query_tables
 from prooflens.report.sweep import report_sweep
@@ -31,12 +33,19 @@ PER_TASK = 252
 """Rows of a task: the 9 heads × 14 tokens × 2 queries of a layer of smollm2 on the IOI prompt."""
 
 GROUP_BY = "select layer, head, query, verdict, count(*), avg(lower) from rows group by all"
+IOI = "When Mary and John went to the store, John gave a drink to"
 TEXTS = ("the movie was long but good", "the book was short and very odd", "we went home after the rain")
 
 
 def resident() -> float:
     """MiB that this process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of the processes that this one started and that ended; those of a Ray cluster are not seen."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def timed(name: str, call: Any) -> Any:
@@ -102,6 +111,26 @@ def bench_rows(rows: int, folder: Path) -> None:
     print(f"MiB on disk: {sum(path.stat().st_size for path in store.files()) / 2**20:.1f}")
 
 
+def bench_tasks() -> None:
+    """What a task takes that is not bookkeeping: wall and CPU seconds, the model being loaded."""
+    torch.set_num_threads(1)
+    asked: list[tuple[str, str | int, float]] = [
+        ("toy", 0, 0.02),
+        ("minilm", TEXTS[0], 0.001),
+        ("smollm2", IOI, 0.0005),
+    ]
+    for model, prompt, eps in asked:
+        source = {"samples": [prompt]} if isinstance(prompt, int) else {"prompts": [prompt]}
+        queries = ["top1", "mass>=0.2"]
+        document = {"models": [model], "layers": [0], "regions": {"eps": eps}, "queries": queries, **source}
+        [task] = plan(parse_spec(document, "benchmark"), {model: ModelFacts.of(model)})
+        settle(task)
+        wall, work = time.perf_counter(), time.process_time()
+        rows = len(settle(task))
+        wall, work = time.perf_counter() - wall, time.process_time() - work
+        print(f"{model}: {rows} rows, {wall:.2f} s, {work:.2f} s of CPU")
+
+
 def measured(spec: Spec, folder: Path, crew: Crew) -> tuple[float, float]:
     """Wall seconds of a sweep, and the seconds that its tasks took."""
     store = drive.start(spec, folder)
@@ -134,10 +163,12 @@ def bench_scaling(model: str, eps: list[float], repeat: int, executors: list[str
         for workers in (1, 2):
             address = "local" if name == "slurm" else None
             crew = Crew(Executor(name), workers, 1, address)
+            before = cpu_of_children()
             wall, work = measured(spec, folder / f"{name}-{workers}", crew)
             alone = alone or wall
             print(
                 f"{name}, {workers} workers: {wall:.1f} s, tasks {work:.1f} s, "
+                f"CPU of workers {cpu_of_children() - before:.1f} s, "
                 f"busy {100 * work / wall / workers:.0f} %, efficiency {100 * alone / wall / workers:.0f} %"
             )
     print(f"load {os.getloadavg()[0]:.1f} after")
@@ -147,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("rows", "scaling"))
+    parser.add_argument("what", choices=("rows", "tasks", "scaling"))
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--eps", type=float, nargs="+", default=[0.001, 0.002])
@@ -157,6 +188,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if asked.what == "rows":
             bench_rows(asked.rows, Path(folder))
+        elif asked.what == "tasks":
+            bench_tasks()
         else:
             bench_scaling(asked.model, asked.eps, asked.repeat, asked.executors, Path(folder))
 

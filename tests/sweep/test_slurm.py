@@ -109,3 +109,21 @@ def test_errors_say_what_to_do(
     store = start(parse_spec(FEW, "test"), tmp_path / "run")
     with pytest.raises(RunError, match=message):
         finish(store, crew=Crew(**{"executor": Executor.SLURM, "workers": 1, "address": "local"} | asked))
+
+
+def test_options_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked.sh"
+    for name, line in (
+        ("srun", "exit 0"),
+        ("sbatch", f'cat "$1" > {asked}; echo no such partition >&2; exit 1'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    store = start(parse_spec(FEW, "test"), tmp_path / "run")
+    options = {"partition": "gpu", "time": "04:00:00"}
+    with pytest.raises(RunError, match=r"no job can be submitted: .*no such partition"):
+        finish(store, crew=Crew(Executor.SLURM, 1, 3, slurm=options))
+    lines = asked.read_text().splitlines()
+    assert {"#SBATCH --partition=gpu", "#SBATCH --time=04:00:00", "#SBATCH --cpus-per-task=3"} <= set(lines)
+    assert not (store.path / "jobs").exists()
