@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,9 @@ def sha256_of(path: Path) -> str:
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """A whole file or none: written beside its place, flushed to disk, renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(
+        f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    )  # machines may share a folder
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
