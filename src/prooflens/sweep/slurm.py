@@ -43,6 +43,8 @@ def execute(
     options: Mapping[str, str] | None = None,
 ) -> Generator[Report, None, None]:
     """Do the tasks in at most `workers` jobs at a time; reports come as tasks end."""
+    if not tasks:
+        return
     folder = path.resolve() / "jobs" / uuid4().hex[:12]
     shutil.rmtree(folder.parent, ignore_errors=True)  # jobs of a driver that was killed end by this
     executor = _executor(folder, address, threads, options or {})

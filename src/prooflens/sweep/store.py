@@ -26,7 +26,8 @@ from prooflens.certificate.store import write_atomically
 from prooflens.errors import RunError
 from prooflens.results import RADII, VERDICTS
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the format and of what a task's key is made of."""
 HEADER = "sweep.json"
 PART_ROWS = 1 << 17
 """A compacted file has about so many rows."""
@@ -69,7 +70,9 @@ class SweepStore:
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path / HEADER} is not readable JSON: {error}") from error
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-            raise RunError(f"{self.path / HEADER} does not have schema {SCHEMA}")
+            raise RunError(
+                f"{self.path / HEADER} does not have schema {SCHEMA}: start the sweep anew in another folder"
+            )
         return found
 
     @property
