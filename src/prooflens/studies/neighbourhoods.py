@@ -12,7 +12,7 @@ from prooflens.models import Transformer
 from prooflens.regions import Ball, Paraphrases, Region
 from prooflens.studies.base import Row, Settings, Sheet, study
 from prooflens.studies.measure import Case, bind, rows_of
-from prooflens.studies.prompts import PARAPHRASES
+from prooflens.studies.prompts import paraphrase_sets
 
 BALL = 0.002
 HULL = "hull of 5 paraphrases"
@@ -27,8 +27,8 @@ def paraphrase(settings: Settings, sheet: Sheet) -> None:
     """Fig. `paraphrase`: layer 0, three sets of five paraphrases, pooled per head. Claims are about the sets' means."""
     model = settings.load("minilm")
     queries = {"Q1": "top1", "Q2": "mass>=0.2", "Q3": "entropy"}
-    sets = settings.some(PARAPHRASES, 1)
-    hulls = [Paraphrases([model.prompt(text) for text in texts]).region() for texts in sets]
+    sets = paraphrase_sets(model, settings.count(3, 1))
+    hulls = [Paraphrases(prompts).region() for prompts in sets]
     balls = [Ball(BALL).around(region.center) for region in hulls]
     spread = max(float(region.dense_generators().abs().sum(0).max()) for region in hulls)
     for name, regions, engine in ((f"ball, ε = {BALL:g}", balls, "layer0"), (HULL, hulls, "exact")):

@@ -102,6 +102,11 @@ PARAPHRASES = (
 """Three sets of five paraphrases of equal length in MiniLM's tokens."""
 
 
+def paraphrase_sets(model: Transformer, count: int) -> list[list[Prompt]]:
+    """The first sets in a model's tokens."""
+    return [[model.prompt(text) for text in texts] for texts in PARAPHRASES[:count]]
+
+
 def sst2_sentences(model: Transformer, count: int, size: int = 8) -> list[Prompt]:
     """The first test sentences of SST-2 with at least `size` tokens, cut to `size` of which the last is [SEP]."""
     if model.tokenizer is None:

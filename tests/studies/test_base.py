@@ -1,0 +1,81 @@
+"""Rows, results and the list of studies."""
+
+import json
+import re
+
+import pytest
+
+from prooflens.statistics import clopper_pearson
+from prooflens.studies import Result, Row, Settings, Sheet, StudyError, get_study, study_names
+from prooflens.studies.base import Study
+
+LABELS = (
+    *("main_app", "gi_count_app", "ablation_app", "multilayer", "analytical_remainder", "connector_ablation"),
+    *("scalability", "d128_bounds", "queries_scale", "layer0_all", "layer1_all", "attention_stability"),
+    *("extended_queries", "entropy_bounds", "timing", "bert_sst2", "bert_layer1", "output_verification"),
+    *("alphacrown", "k_j_sweep", "gpt2", "gpt2_layer1", "gpt2_layer2", "gpt2_medium", "main_results"),
+    *("output_verification_gpt2", "wang_probe", "cross_head_circuit", "induction_probe", "paraphrase"),
+    *("emb_calibration", "per_head", "multiseed", "certified_pruning", "capability_matrix", "mc_budgets"),
+    *("empirical_baselines", "adv_validation", "multiseed_app"),
+)
+"""Every label of a table or figure of the paper but `overview`, which is a drawing of the method."""
+
+
+def test_every_label_has_a_study() -> None:
+    assert sorted(study_names()) == sorted(LABELS)
+    assert get_study("tab:gpt2").name == get_study("gpt2").name == "gpt2"
+
+
+def test_a_near_miss_is_named() -> None:
+    with pytest.raises(StudyError, match="did you mean 'wang_probe'"):
+        get_study("wang_prob")
+
+
+@pytest.mark.parametrize("counts", [{"proved": 5}, {"attack": -1}, {"estimated": 4, "n": None}])
+def test_counts_beyond_their_denominator_are_refused(counts: dict[str, float]) -> None:
+    with pytest.raises(StudyError, match="counts must lie"):
+        Row("g", "l", **{"n": 4, **counts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("paper", "place"), [(100.0, "above"), (80.0, "inside"), (10.0, "below"), (None, None)]
+)
+def test_the_papers_rate_against_our_interval(paper: float | None, place: str | None) -> None:
+    row = Row("g", "l", paper=paper, proved=30, n=40)
+    low, high = clopper_pearson(30, 40)
+    assert row.interval(30) == (100 * low, 100 * high)
+    assert row.against_paper == place
+
+
+def test_a_result_survives_json() -> None:
+    def run(settings: Settings, sheet: Sheet) -> None:
+        sheet.add(Row("ε = 1", "Q1", engine="cpz", paper=90.0, proved=3, attack=4, n=4, seconds=0.123456))
+        sheet.note(f"seed {settings.seed}")
+
+    made = Study("s", "A title", "synthetic", "toy", run)(Settings(quick=True, seed=3))
+    assert Result.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert made.command == "prooflens reproduce s --quick --seed 3"
+    assert made.rows[0].seconds == 0.1235
+    with pytest.raises(StudyError, match="not the result"):
+        Result.from_dict({"name": "s"})
+
+
+def test_a_stand_in_is_named_in_the_title() -> None:
+    one = get_study("wang_probe")
+    assert one.titled("smollm2").endswith("on smollm2, standing in for GPT-2 small")
+    assert one.titled("gpt2").endswith("on gpt2")
+    assert "standing in" not in one.titled("gpt2")
+
+
+def test_no_study_calls_an_estimate_certified() -> None:
+    for name in study_names():
+        words = f"{get_study(name).title} {get_study(name).run.__doc__}".lower()
+        assert not re.search(r"estimat\w+ certif|certif\w+ estimat", words)
+
+
+def test_settings() -> None:
+    assert Settings(quick=True).count(60, 3) == 3
+    assert Settings(quick=True).count(2, 3) == 2
+    assert Settings(samples=7).count(60, 3) == 7
+    assert list(Settings(quick=True).some([1, 2, 3], 2)) == [1, 2]
+    assert Settings(model="gpt2", layer=1).arguments == ["--model", "gpt2", "--layer", "1"]

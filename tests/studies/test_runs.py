@@ -1,0 +1,172 @@
+"""Every study on a tiny budget: which rows it has, out of how many, and that proofs never exceed the attack."""
+
+import pytest
+import torch
+
+from prooflens.models import load
+from prooflens.studies import Result, neighbourhoods, pruning
+from prooflens.studies.base import COUNT
+from prooflens.studies.prompts import paraphrase_sets
+from tests.families import bert
+from tests.studies.conftest import Run
+
+
+def sound(result: Result) -> None:
+    """Counts lie in their denominators, and nothing that is proved exceeds what an attack leaves or attains."""
+    assert result.rows
+    for row in result.rows:
+        if row.proved is None or row.attack is None:
+            continue
+        assert row.proved <= row.attack if row.unit == COUNT else row.proved >= row.attack or row.unit == "s"
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "groups"),
+    [
+        ("layer0_all", 8, ["ε = 0.01", "ε = 0.02"]),
+        ("attention_stability", 16, ["ε = 0.005", "ε = 0.03"]),
+        ("queries_scale", None, [f"d = {d}, ε = {eps}" for d in (8, 16) for eps in (0.01, 0.02, 0.05)]),
+        ("connector_ablation", 8, ["ε = 0.005, layer 2"]),
+        ("capability_matrix", 8, ["layer 1, ε = 0.02"]),
+        ("per_head", 6, ["ε = 0.01, head 0", "ε = 0.01, head 1"]),
+        ("adv_validation", 6, ["ε = 0.01"]),
+        ("ablation_app", 1, ["ε = 0.01"]),
+    ],
+)
+def test_synthetic(run: Run, name: str, n: int | None, groups: list[str]) -> None:
+    result = run(name)
+    sound(result)
+    assert list(dict.fromkeys(row.group for row in result.rows)) == groups
+    assert n is None or {row.n for row in result.rows} == {n}
+
+
+@pytest.mark.parametrize("name", ["layer1_all", "timing", "entropy_bounds", "extended_queries", "multilayer"])
+def test_more_of_the_synthetic_ones(run: Run, name: str) -> None:
+    result = run(name, model="toy" if name in ("entropy_bounds", "extended_queries") else None)
+    sound(result)
+    if name == "extended_queries":
+        by_query = {row.label: row.n for row in result.rows}
+        assert by_query == {"ranking": 8, "ranking 2": 8, "circuit": 4}
+
+
+def test_widths_and_generators(run: Run) -> None:
+    main = run("main_app")
+    sound(main)
+    assert len(main.rows) == 3
+    stages = run("gi_count_app").rows
+    assert [row.label for row in stages[:7]] == [row.label for row in stages[7:]]
+    assert stages[0].proved == pytest.approx(0.1)
+    for name in ("scalability", "d128_bounds"):
+        sound(run(name, model="toy"))
+
+
+def test_remainders(run: Run) -> None:
+    rows = run("analytical_remainder").rows
+    assert len([row for row in rows if row.estimated is not None]) == 2
+    assert all(row.engine == "jacobian" for row in rows if row.estimated is not None)
+
+
+def test_budgets_are_the_papers(run: Run) -> None:
+    assert all(row.measured == row.paper for row in run("mc_budgets").rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "n"),
+    [
+        ("bert_sst2", {}, {8}),
+        ("bert_layer1", {}, {2}),
+        ("gpt2", {"engine": "layer0"}, {2}),
+        ("gpt2_layer1", {"engine": "crown"}, {2}),
+        ("gpt2_layer2", {"model": "toy-4layer"}, {2}),
+        ("gpt2_medium", {"engine": "cpz"}, {2}),
+        ("output_verification", {}, {1}),
+        ("alphacrown", {}, {1}),
+        ("k_j_sweep", {}, {1}),
+    ],
+)
+def test_pretrained_on_a_toy(run: Run, name: str, settings: dict[str, str], n: set[int]) -> None:
+    result = run(name, **{"model": "toy", **settings})
+    sound(result)
+    assert {row.n for row in result.rows} == n
+    for row in result.rows:
+        assert (row.estimated is not None) == row.engine.startswith("jacobian")
+
+
+def test_headlines_are_rows_of_other_studies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prooflens.studies import pretrained
+
+    kept = {k: v for k, v in pretrained.HEADLINES.items() if v[0] in ("layer0_all", "bert_layer1")}
+    monkeypatch.setattr(pretrained, "HEADLINES", kept)
+    rows = run("main_results", model="toy").rows
+    assert {row.group for row in rows} == set(kept)
+    assert all(row.paper == (85.0 if row.group.startswith("synthetic") else 92.5) for row in rows)
+
+
+def test_paraphrases(run: Run) -> None:
+    result = run("paraphrase", model="toy")
+    sound(result)
+    assert len(result.rows) == 2 * 2 * 3
+    assert {row.n for row in result.rows} == {4}
+    assert {row.engine for row in result.rows} == {"layer0", "exact"}
+
+
+@pytest.mark.pretrained
+def test_paraphrases_have_equal_length() -> None:
+    sets = paraphrase_sets(load("minilm"), 3)
+    assert [len({len(prompt) for prompt in some}) for some in sets] == [1, 1, 1]
+    assert [len(some) for some in sets] == [5, 5, 5]
+
+
+def test_nearest_tokens_against_brute_force() -> None:
+    table = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([3, 0, 39, 7])
+    found = neighbourhoods.nearest(table, chosen, chunk=3)
+    for row, value in zip(chosen.tolist(), found.tolist(), strict=True):
+        others = [float((table[row] - table[k]).abs().max()) for k in range(40) if k != row]
+        assert value == pytest.approx(min(others))
+
+
+def test_calibration_of_a_tiny_vocabulary(run: Run, tmp_path: object) -> None:
+    module = bert()
+    module.save_pretrained(tmp_path)
+    result = run("emb_calibration", model=str(tmp_path), samples=60)
+    values = [row.measured or 0.0 for row in result.rows[:5]]
+    assert values == sorted(values)
+    assert {row.n for row in result.rows} == {60}
+
+
+def test_rules_over_seeds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "trained_with", lambda seed, settings: load("toy-induction"))
+    pruning.run_seed.cache_clear()
+    result = run("multiseed", samples=2)
+    assert [entry["seed"] for entry in result.data["seeds"]] == [42, 123]
+    assert {row.n for row in result.rows} == {2 * 2}
+    by_rule = {(row.group, row.label): row.attack for row in result.rows}
+    for (group, label), value in by_rule.items():
+        assert value is not None
+        assert value <= (by_rule[group, "by hindsight (the better head)"] or 0), label
+
+
+def test_the_papers_signed_rank_test() -> None:
+    """The gaps that the paper publishes give its p-values: twelve and fourteen seeds tie."""
+    large = [10, 30, 10, 30, 10, 10, 10, 10] + [0] * 12
+    small = [10, 30, 10, 40, 10, 10] + [0] * 14
+    zeros = [0.0] * 20
+    assert pruning.signed_rank(large, zeros) == pytest.approx(0.0042, abs=2e-4)
+    assert pruning.signed_rank(small, zeros) == pytest.approx(0.0118, abs=5e-4)
+    assert pruning.signed_rank(zeros, zeros) is None
+
+
+def test_accuracies_after_pruning(run: Run) -> None:
+    rows = run("certified_pruning", samples=3).rows
+    assert len(rows) == 6
+    assert {row.n for row in rows} == {3}
+    whole = [row for row in rows if row.label == "nothing pruned"]
+    assert whole[0].attack == whole[1].attack
+    assert all(f"of {row.n} right" in row.note for row in rows)
+
+
+def test_single_inputs(run: Run) -> None:
+    rows = run("empirical_baselines", samples=5).rows
+    assert sorted(row.label for row in rows) == ["head 0"] * 3 + ["head 1"] * 3
+    assert all(row.measured is not None and row.proved is None for row in rows)
