@@ -38,17 +38,9 @@ from prooflens.models import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.queries import Claim, parse_query
 from prooflens.statistics import Rate
+from prooflens.studies.prompts import SENTENCES
 
 PEERS = Path(__file__).resolve().parents[2] / "shared" / "models"
-
-SENTENCES = (
-    "the film was long but moving",
-    "a warm and funny little story",
-    "the keys are on the table",
-    "she gave the book to him",
-    "we never went back to paris",
-)
-"""Eight tokens each, with the two special ones."""
 
 IOI = (
     "When Mary and John went to the store, John gave a drink to",

@@ -27,13 +27,12 @@ from prooflens.engines import Engine, Guarantee, Problem, engine_names, get_engi
 from prooflens.engines.attack import BUDGETS, Attack, Budget, attack_claims
 from prooflens.engines.functionals import bound_functionals
 from prooflens.engines.hidden import output_forms
-from prooflens.engines.jacobian import Jacobian, SampledConnector
-from prooflens.models.program import Program
+from prooflens.engines.jacobian import Jacobian
 from prooflens.models.prompt import Prompt
-from prooflens.models.train import read_sst2, sst2_folder
 from prooflens.queries import Argmax, Claim
-from prooflens.regions import Region
 from prooflens.statistics import Rate
+from prooflens.studies.outputs import Remembering
+from prooflens.studies.prompts import sst2_sentences
 
 TEN_BY_FIFTY = Budget(0, 10, 50)
 QUICK_ATTACK = Budget(32, 2, 16)
@@ -97,19 +96,6 @@ class Line:
     seconds: list[float] = field(default_factory=list)
 
 
-def sentences(model: Transformer, count: int, size: int = 8) -> list[Prompt]:
-    """The first test sentences with at least `size` tokens, cut to `size` of which the last is [SEP]."""
-    assert model.tokenizer is not None
-    found = []
-    for text, _ in read_sst2(sst2_folder() / "test.tsv"):
-        ids = model.tokenizer.encode(text)
-        if len(ids) >= size and len(found) < count:
-            kept = torch.tensor([*ids[: size - 1], ids[-1]])
-            tokens = tuple(model.tokenizer.token(int(i)) for i in kept)
-            found.append(Prompt(model.embed(kept), tokens, tuple(kept.tolist()), text))
-    return found
-
-
 def asked(model: Transformer, prompt: Prompt, eps: float) -> tuple[Problem, Claim]:
     """The claim that the answer stays."""
     problem = Problem(model, Ball(eps).around(prompt))
@@ -147,7 +133,7 @@ def mean(values: Sequence[float]) -> float:
 def bert(effort: Effort) -> Iterator[Table]:
     """Tab. output_verification."""
     model = load("bert-tiny-sst2")
-    prompts = sentences(model, effort.count(100))
+    prompts = sst2_sentences(model, effort.count(100))
     rows = []
     for eps in effort.radii(PAPER_BERT):
         cases = [asked(model, prompt, eps) for prompt in prompts]
@@ -191,23 +177,10 @@ def bert(effort: Effort) -> Iterator[Table]:
     yield Table(f"bert-tiny-sst2, {len(prompts)} test sentences, S = 8", head, rows)
 
 
-@dataclass(frozen=True)
-class Remembering(SampledConnector):
-    """The sampled remainder does not depend on K_J: it is computed once per region."""
-
-    known: dict[int, Tensor] = field(default_factory=dict, compare=False)
-
-    def remainder(self, program: Program, name: str, region: Region, J: Tensor) -> Tensor:
-        """safety · V̂."""
-        if id(region) not in self.known:
-            self.known[id(region)] = super().remainder(program, name, region, J)
-        return self.known[id(region)]
-
-
 def sweep(effort: Effort) -> Iterator[Table]:
     """Tab. k_j_sweep: the estimated method with K_J columns, and how often it is wrong."""
     model = load("bert-tiny-sst2")
-    prompts = sentences(model, effort.count(100))
+    prompts = sst2_sentences(model, effort.count(100))
     for eps in effort.radii((2e-3, 0.02)):
         cases = [asked(model, prompt, eps) for prompt in prompts]
         standing = survivors(cases, BUDGETS["bert-output"])

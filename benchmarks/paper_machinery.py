@@ -22,21 +22,17 @@ from prooflens import load
 from prooflens.engines import Engine, FormBounds, Forms, Guarantee, Problem, forms_of, get_engine
 from prooflens.engines.attack import Attack, Budget
 from prooflens.engines.interval import value_boxes
-from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
-from prooflens.engines.polyzono import VARIANTS, PolyZono, propagate
-from prooflens.engines.polyzono_steps import Options
+from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector
+from prooflens.engines.polyzono import VARIANTS, PolyZono
 from prooflens.models import Transformer
 from prooflens.models.architecture import Architecture
-from prooflens.models.program import INPUT
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.queries import Claim
 from prooflens.queries.attention import TopK
 from prooflens.regions import Ball
+from prooflens.studies.depth import SEQUENTIAL, remainders
 
 SAMPLES = 5
-PAPER_SEQUENTIAL = PolyZono("cpz-paper", Options(taylor=False, k=15, order=7))
-"""Sequential CPZ with the paper's restrictions: centre–residual softmax, k_dep = 15, 30 · d generators (7 S d)."""
-
 BUDGET = Budget(5_000, 10, 50)
 
 
@@ -218,7 +214,7 @@ def generators() -> None:
 def multilayer() -> None:
     """Tabs `multilayer` and `connector_ablation`."""
     names = ("pz", "cpz", "jacobian-proved", "jacobian")
-    engines = [PAPER_SEQUENTIAL, *(get_engine(name) for name in names)]
+    engines = [SEQUENTIAL, *(get_engine(name) for name in names)]
 
     def rows() -> Iterable[list[str]]:
         for eps in (0.005, 0.01):
@@ -278,17 +274,7 @@ def remainder() -> None:
         for layer in (1, 2, 3):
             for eps in (0.005, 0.01):
                 problem = Problem(model, Ball(eps).around(model.example(0)))
-                name = f"blocks.{layer - 1}.hook_normalized_resid_post"
-                program = model.program(problem.n_tokens, name)
-                J = jacobian(program, name, problem.region, problem.region.center)
-                sampled = SampledConnector().remainder(program, name, problem.region, J)
-                proof = ProvedConnector()
-                walk = propagate(program, problem.region, Options(), [INPUT, *(s.out for s in program.steps)])
-                local = proof.remainder(problem, walk, name, J)
-                box = proof.deviation(problem, name, J)
-                assert box is not None
-                half = 0.5 * (box.upper - box.lower)
-                yield [str(layer), f"{eps}", *(f"{float(r.max()):.2e}" for r in (sampled, half, local))]
+                yield [str(layer), f"{eps}", *(f"{r:.2e}" for r in remainders(problem, layer))]
 
     head = ["layer", "ε", "1.5 V̂ (sampled)", "proved, all three", "proved, interval Jacobian alone"]
     table("toy-4layer, example 0: largest coordinate of the remainder", head, rows())

@@ -92,6 +92,28 @@ def sampled_width(model: Transformer, prompts: Sequence[Prompt], eps: float, see
     return sum(spans) / len(spans)
 
 
+def _row(
+    engine: str,
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    eps: float,
+    paper: float | None,
+    attained: float,
+) -> Row:
+    width, seconds = output_width(engine, model, prompts, eps)
+    return Row(
+        f"ε = {eps:g}",
+        f"after 2 layers, {engine}",
+        WIDTH,
+        engine,
+        paper,
+        proved=width,
+        attack=attained,
+        n=len(prompts),
+        seconds=seconds,
+    )
+
+
 def widths(settings: Settings, sheet: Sheet, published: Mapping[str, tuple[float, ...]], full: int) -> None:
     """Every engine at every radius."""
     model = trained("toy", settings)
@@ -99,20 +121,7 @@ def widths(settings: Settings, sheet: Sheet, published: Mapping[str, tuple[float
     for place, eps in enumerate(RADII):
         attained = sampled_width(model, prompts, eps, settings.seed)
         for engine, paper in published.items():
-            width, seconds = output_width(engine, model, prompts, eps)
-            sheet.add(
-                Row(
-                    f"ε = {eps:g}",
-                    f"after 2 layers, {engine}",
-                    WIDTH,
-                    engine,
-                    paper[place],
-                    proved=width,
-                    attack=attained,
-                    n=len(prompts),
-                    seconds=seconds,
-                )
-            )
+            sheet.add(_row(engine, model, prompts, eps, paper[place], attained))
     sheet.note("What the attack column shows is the mean span of 20,000 sampled points.")
 
 
@@ -185,19 +194,6 @@ def d128_bounds(settings: Settings, sheet: Sheet) -> None:
     for eps, (cpz, interval) in settings.some([(1e-3, (None, None)), *D128.items()], 2):
         attained = sampled_width(model, prompts, eps, settings.seed)
         for engine, paper in (("cpz", cpz), ("interval", interval)):
-            width, seconds = output_width(engine, model, prompts, eps)
-            sheet.add(
-                Row(
-                    f"ε = {eps:g}",
-                    f"after 2 layers, {engine}",
-                    WIDTH,
-                    engine,
-                    paper,
-                    proved=width,
-                    attack=attained,
-                    n=len(prompts),
-                    seconds=seconds,
-                )
-            )
+            sheet.add(_row(engine, model, prompts, eps, paper, attained))
     if settings.quick:
         sheet.note("Quick: the d = 32 model in the place of d = 128.")
