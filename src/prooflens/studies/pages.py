@@ -58,6 +58,8 @@ def _index(results: list[Result]) -> str:
             "    prooflens reproduce --list",
             "    prooflens reproduce all -o docs/studies      # --quick: minutes, few inputs",
             "    prooflens reproduce --pages docs/studies      # these pages, from the data",
+            "    prooflens reproduce gpt2 --model gpt2         # the original, where a hub is at hand",
+            "    prooflens reproduce wang_probe --layer 2 --engine taylor --device cuda --samples 10",
             "",
             "One line per label of the paper: the first row that it has a figure for. All rows are on the pages of the "
             "studies, all numbers in `data/*.json`.",
