@@ -103,9 +103,11 @@ def clean_roles(model: Transformer, places: Sequence[Duplicate], layer: int) -> 
 def joint_margins(case: Case, heads: Sequence[int], layer: int, position: int) -> Query:
     """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
     parts = []
+    setting = case.problem.setting([layer])
+    keys = setting.keys(position)
     for head in heads:
-        scores = case.problem.setting([layer]).scores[layer][head, position, : position + 1]
-        first, second = scores.topk(2).indices.tolist()
+        scores = setting.scores[layer][head, position]
+        first, second = sorted(keys, key=lambda key: -float(scores[key]))[:2]
         parts.append(Specialised((first,), (second,), heads=f"{layer}.{head}", positions=(position,)))
     return Circuit(tuple(parts), (1.0,) * len(parts))
 
