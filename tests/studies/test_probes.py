@@ -7,7 +7,15 @@ import pytest
 from prooflens.models import load
 from prooflens.studies import probes
 from prooflens.studies.probes import Probe, alike, circuits_of, failure_modes, role_of, splits
-from prooflens.studies.prompts import NAMES, Duplicate, ioi_prompts, ioi_texts, repeated_sequences
+from prooflens.studies.prompts import (
+    NAMES,
+    PLACES,
+    THINGS,
+    Duplicate,
+    ioi_prompts,
+    ioi_texts,
+    repeated_sequences,
+)
 from tests.studies.conftest import Run
 
 
@@ -17,6 +25,10 @@ def test_sixty_texts_in_equal_shares() -> None:
     counts = Counter(name for _, name in texts)
     assert set(counts) == set(NAMES)
     assert max(counts.values()) - min(counts.values()) <= 2
+    for words, most in ((PLACES, 12), (THINGS, 12)):
+        shares = [sum(f" {word}" in text for text, _ in texts) for word in words]
+        assert sum(shares) == 60
+        assert max(shares) <= most
     assert all(text.split().count(name) + text.split().count(f"{name},") == 2 for text, name in texts)
 
 

@@ -32,13 +32,14 @@ class Duplicate:
 
 
 def ioi_texts(count: int = 60) -> list[tuple[str, str]]:
-    """Texts and their duplicated names: templates, ordered pairs of names, places and things all in equal shares."""
+    """Texts and their duplicated names: templates, pairs of names, places and things in (nearly) equal shares."""
     pairs = list(itertools.permutations(NAMES, 2))
     found = []
     for i in range(count):
         a, b = pairs[(i * 7) % len(pairs)]
         template = TEMPLATES[i % len(TEMPLATES)]
-        text = template.format(a=a, b=b, place=PLACES[i % len(PLACES)], thing=THINGS[i % len(THINGS)])
+        place = PLACES[(i // len(TEMPLATES)) % len(PLACES)]  # every place in every template
+        text = template.format(a=a, b=b, place=place, thing=THINGS[i % len(THINGS)])
         found.append((text, b))
     return found
 
