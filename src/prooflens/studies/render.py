@@ -163,14 +163,14 @@ def picture(result: Result) -> str:
 
 
 def _legend(made: Drawing) -> None:
-    x, y = LEFT, 36.0
+    x, y = 12.0, 36.0
     for kind, text in (("holds", "proved"), ("estimated", "estimated (no proof)"), ("unknown", "measured")):
         made.rect(x, y - 8, 14, 8, kind=kind)
         made.text(x + 19, y, text, "small", "start")
         x += 70.0 + 6.0 * len(text)
     made.line(x, y - 10, x, y + 2, "attack-line")
     made.text(x + 8, y, "attack", "small", "start")
-    made.add("path", None, d=_diamond(x + 75, y - 4), fill="none", stroke="#1b1f24")
+    made.add("path", None, d=_diamond(x + 75, y - 4), fill="#fff", stroke="#1b1f24")
     made.text(x + 85, y, "paper", "small", "start")
 
 
@@ -191,9 +191,9 @@ def _draw(made: Drawing, row: Row, y: float, scale: _Scale) -> None:
         )
     attack = scale.share(row, row.attack)
     if attack is not None:
-        made.line(scale(attack), y - 7, scale(attack), y + 7, "attack-line", stroke_dasharray="none")
+        made.line(scale(attack), y - 7, scale(attack), y + 7, "attack-line")
     if row.paper is not None and scale.fits(row.paper):
-        made.add("path", None, d=_diamond(scale(row.paper), y), fill="none", stroke="#1b1f24")
+        made.add("path", None, d=_diamond(scale(row.paper), y), fill="#fff", stroke="#1b1f24")
 
 
 class _Scale:
