@@ -137,7 +137,6 @@ def test_calibration_of_a_tiny_vocabulary(run: Run, tmp_path: object) -> None:
 
 def test_rules_over_seeds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "trained_with", lambda seed, settings: load("toy-induction"))
-    pruning.run_seed.cache_clear()
     result = run("multiseed", samples=2)
     assert [entry["seed"] for entry in result.data["seeds"]] == [42, 123]
     assert {row.n for row in result.rows} == {2 * 2}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import get_args
 
 import torch
@@ -60,18 +59,26 @@ MEANS: Mapping[float, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One trained model: what is known of its heads by ε, and what it is worth without each."""
+    """One trained model: what is known of its heads by ε, and what it is worth without each at one ε."""
 
     seed: int
     accuracy: float
+    eps: float
     profiles: dict[float, list[HeadProfile]]
-    worth: dict[tuple[str, int | None, float], Worth]
-    """By variant, pruned head (None: none) and ε."""
+    worth: dict[tuple[str, int], Worth]
+    """By variant and pruned head."""
 
-    def value(self, variant: str, rule: Rule, eps: float) -> float:
+    def pick(self, rule: Rule) -> int:
+        """The head that a rule prunes."""
+        return choose(self.profiles[self.eps], rule)[1]
+
+    def value(self, variant: str, rule: Rule) -> float:
         """Adversarial accuracy after pruning by a rule."""
-        _, head = choose(self.profiles[eps], rule)
-        found = self.worth[variant, head, eps]
+        return self.after(variant, self.pick(rule))
+
+    def after(self, variant: str, head: int) -> float:
+        """Adversarial accuracy without a head."""
+        found = self.worth[variant, head]
         return found.attack / found.n
 
 
@@ -98,32 +105,30 @@ def trained_with(seed: int, settings: Settings) -> Transformer:
     return load(str(folder))
 
 
-@lru_cache(maxsize=64)
-def run_seed(seed: int, settings: Settings) -> SeedRun:
-    """Everything about one seed."""
+def run_seed(seed: int, settings: Settings, eps: float) -> SeedRun:
+    """Everything about one seed at one ε; certificates at the smallest ε too, which predictions are made from."""
     model = trained_with(seed, settings)
     certified = inputs(model, settings.count(10, 4))
     prompts, labels = held_out(model, settings.count(50, 20), seed)
     profiles = {
-        eps: profile(model, certified, eps, engine="layer0", budget="pruning", seed=settings.seed)
-        for eps in RADII
+        radius: profile(model, certified, radius, engine="layer0", budget="pruning", seed=settings.seed)
+        for radius in (RADII[0], eps)
     }
-    worth: dict[tuple[str, int | None, float], Worth] = {}
-    for eps in RADII:
-        tries = {
-            "restarts": 5 if settings.quick else PGD.restarts,
-            "steps": 20 if settings.quick else PGD.steps,
-        }
-        full = evaluate(model, prompts, labels, eps, engine=None, seed=settings.seed, **tries)
-        for variant in VARIANTS:
-            worth[variant, None, eps] = full
-            for head in range(model.architecture.n_heads):
-                small = prune(model, heads_of(variant, head, model))
-                engine = "crown" if variant == VARIANTS[0] else None
-                worth[variant, head, eps] = evaluate(
-                    small, prompts, labels, eps, engine=engine, seed=settings.seed, **tries
-                )
-    return SeedRun(seed, accuracy(model, prompts, labels), profiles, worth)
+    worth: dict[tuple[str, int], Worth] = {}
+    restarts, steps = (5, 20) if settings.quick else (PGD.restarts, PGD.steps)
+    for variant in VARIANTS:
+        for head in range(model.architecture.n_heads):
+            worth[variant, head] = evaluate(
+                prune(model, heads_of(variant, head, model)),
+                prompts,
+                labels,
+                eps,
+                restarts=restarts,
+                steps=steps,
+                engine="crown" if variant == VARIANTS[0] else None,
+                seed=settings.seed,
+            )
+    return SeedRun(seed, accuracy(model, prompts, labels), eps, profiles, worth)
 
 
 @study("empirical_baselines", "What single inputs say about the two heads", "pruning", "toy-induction")
@@ -224,21 +229,16 @@ def _worth_row(
     )
 
 
-def seed_table(runs: Sequence[SeedRun], eps: float) -> list[dict[str, object]]:
+def seed_table(runs: Sequence[SeedRun]) -> list[dict[str, object]]:
     """Per seed: what each rule prunes and the adversarial accuracies."""
     return [
         {
             "seed": run.seed,
             "clean": run.accuracy,
-            "profiles": [asdict(one) for one in run.profiles[eps]],
-            **{rule: choose(run.profiles[eps], rule)[1] for rule in RULES},
-            **{f"{variant}: {rule}": run.value(variant, rule, eps) for variant in VARIANTS for rule in RULES},
-            **{
-                f"{variant}: head {head}": run.worth[variant, head, eps].attack
-                / run.worth[variant, head, eps].n
-                for variant in VARIANTS
-                for head in (0, 1)
-            },
+            "profiles": [asdict(one) for one in run.profiles[run.eps]],
+            **{rule: run.pick(rule) for rule in RULES},
+            **{f"{variant}: {rule}": run.value(variant, rule) for variant in VARIANTS for rule in RULES},
+            **{f"{variant}: head {head}": run.after(variant, head) for variant, head in run.worth},
         }
         for run in runs
     ]
@@ -250,15 +250,16 @@ def over_seeds(settings: Settings, sheet: Sheet, eps: float) -> None:
     seeds = settings.some(SEEDS, 2)
     for number, seed in enumerate(seeds):
         settings.tell(f"seed {seed}", number / len(seeds))
-        runs.append(run_seed(seed, settings))
-    sheet.data["seeds"] = seed_table(runs, eps)
+        runs.append(run_seed(seed, settings, eps))
+    sheet.data["seeds"] = seed_table(runs)
     for variant in VARIANTS:
+        group = f"ε = {eps:g}, pruned in {variant}"
         for rule in RULES:
-            found = [run.worth[variant, choose(run.profiles[eps], rule)[1], eps] for run in runs]
-            sheet.add(_pooled(f"ε = {eps:g}, pruned in {variant}", f"by {rule}", found, MEANS[eps].get(rule)))
-        best = [max((run.worth[variant, h, eps] for h in (0, 1)), key=lambda w: w.attack) for run in runs]
-        sheet.add(_pooled(f"ε = {eps:g}, pruned in {variant}", "by hindsight (the better head)", best, None))
-        _compare(sheet, runs, variant, eps)
+            found = [run.worth[variant, run.pick(rule)] for run in runs]
+            sheet.add(_pooled(group, f"by {rule}", found, MEANS[eps].get(rule)))
+        best = [max((run.worth[variant, head] for head in (0, 1)), key=lambda w: w.attack) for run in runs]
+        sheet.add(_pooled(group, "by hindsight (the better head)", best, None))
+        _compare(sheet, runs, variant)
     _predictions(sheet, runs)
     sheet.note(
         "Counts are pooled over seeds, so that their intervals do not show how seeds differ; the signed-rank test does."
@@ -287,33 +288,31 @@ def signed_rank(first: Sequence[float], second: Sequence[float]) -> float | None
     return float(wilcoxon(first, second, alternative="greater", zero_method="wilcox").pvalue)
 
 
-def _compare(sheet: Sheet, runs: Sequence[SeedRun], variant: str, eps: float) -> None:
-    certified, gradient = (
-        [run.value(variant, rule, eps) for run in runs] for rule in ("certified", "gradient")
-    )
+def _compare(sheet: Sheet, runs: Sequence[SeedRun], variant: str) -> None:
+    eps = runs[0].eps
+    certified, gradient = ([run.value(variant, rule) for run in runs] for rule in ("certified", "gradient"))
     wins = sum(a > b for a, b in zip(certified, gradient, strict=True))
     losses = sum(a < b for a, b in zip(certified, gradient, strict=True))
-    p = signed_rank(certified, gradient)
-    sheet.data[f"wilcoxon, {variant}"] = p
+    differ = sum(run.pick("certified") != run.pick("gradient") for run in runs)
+    p, reverse = signed_rank(certified, gradient), signed_rank(gradient, certified)
+    sheet.data[f"wilcoxon, {variant}"] = {"certified is better": p, "gradient is better": reverse}
     sheet.note(
-        f"Pruned in {variant}, ε = {eps:g}: certificate-guided is better than gradient-guided on {wins} of {len(runs)} "
-        f"seeds and worse on {losses}; one-sided signed-rank p = {'–' if p is None else f'{p:.3g}'} "
+        f"Pruned in {variant}, ε = {eps:g}: certificates and gradients pick different heads on {differ} of {len(runs)} "
+        f"seeds; certificate-guided is better on {wins} and worse on {losses}. One-sided signed-rank tests: better "
+        f"p = {'–' if p is None else f'{p:.3g}'}, worse p = {'–' if reverse is None else f'{reverse:.3g}'} "
         f"(paper: never worse, p = {0.0118 if eps == 0.02 else 0.0042})."
     )
 
 
 def _predictions(sheet: Sheet, runs: Sequence[SeedRun]) -> None:
-    """Whether certificates at the smallest ε predict flips at the largest, and what a head is worth there."""
+    """Whether certificates at the smallest ε predict flips at the larger one, and what a head is worth there."""
     from scipy.stats import spearmanr
 
-    small, large = RADII[0], RADII[-1]
+    small, large = RADII[0], runs[0].eps
     pairs = [(run, head) for run in runs for head in (0, 1)]
     stable = [run.profiles[small][head].stable for run, head in pairs]
     flips = [run.profiles[large][head].flipped for run, head in pairs]
-    lost = [
-        1.0 - run.worth[VARIANTS[0], head, large].attack / run.worth[VARIANTS[0], head, large].n
-        for run, head in pairs
-    ]
+    lost = [1.0 - run.after(VARIANTS[0], head) for run, head in pairs]
     for name, values in (("rows flipped by PGD", flips), ("adversarial accuracy lost by pruning", lost)):
         if len(set(stable)) < 2 or len(set(values)) < 2:
             continue
