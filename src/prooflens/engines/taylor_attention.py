@@ -23,7 +23,7 @@ from torch import Tensor
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
 from prooflens.engines.taylor_segments import Attention
 from prooflens.engines.taylor_shapes import supports
-from prooflens.engines.taylor_values import Value
+from prooflens.engines.taylor_values import Factors, Value
 from prooflens.models.sites import Scores
 from prooflens.numerics import gamma
 
@@ -120,12 +120,9 @@ class MixSite:
     scores: ScoreSite
     attention: Attention
     v: Heads
-    values: Float[Tensor, "S g c p"]
-    """A_v without repeating shared heads."""
-    far: Float[Tensor, " S"]
+    stream: Float[Tensor, " S"]
     """sup of the stream's size, for rounding."""
-    half: Float[Tensor, " p"]
-    """Half-widths of the scaled factors."""
+    factors: Factors
 
     def __post_init__(self) -> None:
         step, q, k, v = self.scores.step, self.scores.q, self.scores.k, self.v
@@ -143,7 +140,7 @@ class MixSite:
         self.out = weight.reshape(len(weight), H, c)
         self.out_size = frobenius(self.out.movedim(1, 0))
         self.rows = self._rows()
-        self.root_p = float(length(self.half))
+        half = self.factors.half
         p = self.rows.shape[-1]
         size = self.scale * (
             q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
@@ -151,9 +148,9 @@ class MixSite:
             + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
         )
         # What the rows' own rounding leaves out counts as e.
-        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(self.half) * self.mask
+        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(half) * self.mask
         self.E = grow(self.scores.rest(self.s, self.keys) + rounding)
-        self.rho = grow((self.rows.abs() @ self.half + rounding) * self.mask)
+        self.rho = grow((self.rows.abs() @ half + rounding) * self.mask)
         self.beta = grow(self.rho + self.E + 2.0**-45)
         self.high = grow(torch.minimum(self.s * torch.exp(self.beta), torch.ones_like(self.s)) * self.mask)
         ceiling = (self.s * torch.exp(self.beta)).sum(-1, keepdim=True)
@@ -161,14 +158,10 @@ class MixSite:
         self.ds = grow(torch.maximum(self.high - self.s, self.s - low))
         # The mean of b along the way: its slope is the variance of b.
         self.mean = grow(torch.minimum((self.high * self.beta).sum(-1), self._variance()))[..., None]
-        B = self.beta + self.mean
-        V2, V3 = (self.high * B.square()).sum(-1, keepdim=True), (self.high * B**3).sum(-1, keepdim=True)
-        self.third_weight = grow(self.high * (B**3 + 3.0 * B * V2 + V3) / 6.0)
-        self.second_weight = grow(self.high * (B.square() + V2) / 2.0)
 
     def _variance(self) -> Float[Tensor, "H S"]:
         """sup Σ s⁺b²."""
-        return grow(self.swing.T + (self.high * self.E.square()).sum(-1).sqrt()).square()
+        return grow(self.swing + (self.high * self.E.square()).sum(-1).sqrt()).square()
 
     def _rows(self) -> Float[Tensor, "H S S p"]:
         """The centred scores' linear parts."""
@@ -179,60 +172,28 @@ class MixSite:
         return rows * self.mask[..., None]
 
     @cached_property
-    def grams(self) -> Float[Tensor, "S n n"]:
-        """Gram matrices of √s-weighted rows of each query token, all heads; p times them bounds Σ s b²."""
-        rows = (self.s.sqrt()[..., None] * self.rows).movedim(1, 0).flatten(1, 2)
-        gram = rows @ rows.mT
-        return 0.5 * (gram + gram.mT)
+    def weights(self) -> Float[Tensor, "S p"]:
+        """How the groups of factors are weighted for each query token, by what its scores and its values read."""
+        scores = self.factors.sizes((self.s.sqrt()[..., None] * self.rows).movedim(1, 0).flatten(1, 2))
+        read = torch.stack([self.factors.sizes(A.flatten(0, 1)) for A in self.v.A])
+        values = torch.einsum("hij,jg->ig", self.s, read)
+        shares = [x / x.sum(-1, keepdim=True).clamp(min=2.0**-300) for x in (scores, values)]
+        return self.factors.weights(shares[0] + shares[1] + 2.0**-300)
+
+    def weighted(self, t: int) -> Float[Tensor, "H S p"]:
+        """The rows of a query token by α̂."""
+        return self.rows[:, t] * self.weights[t]
 
     @cached_property
-    def gram_error(self) -> Float[Tensor, " S"]:
-        """Rounding of `grams` in the 2-norm."""
-        return product_error(self.rows.shape[-1] + 64, self.grams.diagonal(dim1=1, dim2=2).abs().sum(-1))
-
-    @cached_property
-    def swing(self) -> Float[Tensor, "S H"]:
-        """sup (Σ_j s⁺_j b_j²)^½ of the linear parts, per query token and head."""
-        rows = self.high.sqrt()[..., None] * self.rows
-        gram = rows @ rows.mT
-        error = product_error(self.rows.shape[-1] + 64, gram.diagonal(dim1=-2, dim2=-1).abs().sum(-1))
-        return grow((top_eigenvalue(0.5 * (gram + gram.mT)) + error).sqrt() * self.root_p).T
-
-    @cached_property
-    def value_gram(self) -> Float[Tensor, "S g c q"]:
-        """A_v A_vᵀ over all tokens and key-value heads, q = (token, head, coordinate)."""
-        A = self.values.flatten(0, 2)
-        gram = A @ A.T
-        return (0.5 * (gram + gram.T)).reshape(*self.values.shape[:3], -1)
-
-    @cached_property
-    def value_rows(self) -> Float[Tensor, "S n g S c"]:
-        """√s row · A_vᵀ for each query token: [t, (h, j), g, j′, c]."""
-        rows = (self.s.sqrt()[..., None] * self.rows).movedim(1, 0).flatten(1, 2)
-        return torch.einsum("tnp,jgcp->tngjc", rows, self.values)
-
-    @cached_property
-    def key_grams(self) -> Float[Tensor, "H S c S c"]:
-        """A_k A_kᵀ of each head."""
-        k = self.scores.k.A.movedim(1, 0)
-        return torch.einsum("hjcp,hiep->hjcie", k, k)
-
-    @cached_property
-    def query_factor(self) -> tuple[Float[Tensor, "S H c c"], Float[Tensor, "S H"], Float[Tensor, " S"]]:
-        """R with A_qA_qᵀ ⪯ g·RRᵀ (g beside it), and the squared length of a query's factors."""
-        A = self.scores.q.A
-        gram = A @ A.mT
-        trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=2.0**-900)
-        gram = 0.5 * (gram + gram.mT)
-        lifted = gram.clone()
-        lifted.diagonal(dim1=-2, dim2=-1).add_(1e-7 * trace[..., None])
-        R = torch.linalg.cholesky_ex(lifted).L
-        residual = frobenius(R @ R.mT - lifted) + product_error(
-            A.shape[-1] + 64, frobenius(A).square() + trace
-        )
-        fits = residual < 1e-8 * trace
-        support = (A != 0).flatten(1, 2).any(1).to(A) @ self.half.square()
-        return R, torch.where(fits, 1.0, torch.inf).to(A), support
+    def swing(self) -> Float[Tensor, "H S"]:
+        """sup (Σ_j s⁺_j b_j²)^½ of the linear parts, per head and query token."""
+        found = []
+        for t in range(len(self.z)):
+            rows = self.high[:, t].sqrt()[..., None] * self.weighted(t)
+            gram = rows @ rows.mT
+            error = product_error(rows.shape[-1] + 64, gram.diagonal(dim1=-2, dim2=-1).abs().sum(-1))
+            found.append(grow((top_eigenvalue(0.5 * (gram + gram.mT)) + error).sqrt()))
+        return torch.stack(found, -1)
 
     def tangent(
         self, q: Float[Tensor, "S n m"], k: Float[Tensor, "S n m"], v: Float[Tensor, "S n m"], stream: Tensor
@@ -259,131 +220,15 @@ class MixSite:
         size.diagonal().add_(own)
         return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size)
 
-    def pull(self, u: Float[Tensor, "F d"], t: int) -> tuple[dict[str, Tensor], Float[Tensor, "F 2"]]:
-        """From a covector at row t of the next root: covectors at q (row t), k and v (all rows), and what is missed.
-
-        The bound is for +f and for −f; both hold what is beyond second order and the rounding as well.
-        """
-        q, scale = self.scores.q, self.scale
+    def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
+        """From a covector at row t of the next root: covectors at q (row t), k and v (all rows)."""
         omega = torch.einsum("fd,dhc->fhc", u, self.out)
-        y = torch.einsum("fhc,hjc->fhj", omega, self.spread[:, t])
-        coef = self.s[:, t] * y
-        size = coef.abs()
-        found = {
-            "q": scale * torch.einsum("fhj,hjc->fhc", coef, self.keys[:, t]),
-            "k": scale * torch.einsum("fhj,hc->fjhc", coef, q.u[t]),
+        coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.spread[:, t])
+        return {
+            "q": self.scale * torch.einsum("fhj,hjc->fhc", coef, self.keys[:, t]),
+            "k": self.scale * torch.einsum("fhj,hc->fjhc", coef, self.scores.q.u[t]),
             "v": torch.einsum("hj,fhc->fjhc", self.s[:, t], omega),
         }
-        # Second order.
-        n_p, p_range = self._values(omega)
-        first = torch.stack([self._squares(sign * y, t) for sign in (1.0, -1.0)], -1)
-        second = self._bilinear(coef, t)
-        mixed = self._mixed(omega, n_p, t)
-        # Beyond.
-        E, rho = self.E[:, t], self.rho[:, t]
-        high = self.high[:, t]
-        swing = grow(self.swing[t] + (high * E.square()).sum(-1).sqrt())
-        peak = (y.abs() * (self.beta + self.mean)[:, t]).amax(-1)
-        spread = (high * y.square()).sum(-1).sqrt()
-        tilt = (y.abs() * self.ds[:, t]).sum(-1) * (self.beta + self.mean)[:, t].amax(-1)
-        cubic = swing.square() * (peak + 3.0 * swing * spread + tilt)
-        plain = (y.abs() * self.third_weight[:, t]).sum(-1)
-        third = torch.minimum(cubic / 6.0, plain).sum(-1)
-        third = third + (size * (rho * E + 0.5 * E.square())).sum((-1, -2))
-        p_e = self._beyond(omega)
-        p = p_range + p_e
-        joint = 0.5 * swing.square() * (p.amax(-1) + (high * p).sum(-1))
-        third = third + torch.minimum(joint, (self.second_weight[:, t] * p).sum(-1)).sum(-1)
-        third = third + (self.s[:, t] * (E * p_range + (rho + E) * p_e)).sum((-1, -2))
-        third = third + (size * self.scores.products[1][:, t]).sum((-1, -2))
-        noise = length(u) * self.noise(t)
-        return found, grow(first + (second + mixed + third + noise)[:, None])
-
-    def _values(self, omega: Float[Tensor, "F H c"]) -> tuple[Tensor, Tensor]:
-        """‖A_vᵀω‖₂ per head and key, and the range of ω·A_vα."""
-        grams = self.value_blocks
-        square = torch.einsum("fhc,jhce,fhe->fhj", omega, grams, omega).clamp(min=0.0)
-        slack = length(omega)[:, :, None] * (gamma(self.rows.shape[-1] + 64) ** 0.5 * self.value_size.T)
-        norm = grow(square.sqrt() + slack)
-        return norm, grow(norm * self.value_support.sqrt())
-
-    def _beyond(self, omega: Float[Tensor, "F H c"]) -> Float[Tensor, "F H S"]:
-        """sup |ω·e_v| per head and key."""
-        square = torch.einsum("fhc,jhce,fhe->fhj", omega, self.v.B, omega).clamp(min=0.0)
-        slack = product_error(
-            2 * omega.shape[-1] + 64, length(omega).square()[:, :, None] * frobenius(self.v.B).T
-        )
-        return grow((square + slack).sqrt())
-
-    @cached_property
-    def value_blocks(self) -> Float[Tensor, "S H c c"]:
-        """A_v A_vᵀ per token and head."""
-        return self.v.A @ self.v.A.mT
-
-    @cached_property
-    def value_size(self) -> Float[Tensor, "S H"]:
-        """Frobenius norms of A_v."""
-        return frobenius(self.v.A)
-
-    @cached_property
-    def value_support(self) -> Float[Tensor, " S"]:
-        """Squared length of the box of those factors that a value depends on."""
-        return grow((self.v.A != 0).flatten(1, 2).any(1).to(self.v.A) @ self.half.square())
-
-    def _mixed(
-        self, omega: Float[Tensor, "F H c"], n_p: Float[Tensor, "F H S"], t: int
-    ) -> Float[Tensor, " F"]:
-        """sup Σ s_j b_j p_j of linear parts: αᵀXᵀYα with X = √s rows and Y = √s ω·A_v.
-
-        For ab ≥ 1, XᵀY + YᵀX ⪯ ½λ_max(aXXᵀ + bYYᵀ + XYᵀ + YXᵀ), as in `sets.bilinear`.
-        """
-        F, H, c = omega.shape
-        S = len(self.z)
-        share = H // self.values.shape[1]
-        root = self.s[:, t].sqrt()
-        groups = omega.reshape(F, -1, share, c)
-        cross = torch.einsum("ngjc,fgrc->fngrj", self.value_rows[t], groups).flatten(2, 3)
-        cross = (cross * root).flatten(2)
-        inner = omega.new_zeros(F, H, S, H, S)
-        gram = self.value_gram.reshape(*self.values.shape[:3], S, -1, c)
-        for h in range(H):
-            left = torch.einsum("fc,jcigd->fjigd", omega[:, h], gram[:, h // share])
-            inner[:, h] = torch.einsum("fjigd,fgrd->fjgri", left, groups).flatten(2, 3)
-        inner = inner * root[:, :, None, None] * root
-        YY = inner.reshape(F, H * S, H * S)
-        XX = self.grams[t]
-        size_x = XX.diagonal().abs().sum().clamp(min=2.0**-900)
-        size_y = (n_p.square() * self.s[:, t]).sum((-1, -2))
-        a = (size_y / size_x).sqrt().clamp(min=2.0**-400)
-        N = a[:, None, None] * XX + YY / a[:, None, None] + cross + cross.mT
-        # Rounding goes by the size of the terms, ‖ω‖‖A_v‖_F, not of the sums.
-        terms = (length(omega)[:, :, None] * self.value_size.T).square() * self.s[:, t]
-        size_y = size_y + terms.sum((-1, -2))
-        size = a * size_x + size_y / a + 2.0 * (size_x * size_y).sqrt()
-        error = product_error(8 * self.rows.shape[-1] + 8 * c * H, 4.0 * size)
-        top = top_eigenvalue(0.5 * (N + N.mT)) + error
-        return grow(0.25 * top * self.root_p**2)
-
-    def _bilinear(self, coef: Float[Tensor, "F H S"], t: int) -> Float[Tensor, " F"]:
-        """sup scale Σ_hj c_hj (A_qα)·(A_kα), head by head: ‖A_qᵀ Σ_j c_jA_k,j‖ from d_h × d_h matrices."""
-        k = self.scores.k
-        R, good, support = (x[t] for x in self.query_factor)
-        stacked = torch.einsum("fhj,hjcie,fhi->fhce", coef, self.key_grams, coef)
-        form = R.mT @ stacked @ R
-        c = R.shape[-1]
-        size = (coef.square() * frobenius(k.A).square().T).sum(-1) * frobenius(R).square()
-        error = product_error(self.rows.shape[-1] + 8 * c + 64, size * len(self.z))
-        sigma = grow((top_eigenvalue(0.5 * (form + form.mT)) + error).sqrt() * good)
-        best = sigma * (support.sqrt() * self.root_p)
-        plain = (coef.abs() * k.tau.T).sum(-1) * self.scores.q.tau[t]
-        return grow(self.scale * torch.minimum(best, plain).sum(-1))
-
-    def _squares(self, y: Float[Tensor, "F H S"], t: int) -> Float[Tensor, " F"]:
-        """sup ½ Σ s_j ỹ_j b_j² of the linear parts, from the assembled form."""
-        root = y.clamp(min=0.0).flatten(1).sqrt()
-        gram = root[:, :, None] * self.grams[t] * root[:, None, :]
-        error = self.gram_error[t] * y.clamp(min=0.0).flatten(1).amax(-1)
-        return grow(0.5 * (top_eigenvalue(0.5 * (gram + gram.mT)) + error) * self.root_p**2)
 
     def noise(self, t: int) -> Tensor:
         """Rounding of weights, mixing and output at the centre, and of unit covectors over the region."""
@@ -394,7 +239,7 @@ class MixSite:
         moves = self.scale * ((q.n + q.reach)[t] * (k.n + k.reach).amax(0)).max()
         inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
-        return grow(n * (inner * S + bias + self.far[t]) + 2.0**-44 * self.out_size.sum() * values)
+        return grow(n * (inner * S + bias + self.stream[t]) + 2.0**-44 * self.out_size.sum() * values)
 
 
 def _split(J: Float[Tensor, "S n m"], n_heads: int, c: int) -> Float[Tensor, "S H c m"]:

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_attention import MixSite
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
+from prooflens.engines.taylor_norms import frobenius, grow, product_error, top_eigenvalue
 from prooflens.engines.taylor_shapes import (
     ball,
     box,
@@ -50,29 +50,34 @@ class MixShape:
 
     def __post_init__(self) -> None:
         self.S, self.H, self.c = self.mix.z.shape
-        self.R2 = float(grow(length(self.mix.half).square()))
         self.out = self.mix.out.flatten(1)
+        self.groups = [self.mix.factors.group == g for g in range(self.mix.factors.count)]
+        A_k = self.mix.scores.k.A
+        A_v = self.mix.v.A
+        self.rows_k = A_k[:, :: self.H // self.k.heads].flatten(0, 2)
+        self.rows_v = A_v[:, :: self.H // self.v.heads].flatten(0, 2)
 
-    def _pairs(self, A: Float[Tensor, "S g c p"]) -> tuple[Float[Tensor, "H H jl ce"], Tensor]:
-        """Inner products of the rows of A, [(h, k), (j, l), (c, e)], with twice their rounding raised; A as rows."""
-        S, g, c, p = A.shape
-        rows = A.flatten(0, 2)
-        K = raised(rows @ rows.T, 2.0 * product_error(p, frobenius(rows).square()))
+    @cached_property
+    def key_grams(self) -> Float[Tensor, "G n n"]:
+        """A_kA_kᵀ, group by group of factors."""
+        return torch.stack([self.rows_k[:, own] @ self.rows_k[:, own].T for own in self.groups])
+
+    @cached_property
+    def value_grams(self) -> Float[Tensor, "G n n"]:
+        """A_vA_vᵀ, group by group of factors."""
+        return torch.stack([self.rows_v[:, own] @ self.rows_v[:, own].T for own in self.groups])
+
+    def _pairs(self, value: Value, grams: Float[Tensor, "G n n"], t: int) -> Float[Tensor, "H H jl ce"]:
+        """Inner products of rows as token t weighs factors, [(h, k), (j, l), (c, e)], raised by twice the rounding."""
+        S, g, c = self.S, value.heads, self.c
+        w = self.mix.weights[t]
+        squares = torch.stack([w[own][0].square() for own in self.groups])
+        K = torch.einsum("gnm,g->nm", grams, squares)
+        p = len(w)
+        K = raised(K, 2.0 * product_error(p + 64, trace(K)))
         K = K.reshape(S, g, c, S, g, c).permute(1, 4, 0, 3, 2, 5).reshape(g, g, S * S, c * c)
         share = self.H // g
-        return K.repeat_interleave(share, 0).repeat_interleave(share, 1), rows
-
-    @cached_property
-    def keys(self) -> tuple[Tensor, Tensor]:
-        """Of A_k."""
-        A = self.mix.scores.k.A
-        share = self.H // self.k.heads
-        return self._pairs(A[:, ::share])
-
-    @cached_property
-    def values(self) -> tuple[Tensor, Tensor]:
-        """Of A_v."""
-        return self._pairs(self.mix.values)
+        return K.repeat_interleave(share, 0).repeat_interleave(share, 1)
 
     def _blocks(self, value: Value, M: Float[Tensor, "n n"]) -> Float[Tensor, "H H ce"]:
         """A shape of all heads of a token, by pairs of reading heads."""
@@ -87,20 +92,22 @@ class MixShape:
         hat = grow((mix.beta + mix.mean)[:, t])
         g = torch.einsum("dhc,hjc->dhj", mix.out, mix.spread[:, t]).flatten(1)
         c = g * s.flatten()
-        rows = mix.rows[:, t].flatten(0, 1)
-        K = raised(rows @ rows.T, 2.0 * product_error(rows.shape[-1], frobenius(rows).square()))
-        parts = [self._second(c, s, rows, K), self._products(c, t), *self._third(c, s, K * self.R2)]
+        rows = mix.weighted(t).flatten(0, 1)
+        K = raised(rows @ rows.T, 2.0 * product_error(rows.shape[-1] + 8, frobenius(rows).square()))
+        values, keys = self._pairs(self.v, self.value_grams, t), self._pairs(self.k, self.key_grams, t)
+        parts = [self._second(c, s, rows, K, values, t), self._products(c, keys, t)]
+        parts += self._third(c, s, K, values)
         # With e.
         budget = self._budget(s, rows)
         e_part = (high * E.square()).sum(-1)
         W = grow(self._budget(high, rows).sqrt() + e_part.sum().sqrt()).square()
-        W_head = grow(mix.swing[t] + e_part.sqrt()).square()[:, None]
+        W_head = grow(mix.swing[:, t] + e_part.sqrt()).square()[:, None]
         both = grow(mix.rho[:, t] + E)
         change = grow(2.0 * both * E)
         moved = (s * change).sum(-1, keepdim=True)
         parts += [spread(g, (s * E.square()).flatten()) * budget, box(g, (0.5 * s * E.square()).flatten())]
         parts.append(box(g, (0.5 * s * (both.square() * E + E * W_head + both * moved)).flatten()))
-        parts.append(self._cross(c, t))
+        parts.append(self._cross(c, keys, t))
         parts.append(self._sum_values(s * (E + 0.5 * (change + moved)), self.v.blocks("shape")))
         half, one = grow((0.5 * W).square()), torch.ones_like(s)
         parts += [
@@ -129,7 +136,7 @@ class MixShape:
         X = weights.flatten().sqrt()[:, None] * rows
         K = X @ X.T
         error = product_error(X.shape[-1] + 8, frobenius(X).square())
-        return grow((top_eigenvalue(0.5 * (K + K.T)) + error) * self.R2)
+        return grow(top_eigenvalue(0.5 * (K + K.T)) + error)
 
     def _second(
         self,
@@ -137,11 +144,12 @@ class MixShape:
         s: Float[Tensor, "H S"],
         rows: Float[Tensor, "n p"],
         K: Float[Tensor, "n n"],
+        pairs: Float[Tensor, "H H jl ce"],
+        t: int,
     ) -> Float[Tensor, "d d"]:
         """½ Σ c b² + Σ s b W_O A_vα: one quadratic map, so one Gram matrix of both kinds of forms, symmetrised."""
         H, S, width = self.H, self.S, self.c
-        pairs, flat = self.values
-        mixed = (rows @ flat.T).reshape(H * S, S, -1, width)
+        mixed = ((rows * self.mix.weights[t]) @ self.rows_v.T).reshape(H * S, S, -1, width)
         mixed = mixed.repeat_interleave(H // mixed.shape[2], 2)
         squares = 0.25 * K * K
         across = 0.5 * torch.einsum("nkl,kl,nlkc->nkc", K.reshape(-1, H, S), s, mixed).flatten(1)
@@ -156,12 +164,12 @@ class MixShape:
         size = frobenius(K).square() + frobenius(own) * torch.linalg.vector_norm(pairs)
         size = size + torch.linalg.vector_norm(mixed) * (frobenius(K) + torch.linalg.vector_norm(mixed))
         whole = raised(whole, product_error(4 * S * S + 64, 2.0 * size))
-        return image(torch.cat((c, self.out), 1), whole) * self.R2**2
+        return image(torch.cat((c, self.out), 1), whole)
 
     def _third(
-        self, c: Float[Tensor, "d n"], s: Float[Tensor, "H S"], K: Float[Tensor, "n n"]
+        self, c: Float[Tensor, "d n"], s: Float[Tensor, "H S"], K: Float[Tensor, "n n"], pairs: Tensor
     ) -> list[Float[Tensor, "d d"]]:
-        """⅙ Σ c (b³ − 3bV₂) and ½ Σ s (b² − V₂) W_O A_vα, as cubic forms; K with the size of α."""
+        """⅙ Σ c (b³ − 3bV₂) and ½ Σ s (b² − V₂) W_O A_vα, as cubic forms."""
         squares = raised(K * K, gamma(8) * frobenius(K).square())
         eye = torch.eye(self.S).to(s)
         mean = [torch.block_diag(*(eye - w * row.expand(self.S, -1) for row in s)) for w in (1.0, 3.0)]
@@ -169,10 +177,9 @@ class MixShape:
         cubic = raised(K * bent, gamma(8) * frobenius(K) * frobenius(bent)) / 36.0
         centred = image(mean[0], squares)
         own = 0.25 * s.flatten()[:, None] * centred * s.flatten()
-        pairs, _ = self.values
         size = frobenius(own) * torch.linalg.vector_norm(pairs)
         form = raised(self._straight(own, pairs), product_error(4 * self.S**2 + 64, 2.0 * size))
-        return [image(c, cubic), image(self.out, form) * self.R2]
+        return [image(c, cubic), image(self.out, form)]
 
     def _straight(self, own: Float[Tensor, "n n"], pairs: Float[Tensor, "H H jl ce"]) -> Float[Tensor, "m m"]:
         """Σ_jl own[hj, kl] pairs[hjc, kle]."""
@@ -180,30 +187,31 @@ class MixShape:
         weights = own.reshape(H, S, H, S).permute(0, 2, 1, 3).reshape(H, H, 1, S * S)
         return (weights @ pairs).reshape(H, H, width, width).permute(0, 2, 1, 3).reshape(H * width, -1)
 
-    def _products(self, c: Float[Tensor, "d n"], t: int) -> Float[Tensor, "d d"]:
+    def _products(self, c: Float[Tensor, "d n"], K: Tensor, t: int) -> Float[Tensor, "d d"]:
         """scale Σ c (A_qα)·(A_kα); symmetrised."""
         H, S, width = self.H, self.S, self.c
-        K, flat = self.keys
-        A = self.mix.scores.q.A[t].flatten(0, 1)
+        w = self.mix.weights[t]
+        A = self.mix.scores.q.A[t].flatten(0, 1) * w
         own = raised(A @ A.T, 2.0 * product_error(A.shape[-1], frobenius(A).square()))
         blocks = own.reshape(H, width, H, width).permute(0, 2, 1, 3).reshape(H, H, width * width)
         straight = (K @ blocks[..., None]).reshape(H, H, S, S)
-        mixed = (A @ flat.T).reshape(H, width, S, -1, width).repeat_interleave(H // self.k.heads, 3)
+        mixed = (
+            ((A * w) @ self.rows_k.T).reshape(H, width, S, -1, width).repeat_interleave(H // self.k.heads, 3)
+        )
         mixed = mixed.permute(0, 3, 2, 1, 4)
         crossed = torch.einsum("hklce,khjec->hkjl", mixed, mixed)
         both = (0.5 * (straight + crossed)).permute(0, 2, 1, 3).reshape(H * S, H * S)
         size = frobenius(own) * torch.linalg.vector_norm(K) + torch.linalg.vector_norm(mixed).square()
         found = image(c, raised(both, product_error(4 * width**2, 2.0 * size)))
-        return found * (self.mix.scale**2 * self.R2 * float(self.q.root.support[t]))
+        return found * self.mix.scale**2
 
-    def _cross(self, c: Float[Tensor, "d n"], t: int) -> Float[Tensor, "d d"]:
+    def _cross(self, c: Float[Tensor, "d n"], K: Tensor, t: int) -> Float[Tensor, "d d"]:
         """scale Σ c (δq·e_k + e_q·A_kα)."""
         H, S = self.H, self.S
-        K, _ = self.keys
         e_q = self._blocks(self.q, self.q.shape_e[t])
         form = (K @ e_q[..., None]).reshape(H, H, S, S).permute(0, 2, 1, 3).reshape(H * S, H * S)
         size = frobenius(self.q.shape_e[t]) * torch.linalg.vector_norm(K)
-        parts = [image(c, raised(form, product_error(self.c**2, size))) * self.R2]
+        parts = [image(c, raised(form, product_error(self.c**2, size)))]
         moved = self._blocks(self.q, self.q.shape[t])
         columns = c.reshape(-1, H, S)
         for j in range(S):

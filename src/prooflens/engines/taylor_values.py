@@ -2,11 +2,11 @@
 
 Chains are token-wise, so A = J N: J = ∂u/∂root per token, N = ∂root/∂α. Over the box |α_k| ≤ half_k
 
-    Aα ∈ E(P),   P = J NNᵀ Jᵀ Σ half²,        e = Σ_s J_s r_s ∈ E(B),
+    Aα ∈ E(P),   P = J N diag(w²) Nᵀ Jᵀ,        e = Σ_s J_s r_s ∈ E(B),
 
-where the *sources* s are the root's own remainder and the remainders of the sites of the chain, each in an ellipsoid
-(`taylor_shapes`), and J_s is the Jacobian of the value by the output of that site. A remainder is made once and from
-then on moved by linear maps, which lose nothing. Rounding since the last site is a ball, `noise`.
+with w as in `Factors`. The *sources* s are the root's own remainder and the remainders of the sites of the chain, each
+in an ellipsoid (`taylor_shapes`), and J_s is the Jacobian of the value by the output of that site. A remainder is made
+once and from then on moved by linear maps, which lose nothing. Rounding since the last site is a ball, `noise`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,54 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
-from prooflens.engines.taylor_shapes import ball, gram, image, total, trace
+from prooflens.engines.taylor_shapes import ball, gram, image, total, trace, weights_of_sum
 from prooflens.numerics import gamma
+
+UNREAD = 0.01
+"""No group of factors is weighted as if it were read less than this share of the mean: weights stay of one size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The box |α_k| ≤ half_k and its groups: factors that move one token alone are a group, all others another.
+
+    For any w with Σ_g R_g²/w_g² ≤ 1, R_g² the squared length of group g's part of the box, α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1.
+    What reads few groups strongly gets weights of its own; half evens out the factors of a group.
+    """
+
+    half: Float[Tensor, " p"]
+    group: Int[Tensor, " p"]
+    count: int
+
+    @classmethod
+    def of(cls, generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"]) -> Factors:
+        """Groups by the tokens that each factor moves."""
+        moves = (generators != 0).any(1)
+        alone = moves.sum(0) == 1
+        token = torch.where(alone, moves.to(torch.int8).argmax(0), len(moves))
+        used, group = token.unique(return_inverse=True)
+        return cls(half, group, len(used))
+
+    @cached_property
+    def squares(self) -> Float[Tensor, " G"]:
+        """R_g²."""
+        zero = torch.zeros(self.count).to(self.half)
+        return grow(zero.index_add(0, self.group, self.half.square()))
+
+    def sizes(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b G"]:
+        """R_g times the Frobenius norm of the columns of each group."""
+        columns = rows.square().sum(-2)
+        zero = columns.new_zeros(*columns.shape[:-1], self.count)
+        return (zero.index_add(-1, self.group, columns) * self.squares).sqrt()
+
+    def weights(self, sizes: Float[Tensor, "*b G"]) -> Float[Tensor, "*b p"]:
+        """w for about the least trace of the shape of what reads groups with these sizes."""
+        floored = sizes + UNREAD * sizes.mean(-1, keepdim=True)
+        return (self.squares * weights_of_sum(floored)).sqrt()[..., self.group]
 
 
 @dataclass(eq=False)
@@ -30,18 +72,18 @@ class Root:
     u: Float[Tensor, "S d"]
     N: Float[Tensor, "S d p"]
     B: Float[Tensor, "S d d"]
-    half: Float[Tensor, " p"]
-    """Half-widths of the factors: α is scaled so that what reads it does so evenly (`Walk._widths`)."""
+    factors: Factors
 
-    @cached_property
-    def support(self) -> Float[Tensor, " S"]:
-        """Squared length of the box of those factors that a token's root depends on."""
-        return grow((self.N != 0).any(1).to(self.N) @ self.half.square())
+    @property
+    def half(self) -> Float[Tensor, " p"]:
+        """Half-widths of the factors."""
+        return self.factors.half
 
     @cached_property
     def gram(self) -> Float[Tensor, "S d d"]:
-        """NNᵀ."""
-        return gram(self.N)
+        """The shape of Nα, with the best weights of the groups for each token."""
+        w = self.factors.weights(self.factors.sizes(self.N))
+        return torch.stack([gram(N * row) for N, row in zip(self.N, w, strict=True)])
 
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
@@ -68,8 +110,7 @@ class Value:
     @cached_property
     def shape_a(self) -> Float[Tensor, "S n n"]:
         """The shape of Aα."""
-        found: Tensor = image(self.J, self.root.gram) * self.root.support[:, None, None]
-        return found
+        return image(self.J, self.root.gram)
 
     @cached_property
     def shape_e(self) -> Float[Tensor, "S n n"]:

@@ -22,7 +22,7 @@ from prooflens.engines.taylor_norms import frobenius, grow, length, product_erro
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
 from prooflens.engines.taylor_shapes import ball, image, support, total, trace
 from prooflens.engines.taylor_sites import NetworkSite, NormSite, affine_noise
-from prooflens.engines.taylor_values import Root, Value
+from prooflens.engines.taylor_values import Factors, Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
@@ -45,6 +45,8 @@ class Chain:
     sites: dict[str, NormSite | NetworkSite] = field(default_factory=dict)
     scores: ScoreSite | None = None
     mix: MixSite | None = None
+    mixed: Tensor | None = None
+    """The shapes of what the mixing misses, by query token."""
     pool: Pool | None = None
 
 
@@ -166,8 +168,7 @@ class Walk:
         names = segment.attention
         q, k, v, stream = (chain.values[name] for name in (names.q, names.k, names.v, names.stream))
         heads = Heads.of(v, q.heads)
-        values = (v.J @ v.root.N).reshape(len(v.u), v.heads, heads.u.shape[-1], -1)
-        mix = MixSite(chain.scores, names, heads, values, stream.size, chain.root.half)
+        mix = MixSite(chain.scores, names, heads, stream.size, chain.root.factors)
         chain.mix = mix
         A, error = mix.tangent(q.J, k.J, v.J, stream.J)
         S, _, d, m = A.shape
@@ -185,8 +186,9 @@ class Walk:
                 parts[t].append(total(list(image(A[t], shape))))
         noise = noise + stream.noise + self._value_noise(mix, q, k, v)
         shapes = MixShape(mix, q, k, v)
-        B = [total([*parts[t], shapes.shape(t), ball(grow(noise[t]), d)]) for t in range(S)]
-        return Root(stream.u + names.output(mix.z), N, torch.stack(B), chain.root.half)
+        chain.mixed = torch.stack([shapes.shape(t) for t in range(S)])
+        B = [total([*parts[t], chain.mixed[t], ball(grow(noise[t]), d)]) for t in range(S)]
+        return Root(stream.u + names.output(mix.z), N, torch.stack(B), chain.root.factors)
 
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Float[Tensor, " S"]:
         """What the rounding of queries, keys and values becomes at the next root."""
@@ -209,7 +211,7 @@ class Walk:
             for t in weights.nonzero()[:, 0].tolist()
         ]
         B = total([*parts, ball(grow(noise), N.shape[1])])
-        return Root(pool(value.u)[None], N, B[None], chain.root.half)
+        return Root(pool(value.u)[None], N, B[None], chain.root.factors)
 
     def batch(self, tokens: int) -> int:
         """How many covectors are walked at once within the memory."""
@@ -278,16 +280,18 @@ class Walk:
                     seeds[t] = {chain.pool.inputs[0]: some * weight}
             value = chain.values[chain.pool.inputs[0]]
             noise = gamma(len(value.u) + 16) * length(some) * value.size.sum() * 4.0
-            total = noise[:, None].expand(-1, 2)
+            lost = noise[:, None].expand(-1, 2)
         else:
             assert chain.mix is not None
+            assert chain.mixed is not None
             names = chain.mix.attention
-            total = torch.zeros(len(some), 2).to(some)
+            lost = torch.zeros(len(some), 2).to(some)
             heads = {name: chain.values[name].heads for name in (names.q, names.k, names.v)}
             keys: Tensor | None = None
             for t, u in roots.items():
-                found, missed = chain.mix.pull(u, t)
-                total = total + missed
+                found = chain.mix.pull(u, t)
+                missed = support(chain.mixed[t], u) + length(u) * chain.mix.noise(t)
+                lost = lost + missed[:, None]
                 seeds.setdefault(t, {})
                 _put(seeds[t], names.stream, u)
                 _put(seeds[t], names.q, found["q"].flatten(1))
@@ -302,7 +306,7 @@ class Walk:
                 _put(entry, names.k, keys[:, j, :width])
                 _put(entry, names.v, keys[:, j, width:])
         before, linear = self.remainder(chain, seeds, thorough=True)
-        return grow(total + before), linear
+        return grow(lost + before), linear
 
     def _through(
         self, chain: Chain, t: int, seeds: dict[str, Tensor], thorough: bool
@@ -345,7 +349,7 @@ def _input(
     radius = torch.zeros_like(center[:, 0])
     if bool((half != 1.0).any()):
         radius = grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
-    return Root(center, generators / half, ball(radius, d), half)
+    return Root(center, generators / half, ball(radius, d), Factors.of(generators, half))
 
 
 def _slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
