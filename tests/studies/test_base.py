@@ -78,4 +78,6 @@ def test_settings() -> None:
     assert Settings(quick=True).count(2, 3) == 2
     assert Settings(samples=7).count(60, 3) == 7
     assert list(Settings(quick=True).some([1, 2, 3], 2)) == [1, 2]
+    with pytest.raises(StudyError, match="at least one input"):
+        Settings(samples=0)
     assert Settings(model="gpt2", layer=1).arguments == ["--model", "gpt2", "--layer", "1"]

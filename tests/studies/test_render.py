@@ -100,6 +100,7 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
     [
         ((), "name a study, or all"),
         (("layer0_al",), "did you mean 'layer0_all'"),
+        (("gpt2", "--engine", "crow"), "did you mean 'crown'"),
         (("--pages", "nowhere"), "holds no"),
     ],
 )

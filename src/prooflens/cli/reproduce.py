@@ -27,7 +27,7 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help="Another model, such as gpt2 where a hub is at hand.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Another engine for what a study asks first.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Another engine, where a study has a choice.")] = None,
     layer: Annotated[int | None, typer.Option(help="Another layer, where a study has a choice.")] = None,
     samples: Annotated[int | None, typer.Option(help="So many inputs.")] = None,
     device: Device = None,
@@ -45,6 +45,7 @@ def reproduce(
 
     Exit code 2: some studies were left out because a model or a text is not at hand.
     """
+    from prooflens.portfolio import stages_of
     from prooflens.studies import Settings, StudyError, get_study, study_names
 
     if list_them:
@@ -60,6 +61,8 @@ def reproduce(
         raise StudyError("name a study, or all; `prooflens reproduce --list` shows them")
     chosen = study_names() if names == ["all"] else names
     studies = [get_study(name) for name in chosen]
+    if engine is not None:
+        stages_of(engine)
     results: list[Result] = []
     missing: dict[str, str] = {}
     with shown(not as_json) as tell:

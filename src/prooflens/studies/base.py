@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
+from prooflens.certify import checked_device
 from prooflens.errors import ProoflensError
 from prooflens.models import Transformer, load
 from prooflens.progress import Progress
@@ -117,6 +118,10 @@ class Settings:
     seed: int = 0
     tell: Progress = field(default=lambda stage, share: None, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise StudyError(f"a study needs at least one input, got --samples {self.samples}")
+
     def count(self, full: int, quick: int) -> int:
         """How many inputs: as asked, few where it must be quick, else as many as the paper."""
         return self.samples or (min(quick, full) if self.quick else full)
@@ -128,7 +133,7 @@ class Settings:
     def load(self, usual: str) -> Transformer:
         """The model that was asked for, or the usual one, on the device."""
         model = load(self.model or usual, self.tell)
-        return model if self.device is None else model.to(self.device)
+        return model if self.device is None else model.to(checked_device(self.device))
 
     @property
     def arguments(self) -> list[str]:
