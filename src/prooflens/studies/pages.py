@@ -50,7 +50,8 @@ PREFACE = """\
 *proved* is a proof for every point of the ball; *estimated* is what the paper's sampled method says and no proof;
 *attack leaves standing* is what a search did not break, which no proof can exceed. Brackets are 95 % Clopper–Pearson
 intervals, in per cent. The paper's figure is beside each, with its MC+PGD in brackets; its models have other weights,
-or are other models, so that rates compare in kind.
+or are other models, so that rates compare in kind. Seconds are of the wall clock, per input, one thread, on a shared
+machine with two cores: upper ends. *quick* results are of few inputs.
 """
 
 
