@@ -61,10 +61,10 @@ def probe(strong: int, weak: int) -> Probe:
 def test_heads_that_split() -> None:
     (text,) = splits(probe(10, 1))
     assert text.startswith(
-        "0.0 and 0.1 both look at: previous (10 and 9 of 10 prompts). At ε = 0.001 10 and 1 of 10"
+        "0.0 and 0.1 both look at: previous (10 and 9 of 10 prompts). At ε = 0.001 10 of 10"
     )
-    assert text.endswith("they split.")
-    assert splits(probe(6, 5))[0].endswith("they do not split by half.")
+    assert "they split" in text
+    assert "they are not told apart" in splits(probe(6, 5))[0]
 
 
 def test_failure_modes_need_a_clean_start() -> None:

@@ -22,6 +22,7 @@ from prooflens.queries import Circuit
 from prooflens.queries.attention import Entropy, Specialised
 from prooflens.queries.base import Claim, Query
 from prooflens.regions import Ball
+from prooflens.statistics import clopper_pearson
 from prooflens.studies.base import Row, Settings, Sheet, StudyError, study
 from prooflens.studies.measure import Case, answered, attacked, bind, rows_of
 from prooflens.studies.prompts import Duplicate, ioi_prompts, repeated_sequences
@@ -194,26 +195,27 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
 
 
 def splits(found: Probe) -> list[str]:
-    """Per role: the two heads that share it and whose proved counts lie furthest apart at some ε."""
+    """Per role: the two heads that share it and lie furthest apart at some ε: proved of one, standing of the other.
+
+    They split where the interval of what is proved of the one lies above that of what an attack leaves of the other.
+    """
     notes = []
     for role, heads in alike(found.roles, found.n).items():
-        best: tuple[int, float, int, int] | None = None
-        for eps, (a, b) in itertools.product(found.proved, itertools.combinations(heads, 2)):
-            first, second = (sum(found.proved[eps][found.name(head)]) for head in (a, b))
-            if best is None or abs(first - second) > best[0]:
-                strong, weak = (a, b) if first >= second else (b, a)
-                best = (abs(first - second), eps, strong, weak)
-        if best is None:
-            notes.append(f"Only {found.name(heads[0])} looks at the {role} token on half of the prompts.")
+        pairs = [
+            (sum(found.proved[eps][found.name(a)]) - sum(found.standing[eps][found.name(b)]), eps, a, b)
+            for eps, (a, b) in itertools.product(found.proved, itertools.permutations(heads, 2))
+        ]
+        if not pairs:
+            notes.append(f"Only {found.name(heads[0])} looks at: {role}, on half of the prompts or more.")
             continue
-        gap, eps, strong, weak = best
-        counts = [sum(found.proved[eps][found.name(head)]) for head in (strong, weak)]
-        alive = sum(found.standing[eps][found.name(weak)])
+        _, eps, strong, weak = max(pairs)
+        proved, left = sum(found.proved[eps][found.name(strong)]), sum(found.standing[eps][found.name(weak)])
+        apart = clopper_pearson(proved, found.n)[0] > clopper_pearson(left, found.n)[1]
         notes.append(
-            f"{found.name(strong)} and {found.name(weak)} both look at: {role} "
-            f"({found.role(strong)[1]} and {found.role(weak)[1]} of {found.n} prompts). At ε = {eps:g} {counts[0]} and "
-            f"{counts[1]} of {found.n} are proved to stay, and the attack leaves {alive} of {found.name(weak)}: "
-            f"{'they split' if 2 * gap >= found.n else 'they do not split by half'}."
+            f"{found.name(strong)} and {found.name(weak)} both look at: {role} ({found.role(strong)[1]} and "
+            f"{found.role(weak)[1]} of {found.n} prompts). At ε = {eps:g} {proved} of {found.n} are proved to stay for "
+            f"{found.name(strong)}; of {found.name(weak)} {sum(found.proved[eps][found.name(weak)])} are, and an attack "
+            f"leaves {left}: {'they split' if apart else 'they are not told apart'} (95 % intervals)."
         )
     return notes
 
