@@ -214,8 +214,8 @@ def splits(found: Probe) -> list[str]:
         notes.append(
             f"{found.name(strong)} and {found.name(weak)} both look at: {role} ({found.role(strong)[1]} and "
             f"{found.role(weak)[1]} of {found.n} prompts). At ε = {eps:g} {proved} of {found.n} are proved to stay for "
-            f"{found.name(strong)}; of {found.name(weak)} {sum(found.proved[eps][found.name(weak)])} are, and an attack "
-            f"leaves {left}: {'they split' if apart else 'they are not told apart'} (95 % intervals)."
+            f"{found.name(strong)}; of {found.name(weak)} {sum(found.proved[eps][found.name(weak)])} are, and an "
+            f"attack leaves {left}: {'they split' if apart else 'they are not told apart'} (95 % intervals)."
         )
     return notes
 
