@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,20 @@ from prooflens.engines import FormBounds, Forms, Guarantee, Problem, engine_name
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack_search import Budget
 from prooflens.engines.functionals import bound_claims, refusal
+from prooflens.errors import EngineError
 from prooflens.planted import planted_case
-from prooflens.soundness import FAMILIES, Report, modest, random_case, random_model, run, try_case
+from prooflens.report.soundness import write_soundness
+from prooflens.soundness import (
+    FAMILIES,
+    Report,
+    modest,
+    random_case,
+    random_model,
+    run,
+    try_case,
+    try_forms,
+    try_planted,
+)
 
 PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]
 
@@ -23,7 +36,7 @@ FAST = ["exact", "interval", "layer0"]
 def test_no_proved_bound_is_broken(start: int) -> None:
     report = run(20, seed=start, engines=FAST, budget=Budget(100, 3, 15))
     assert report.violations == []
-    assert report.cases == 20
+    assert report.cases == {"claims": 20}
     assert report.bounds > 100
     assert report.proved > 0
 
@@ -33,6 +46,13 @@ def test_no_bound_of_a_slower_engine_is_broken(engine: str) -> None:
     report = run(7, seed=7, engines=[engine], budget=Budget(50, 2, 10))
     assert report.violations == []
     assert report.bounds > 20
+
+
+def test_no_bound_of_many_forms_is_broken() -> None:
+    report = run(12, seed=900, engines=["layer0", "interval", "crown", "zonotope"], kinds=["forms"])
+    assert report.violations == []
+    assert report.bounds > 5_000
+    assert {"margin", "output margin", "sum of rows"} <= {query for _, _, query in report.attacked}
 
 
 def test_every_family_is_tried() -> None:
@@ -65,6 +85,49 @@ def test_a_false_bound_is_caught() -> None:
             continue
         try_case(case, [_Liar()], Budget(100, 3, 15), report)
     assert len({v.seed for v in report.violations}) > 3
+
+
+def test_a_false_bound_of_a_form_is_caught() -> None:
+    report = Report()
+    for seed in range(10):
+        try_forms(random_case(seed), [_Liar()], Budget(64, 2, 10), report)
+    assert len({v.seed for v in report.violations}) > 3
+
+
+class _Believer(_Liar):
+    """An engine that proves everything."""
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        return None
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        ones = torch.ones(forms.size, dtype=torch.float64)
+        return FormBounds(ones, 2 * ones)
+
+
+def test_a_certified_planted_counterexample_is_a_violation() -> None:
+    report = Report()
+    for seed in range(2):
+        try_planted(seed, [_Believer(), get_engine("interval")], report)
+    assert [v.engine for v in report.violations] == ["liar", "liar"]
+    assert report.planted == {"liar": 2, "interval": 2}
+
+
+def test_the_dashboard_counts_what_was_tried(tmp_path: Path) -> None:
+    kept: list[int] = []
+    report = run(2, seed=3, engines=["interval"], kinds=["forms"], keep=lambda r: kept.append(r.bounds))
+    write_soundness(report.to_dict(), tmp_path / "new", "prooflens soundness <b>")
+    found = json.loads((tmp_path / "new" / "soundness.json").read_text())
+    page = (tmp_path / "new" / "soundness.html").read_text()
+    assert kept == [report.bounds]
+    assert found["bounds_attacked"] == sum(row["bounds"] for row in found["attacked"]) == report.bounds
+    assert "prooflens soundness &lt;b&gt;" in page
+    assert "<b>" not in (tmp_path / "new" / "soundness.svg").read_text()
+
+
+def test_unknown_kinds_are_named() -> None:
+    with pytest.raises(EngineError, match="kinds are claims, forms, planted"):
+        run(1, kinds=["clams"])
 
 
 @pytest.mark.parametrize("about_output", [True, False])
@@ -105,4 +168,4 @@ def test_random_models_attend_unevenly(family: str) -> None:
 def test_a_report_is_json_ready() -> None:
     report = run(2, seed=3, budget=Budget(10, 1, 1))
     assert isinstance(report.to_dict()["bounds_attacked"], int)
-    assert json.loads(json.dumps(report.to_dict()))["cases"] == 2
+    assert json.loads(json.dumps(report.to_dict()))["cases"] == {"claims": 2}

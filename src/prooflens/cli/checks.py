@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json
+from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.keep import command_line
 from prooflens.progress import shown
+
+if TYPE_CHECKING:
+    from prooflens.soundness import Report
 
 
 @app.command()
 def soundness(
-    cases: Annotated[int, typer.Option(help="How many random cases.")] = 200,
-    hours: Annotated[float, typer.Option(help="Stop after this many hours.")] = 24.0,
+    cases: Annotated[
+        int | None, typer.Option(help="How many random cases (default: 200, or as many as fit into --hours).")
+    ] = None,
+    hours: Annotated[float | None, typer.Option(help="Stop after this many hours.")] = None,
     seed: Annotated[int, typer.Option(help="Number of the first case.")] = 0,
     engine: Annotated[
         list[str] | None, typer.Option(help="Only these engines (default: all that prove).")
     ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only cases of these kinds: claims, forms, planted.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for the dashboard, renewed every minute.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Random models, regions and queries: attack every proved bound. Exit code 3 if one is broken."""
-    from prooflens.soundness import run
+    from prooflens.report.soundness import write_soundness
+    from prooflens.soundness import KINDS, run
 
-    with shown(not as_json) as report:
-        found = run(cases, seed, engine, seconds=3600.0 * hours, progress=report)
+    def keep(report: Report) -> None:
+        if out is not None:
+            write_soundness(report.to_dict(), out, command_line())
+
+    most = cases if cases is not None else 200 if hours is None else 10**9
+    seconds = float("inf") if hours is None else 3600.0 * hours
+    with shown(not as_json) as tell:
+        found = run(most, seed, engine, None, seconds, tell, kind or KINDS, keep)
     if as_json:
         print_json(found.to_dict())
     else:
-        console = Console()
-        table = Table("family", "engine", "query", "bounds attacked")
-        for (family, name, query), count in sorted(found.attacked.items()):
-            table.add_row(family, name, Text(query), str(count))
-        console.print(table)
-        for violation in found.violations:
-            console.print(Text(f"VIOLATION {violation}"))
-        console.print(
-            f"{found.cases} cases, {found.bounds} proved bounds and {found.proved} proved claims attacked, "
-            f"{len(found.violations)} broken, {found.seconds:.0f} s",
-            highlight=False,
-        )
+        _print(found)
     if found.violations:
         raise typer.Exit(3)
+
+
+def _print(found: Report) -> None:
+    totals = Counter[tuple[str, str]]()
+    for (_, engine, query), count in found.attacked.items():
+        totals[engine, query] += count
+    print_table(
+        ("engine", "query", "bounds attacked"), [(*key, count) for key, count in sorted(totals.items())]
+    )
+    for violation in found.violations:
+        say(f"VIOLATION {violation}")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.cases.items())
+    say(
+        f"cases: {kinds}; {found.bounds} proved bounds and {found.proved} proved claims attacked, "
+        f"{found.planted.total()} planted counterexamples asked about, {len(found.violations)} broken, "
+        f"{found.seconds:.0f} s"
+    )
