@@ -4,15 +4,15 @@ import pytest
 import torch
 from flint import arb, arb_series, ctx
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, THIRD, derivatives
 from prooflens.models.architecture import Activation
 
 SMOOTH: list[Activation] = ["gelu", "gelu_tanh", "silu", "tanh"]
 
 
 def series(function: Activation, x: arb) -> list[arb]:
-    """φ and its first five derivatives on a ball."""
-    ctx.cap, ctx.prec = 6, 200
+    """φ and its first six derivatives on a ball."""
+    ctx.cap, ctx.prec = 7, 200
     t = arb_series([x, 1])
     if function == "gelu":
         y = t * (1 + (t / arb(2).sqrt()).erf()) / 2
@@ -23,8 +23,8 @@ def series(function: Activation, x: arb) -> list[arb]:
     else:
         inner = (arb(2) / arb.pi()).sqrt() * (t + arb("0.044715") * t * t * t)
         y = t * (1 + _tanh(inner)) / 2
-    factorial = [1, 1, 2, 6, 24, 120]
-    return [y[k] * factorial[k] for k in range(6)]
+    factorial = [1, 1, 2, 6, 24, 120, 720]
+    return [y[k] * factorial[k] for k in range(7)]
 
 
 def _tanh(t: arb_series) -> arb_series:
@@ -46,10 +46,10 @@ def test_derivatives_are_within_their_error(function: Activation) -> None:
 def test_suprema_hold_on_the_whole_line(function: Activation) -> None:
     """Balls cover [0, 12], in mean-value form; beyond, derivatives past the first decay.
 
-    φ(−x) = ±φ(x) or φ(x) − x for all four, so |φ‴| and |φ⁗| are even.
+    φ(−x) = ±φ(x) or φ(x) − x for all four, so |φ‴|, |φ⁗| and |φ⁽⁵⁾| are even.
     """
     radius = 1 / 256
     for k in range(12 * 128 + 1):
         middle, around = series(function, arb(k / 128)), series(function, arb(k / 128, radius))
-        for order, limit in ((3, THIRD[function]), (4, FOURTH[function])):
+        for order, limit in ((3, THIRD[function]), (4, FOURTH[function]), (5, FIFTH[function])):
             assert float(middle[order].abs_upper() + radius * around[order + 1].abs_upper()) <= limit

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from prooflens import Ball, Paraphrases
 from prooflens.engines import FormBounds, Forms, Guarantee, Problem, get_engine
+from prooflens.engines import taylor_shapes as shapes
 from prooflens.engines.attack import Budget, break_claims
 from prooflens.engines.functionals import bound_claims
+from prooflens.engines.hidden import headless
 from prooflens.engines.taylor import Taylor
 from prooflens.errors import EngineError
+from prooflens.models import OUTPUT
 from prooflens.queries import parse_query
 from prooflens.regions import Region
 from tests.engines.cases import MODELS, input_of, model_of, problem_of, tiny_model
@@ -185,3 +188,51 @@ def test_a_linear_part_is_the_same_forwards_and_backwards() -> None:
     best = attained(problem, forms, found.upper_corner).diagonal()
     worst = attained(problem, forms, found.lower_corner).diagonal()
     assert bool((found.upper - found.lower <= 1.01 * (best - worst) + 1e-8).all())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("eps", [1e-4, 5e-3])
+def test_the_vector_that_the_head_reads_is_enclosed(name: str, eps: float) -> None:
+    """Every covector stays within A and the ellipsoid on samples and corners; the ellipsoid lies in its box."""
+    problem = problem_of(name, eps)
+    known = Taylor().bound_hidden(problem)
+    assert known.A is not None
+    assert known.shape is not None
+    there = headless(problem)
+    d = len(known.h0)
+    w = torch.randn(40, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points, _ = problem.region.sample(400, 0, corners=0.7)
+    found = there.read_output(there.model.run(points, [OUTPUT])[OUTPUT])
+    reach = ((found - known.h0) @ w.T).abs().amax(0)
+    assert bool((reach <= known.spread_linear(w)).all())
+    assert bool((known.rest(w) <= w.abs() @ known.E * (1 + 1e-9)).all())
+    best = known.A.abs().sum(-1).mean()
+    assert eps > 1e-4 or float(known.E.mean()) < float(best)
+
+
+def test_ellipsoids_hold_what_they_are_made_of() -> None:
+    """Sums, boxes, images and Hadamard powers of ellipsoids contain random members."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    for _ in range(20):
+        G, F, D = normal(5, 7), normal(5, 3), normal(4, 5)
+        xi, eta = (x / x.norm(dim=-1, keepdim=True) for x in (normal(200, 7), normal(200, 3)))
+        w = normal(30, 5)
+        both = shapes.total([shapes.gram(G), shapes.gram(F)])
+        members = xi @ G.T + eta @ F.T
+        assert bool(((members @ w.T).abs().amax(0) <= shapes.support(both, w)).all())
+        moved = shapes.image(D, both)
+        assert bool(((members @ D.T @ w[:, :4].T).abs().amax(0) <= shapes.support(moved, w[:, :4])).all())
+        K = shapes.gram(G)
+        for order in (2, 3, 4):
+            powers = (xi @ G.T) ** order
+            assert bool(((powers @ w.T).abs().amax(0) <= shapes.support(K**order, w)).all())
+        X = normal(5).abs()
+        corners = torch.sign(normal(200, 5)) * X
+        assert bool(
+            ((corners @ w.T).abs().amax(0) <= shapes.support(shapes.box(torch.eye(5).double(), X), w)).all()
+        )
+        assert float(shapes.inner(shapes.gram(G), K)) >= float(((xi @ G.T) @ (xi @ G.T).T).abs().max())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prooflens.engines.base import Bounds, Engine, FormBounds, Forms, Problem, Stopwatch, forms_of
 from prooflens.engines.vocabulary import bound_outputs, output_refusal, reads_vector
-from prooflens.numerics import down, gamma, up
+from prooflens.numerics import check_arithmetic, down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries import Claim, Functional, Row, RowEntropy, remainder
 from prooflens.queries.functionals import OutputAtom
@@ -37,6 +37,7 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
 
     Functionals of the logits of one token, and tails of a vocabulary, go through `vocabulary` in a call of their own.
     """
+    check_arithmetic(problem.model.device)
     if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
         return _with_outputs(engine, problem, functionals, through)
     watch = Stopwatch(problem.model.device)

@@ -2,6 +2,8 @@ r"""Where the vector lies that the head reads: one enclosure from which every lo
 
     h(x) = h₀ + Aα + e,     α ∈ [−1, 1]ᵖ,   |e| ≤ E  coordinate by coordinate,   for every x of the region,
 
+(and e in an ellipsoid, |w·e| ≤ √(wᵀMw), where the engine knows one),
+
 so that for any covector w
 
     |w·h − w·h₀|  ≤  ‖wA‖₁ + |w|·E  ≤  |w|·(ρ + E),   ρ_k = ‖A_k‖₁,       and  ≤ ‖w‖₂ · sup‖h − h₀‖₂.
@@ -22,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import Engine, FormBounds, Forms, Problem
+from prooflens.engines.taylor_shapes import support
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
 
@@ -42,6 +45,12 @@ class HiddenBounds:
     reach: Reach | None = None
     rho: Float[Tensor, " d"] | None = None
     radius: float | None = None
+    shape: Float[Tensor, "d d"] | None = None
+
+    def rest(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """sup |w·e|."""
+        found = up(w.abs() @ self.E * (1.0 + gamma(w.shape[-1] + 8)) + TINY)
+        return found if self.shape is None else torch.minimum(found, support(self.shape, w) + TINY)
 
     @cached_property
     def box(self) -> Float[Tensor, " d"]:
@@ -65,7 +74,7 @@ class HiddenBounds:
     def spread_linear(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """‖wA‖₁ + |w|·E: one matrix product; no more than the box where A is there, the same where it is not."""
         grow = 1.0 + gamma(w.shape[-1] + 8)
-        rest = up(w.abs() @ self.E * grow + TINY)
+        rest = self.rest(w)
         if self.A is not None:
             p = self.A.shape[-1]
             # Every entry of wA errs by γ_d|w||A|, together no more than γ_d|w|·ρ.

@@ -30,8 +30,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
 from prooflens.engines.taylor_norms import grow, length
 from prooflens.engines.taylor_segments import segments_of
+from prooflens.engines.taylor_shapes import ball, support, total
+from prooflens.engines.taylor_values import Value
 from prooflens.engines.taylor_walk import Chain, Seeds, Walk
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
@@ -79,6 +82,25 @@ class Taylor:
                 found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
                 found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
+
+    def bound_hidden(self, problem: Problem) -> HiddenBounds:
+        """The vector that the head reads: h₀ + Aα + e with e in an ellipsoid."""
+        forms = output_forms(torch.zeros(1, problem.model.architecture.d_model, dtype=torch.float64))
+        asked = headless(problem)
+        if reason := self.refuses(asked, forms):
+            raise EngineError(reason)
+        with torch.no_grad():
+            walk = self.walk(asked, forms)
+            value, t = last_value(walk, asked)
+            root = value.root
+            A = (value.J[t] @ root.N[t]) * root.half
+            tiny = grow(gamma(64) * 4.0 * (length(value.u[t]) + value.stretch[t]))
+            M = total([value.shape_e[t], ball(tiny, len(value.u[t]))])
+            E = support(M, torch.eye(len(M)).to(M))
+            known = E.isfinite().all() & A.isfinite().all()
+        if not bool(known):
+            return nothing_known(asked)
+        return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
     def _parts(self, walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
         """All forms, so many at a time as fit into memory."""
@@ -170,6 +192,16 @@ def _bound(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
     return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner)
 
 
+def last_value(walk: Walk, problem: Problem) -> tuple[Value, int]:
+    """The value that the head reads, or the output itself, and its token."""
+    chain = walk.chains[-1]
+    assert chain.segment.final is not None
+    t = 0
+    if problem.model.architecture.pool == "none":
+        t = problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
+    return chain.values[chain.segment.final], t
+
+
 def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
     """The forms' part in one layer's scores: its value, what the products of q and k miss, covectors of q and k."""
     scores = chain.scores
@@ -213,11 +245,8 @@ def _output_seeds(
     segment = chain.segment
     assert segment.final is not None
     assert forms.logits is not None
-    last = chain.values[segment.final]
+    last, t = last_value(walk, problem)
     weights = forms.logits.to(last.u)
-    t = 0
-    if problem.model.architecture.pool == "none":
-        t = problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
     covectors, size = weights, length(weights) * last.size[t]
     if segment.head is not None:
         head = segment.head

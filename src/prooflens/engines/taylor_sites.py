@@ -15,8 +15,8 @@ A site's output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid 
   v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
   order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
   likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron. As a vector, r = W_d(½φ″u² + φ‴u³/6 +
-  x), |x| ≤ sup|φ⁗|b⁴/24: with K the shape of the pre-activations, the shapes of the first two are W_dΦ(K∘K)ΦW_dᵀ/4 and
-  W_dΦ(K∘K∘K)ΦW_dᵀ/36.
+  φ⁗u⁴/24 + x), |x| ≤ sup|φ⁽⁵⁾|b⁵/120: with K the shape of the pre-activations, the shape of a term φ⁽ᵏ⁾uᵏ/k! is
+  W_dΦ K^∘ᵏ ΦW_dᵀ/k!².
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, THIRD, derivatives
 from prooflens.engines.taylor_norms import (
     frobenius,
     grow,
@@ -204,7 +204,7 @@ class NetworkSite:
     def __post_init__(self) -> None:
         step, y = self.step, self.source
         self.h, self.b = self._hidden(step.bent)
-        self.first, self.second, self.third = derivatives(step.function, self.h)
+        self.first, self.second, self.third, self.fourth = derivatives(step.function, self.h)
         self.post = ACTIVATIONS[step.function](self.h)
         b = self.b
         self.d_second = grow(
@@ -271,30 +271,32 @@ class NetworkSite:
 
     def _shape(self, t: int) -> Float[Tensor, "o o"]:
         step, b = self.step, self.b[t]
-        first, second, third = (x[t] for x in (self.first, self.second, self.third))
+        first, second, third, fourth = (x[t] for x in (self.first, self.second, self.third, self.fourth))
         W, U = step.bent.weight, self.source.shape[t]
-        K = image(W, U)
-        last = FOURTH[step.function] / 24.0 * b**4 + DERIVATIVE_ERROR * (b + b.square() + b**3)
+        slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
+        rest = FIFTH[step.function] / 120.0 * b**5 + slack
         if step.gate is None:
-            squares = [_weighted(K * K, 0.5 * second)]
-            cubes = [_weighted(K * K * K, third / 6.0)]
-            rest = last + self.kink[t]
+            K = image(W, U)
+            terms = [
+                [_weighted(K**order, w)]
+                for order, w in ((2, 0.5 * second), (3, third / 6.0), (4, fourth / 24.0))
+            ]
+            rest = rest + self.kink[t]
         else:
             other, reach = self.other[t], self.b_other[t]
             both = image(torch.cat((W, step.up.weight)), U)
             n = len(W)
             K, M, X = both[:n, :n], both[n:, n:], both[:n, n:]
-            a, c = 0.5 * second * other, first
-            squares = [_weighted(K * K, a), _weighted(0.5 * K * M, c), _weighted(0.5 * X * X.T, c)]
-            squares += _both_ways(a[:, None] * (K * X) * c)
-            # ½φ″g²u as a symmetric cubic form: of the three places that u may take in the other, one meets u.
-            a, c = third / 6.0 * other, 0.5 * second
-            cubes = [_weighted(K**3, a), _weighted(K * K * M / 3.0, c), _weighted(2.0 * K * X * X.T / 3.0, c)]
-            cubes += _both_ways(a[:, None] * (K * K * X) * c)
-            rest = last * other.abs() + reach * (
-                THIRD[step.function] / 6.0 * b**3 + DERIVATIVE_ERROR * (1.0 + b + b.square())
+            pairs = (
+                (2, 0.5 * second, first),
+                (3, third / 6.0, 0.5 * second),
+                (4, fourth / 24.0, third / 6.0),
             )
-        parts = [self._down_image(squares), self._down_image(cubes)]
+            terms = [_gated_terms(K, M, X, a * other, c, order) for order, a, c in pairs]
+            rest = rest * other.abs() + reach * (
+                FOURTH[step.function] / 24.0 * b**4 + slack + DERIVATIVE_ERROR
+            )
+        parts = [self._down_image(some) for some in terms]
         size = frobenius(self.down)
         noise = product_error(2 * self.down.shape[0], frobenius(self.jacobian[t]) * self.source.stretch[t])
         noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(size, t)
@@ -377,8 +379,17 @@ class NetworkSite:
         return grow(gamma(8 * n) * 8.0 * down * peak * (size + 1.0) + gamma(8) * bias)
 
 
-def _both_ways(M: Float[Tensor, "n n"]) -> list[Float[Tensor, "n n"]]:
-    return [M, M.T]
+def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:
+    """The Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, in terms.
+
+    K, M and X are the inner products of g with g, u with u and g with u. Of the k places that u may take in the other
+    form, one meets u.
+    """
+    power = K ** (order - 2)
+    cross = a[:, None] * (power * K * X) * c
+    straight = _weighted(power * K * M / order, c)
+    turned = _weighted(power * X * X.T * ((order - 1) / order), c)
+    return [_weighted(power * K * K, a), straight, turned, cross, cross.T]
 
 
 def _weighted(M: Float[Tensor, "n n"], w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:

@@ -64,6 +64,11 @@ class Factors:
         floored = sizes + UNREAD * sizes.mean(-1, keepdim=True)
         return (self.squares * weights_of_sum(floored)).sqrt()[..., self.group]
 
+    def own_weights(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
+        """The same with every factor as a group of its own."""
+        sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half
+        return self.half * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
+
 
 @dataclass(eq=False)
 class Root:
@@ -81,8 +86,8 @@ class Root:
 
     @cached_property
     def gram(self) -> Float[Tensor, "S d d"]:
-        """The shape of Nα, with the best weights of the groups for each token."""
-        w = self.factors.weights(self.factors.sizes(self.N))
+        """The shape of Nα, with weights of the factors for each token."""
+        w = self.factors.own_weights(self.N)
         return torch.stack([gram(N * row) for N, row in zip(self.N, w, strict=True)])
 
     @cached_property

@@ -24,7 +24,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.base import Bounds, Engine, FormBounds, Guarantee, Problem, Stopwatch, Tail
-from prooflens.engines.hidden import HiddenBounds, Reach, headless, hidden_bounds, output_forms
+from prooflens.engines.hidden import (
+    BoundsHidden,
+    HiddenBounds,
+    Reach,
+    headless,
+    hidden_bounds,
+    output_forms,
+)
 from prooflens.engines.interval import value_boxes
 from prooflens.models import OUTPUT
 from prooflens.numerics import down, gamma, up
@@ -96,6 +103,34 @@ def bound_margins(engine: Engine, problem: Problem, functionals: Sequence[Functi
         lower_ledger=None,
         upper_ledger=None,
     )
+
+
+def _margins(
+    engine: Engine, problem: Problem, functionals: Sequence[Functional], known: HiddenBounds | None
+) -> FormBounds:
+    """The same, from an engine's own enclosure where it has one; only what that leaves open is asked one by one."""
+    if known is None or known.A is None:
+        return bound_margins(engine, problem, functionals)
+    weight, bias = problem.model.head
+    pairs = [_terms(functional, weight) for functional in functionals]
+    rows = torch.stack([kappa @ weight[index] for kappa, index in pairs])
+    shift = torch.stack([kappa @ bias[index] for kappa, index in pairs])
+    largest, d = known.largest, weight.shape[-1]
+    size = torch.stack(
+        [kappa.abs() @ (weight[index].abs() @ largest + bias[index].abs()) for kappa, index in pairs]
+    )
+    value = rows @ known.h0 + shift
+    longest = max(len(index) for _, index in pairs)
+    far = up(known.spread_linear(rows) + up(gamma(d + longest + 16) * 4.0 * size + TINY))
+    corner = torch.where(rows @ known.A >= 0, 1.0, -1.0).to(rows)
+    found = FormBounds(down(value - far), up(value + far), -corner, corner)
+    constants = torch.tensor([f.constant for f in functionals]).to(value)
+    open_ = ((found.lower + constants <= 0.0) & (found.upper + constants >= 0.0)).nonzero()[:, 0].tolist()
+    if open_:
+        again = bound_margins(engine, problem, [functionals[i] for i in open_])
+        found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
+        found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
+    return found
 
 
 def bound_tail(
@@ -175,15 +210,17 @@ def bound_outputs(engine: Engine, problem: Problem, functionals: Sequence[Functi
     lower, upper = (torch.empty(size, dtype=torch.float64) for _ in range(2))
     direct = [i for i, f in enumerate(functionals) if not is_tail(f)]
     corners: list[Tensor | None] = [None, None]
+    known = None
+    if len(direct) < size or isinstance(engine, BoundsHidden):
+        known = hidden_bounds(engine, problem)
     if direct:
-        found = bound_margins(engine, problem, [functionals[i] for i in direct])
+        found = _margins(engine, problem, [functionals[i] for i in direct], known)
         constants = torch.tensor([functionals[i].constant for i in direct], dtype=torch.float64)
         lower[direct] = down(found.lower.cpu() + constants)
         upper[direct] = up(found.upper.cpu() + constants)
         if len(direct) == size:
             corners = [found.lower_corner, found.upper_corner]
     tail = None
-    known = hidden_bounds(engine, problem) if len(direct) < size else None
     for i, functional in enumerate(functionals):
         if is_tail(functional):
             low, high, tail = bound_tail(engine, problem, functional, known)
