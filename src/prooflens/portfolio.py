@@ -74,7 +74,7 @@ def work_of_lines(problem: Problem, depth: int) -> float:
 
 def work_of_walks(problem: Problem, depth: int) -> float:
     """What `taylor` costs, in the time that one core takes for `MOST_WORK`: minutes are allowed, and a GPU counts."""
-    return taylor_work(problem, depth) / (3000.0 if problem.model.device.type == "cuda" else 20.0)
+    return taylor_work(problem, depth) / (1000.0 if problem.model.device.type == "cuda" else 10.0)
 
 
 DEEPER = range(1, 10**6)
@@ -82,8 +82,8 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
-    Stage("crown", work=work_of_lines),
     Stage("taylor", DEEPER, work=work_of_walks),
+    Stage("crown", work=work_of_lines),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )

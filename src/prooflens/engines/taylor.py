@@ -21,6 +21,7 @@ or covector that was rounded is a slightly different stand-in, and what it misse
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,8 +42,12 @@ from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
 from prooflens.regions import Region
 
-DEFAULT_MEMORY = 4 * 2**30
-"""Bytes that the engine may use where nobody says otherwise."""
+
+def default_memory(device: torch.device) -> int:
+    """Bytes that the engine may use where nobody says otherwise: two thirds of what the device has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory * 2 // 3
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
 
 
 @register("taylor")
@@ -61,13 +66,17 @@ class Taylor:
         """float64 models only, and the job must fit into memory."""
         if problem.model.dtype != torch.float64:
             return "proofs need a float64 model"
-        need, allowed = least_memory(problem, forms), self.memory or DEFAULT_MEMORY
+        need, allowed = least_memory(problem, forms), self.allowed(problem)
         if need > allowed:
             return (
                 f"taylor needs about {need / 2**30:.1f} GiB for {problem.region.n_factors} factors, "
                 f"{allowed / 2**30:.1f} GiB are allowed: give more memory, fewer moving tokens, or another engine"
             )
         return None
+
+    def allowed(self, problem: Problem) -> int:
+        """Bytes that it may use."""
+        return self.memory or default_memory(problem.model.device)
 
     def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
         """Bounds of every form, with the corners that their linear parts point to."""
@@ -77,7 +86,7 @@ class Taylor:
             walk = self.walk(problem, forms)
             found = self._parts(walk, problem, forms, thorough=False)
             open_ = ((found.lower <= 0.0) & (found.upper >= 0.0)).nonzero()[:, 0]
-            if self.thorough and len(open_):
+            if walk.kept is None and len(open_):
                 again = self._parts(walk, problem, forms.select(open_.cpu()), thorough=True)
                 found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
                 found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
@@ -120,8 +129,11 @@ class Taylor:
             [OUTPUT] if forms.logits is not None else []
         )
         program = problem.model.program(problem.n_tokens, wanted, problem.padding)
-        spare = (self.memory or DEFAULT_MEMORY) - least_memory(problem, forms) // 2
-        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None))
+        allowed = self.allowed(problem)
+        spare = allowed - least_memory(problem, forms) // 2
+        whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
+        kept = None if whole else frozenset(forms.layers)
+        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept)
         walk.forward(segments_of(program), problem.region.center, factors(problem.region))
         return walk
 
@@ -141,28 +153,29 @@ def factors(region: Region) -> Float[Tensor, "S d p"]:
     return region.dense_generators().movedim(0, -1).contiguous()
 
 
-def least_memory(problem: Problem, forms: Forms) -> int:
-    """Bytes for the Jacobians that must be held at once: roots, queries, keys, values and score rows by all factors."""
+def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
+    """Bytes that must be held at once: the chains that are kept (all of them if `whole`), and one layer at work."""
     architecture = problem.model.architecture
     S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
-    layers = max((*forms.layers, 0)) + 1 if forms.logits is None else architecture.n_layers
-    heads = 3 * architecture.n_heads * architecture.head_dim * S
-    rows = 3 * architecture.n_heads * S * S
-    return 8 * (p * (layers * (S * d + heads + rows) + 4 * S * d) + 8 * S * (architecture.d_ff + 4 * d) * d)
+    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
+    depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
+    kept = depth if whole else min(depth, len(forms.layers))
+    shared = S * architecture.kv_heads * c
+    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
+    mixing = 2 * min(S + 1, p) * shared**2 + 5 * (S * H * c) ** 2 + 3 * (S * d) ** 2
+    work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
+    return 8 * ((kept + 1) * chain + work)
 
 
 def taylor_work(problem: Problem, depth: int) -> float:
-    """About how many multiplications the walk takes: covectors of all values, through every chain below."""
+    """About how many multiplications the walk forward takes."""
     architecture = problem.model.architecture
     S, d, f, H = problem.n_tokens, architecture.d_model, architecture.d_ff, architecture.n_heads
-    network = (6.0 if architecture.gated else 2.0) * f * d * d + 6.0 * d**3
-    rows = float(H * S)
-    attention = (rows * architecture.head_dim) ** 2 + 20.0 * rows**3
-    total = 0.0
-    for chain in range(1, min(depth, architecture.n_layers) + 1):
-        covectors = 6.0 * S * d
-        total += covectors * (network * (1 + (chain - 1) * S) + attention * (1 + (chain - 1) * S))
-    return total
+    p, width = max(1, problem.region.n_factors), H * architecture.head_dim
+    jacobians = S * d * (60.0 * d * d + 8.0 * S * d * d + 2.0 * S * d * p + 2.0 * d * p)
+    network = S * ((4.0 if architecture.gated else 1.0) * (f * d * (d + f) + 3.0 * f * f * d) + f * d * p)
+    attention = 4.0 * (S * width) ** 2 * p / S + S * ((S * width) ** 2 * 8.0 + 40.0 * d**3 + 2.0 * S * d**3)
+    return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
 def _bound(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:

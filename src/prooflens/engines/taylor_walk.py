@@ -47,6 +47,12 @@ class Chain:
     mix: MixSite | None = None
     mixed: Tensor | None = None
     """The shapes of what the mixing misses, by query token."""
+
+    def forget(self) -> None:
+        """Let go of everything but the segment and the root."""
+        self.values, self.shapes, self.sites = {}, {}, {}
+        self.scores = self.mix = self.mixed = None
+
     pool: Pool | None = None
 
 
@@ -56,6 +62,8 @@ class Walk:
 
     memory: int
     progress: Callable[[str, float], None] = lambda stage, share: None
+    kept: frozenset[int] | None = None
+    """Layers whose chains are kept whole; None for all, as walking back needs them."""
     chains: list[Chain] = field(default_factory=list)
 
     def forward(
@@ -79,6 +87,8 @@ class Walk:
                 stage = "output" if segment.layer is None else f"layer {segment.layer}"
                 self.progress(stage, number / len(segments))
                 root = self._next(chain)
+                if self.kept is not None and segment.layer not in self.kept:
+                    chain.forget()
 
     def _widths(self, segment: Segment, root: Root) -> Float[Tensor, " p"]:
         """Half-widths that even out how strongly queries, keys and values of the first layer read the factors.
