@@ -206,7 +206,7 @@ def _readout(
     padding: Tensor | None,
 ) -> None:
     if architecture.pool != "none":
-        real = torch.ones(n_tokens) if padding is None else padding.cpu().double()
+        real = torch.ones(n_tokens, dtype=torch.float64) if padding is None else padding.cpu().double()
         chosen = torch.zeros(n_tokens, dtype=torch.float64)
         if architecture.pool == "mean":
             chosen = real / real.sum()
