@@ -63,8 +63,8 @@ def test_a_result_survives_json() -> None:
 def test_a_stand_in_is_named_in_the_title() -> None:
     one = get_study("wang_probe")
     assert one.titled("smollm2").endswith("on smollm2, standing in for GPT-2 small")
-    assert one.titled("gpt2").endswith("on gpt2")
-    assert "standing in" not in one.titled("gpt2")
+    assert one.titled("gpt2", chosen=True).endswith("on gpt2")
+    assert "standing in" not in one.titled("gpt2", chosen=True)
 
 
 def test_no_study_calls_an_estimate_certified() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prooflens.models import load
-from prooflens.studies import Result, neighbourhoods, pruning
+from prooflens.studies import Result, neighbourhoods, pruning, widths
 from prooflens.studies.base import COUNT
 from prooflens.studies.prompts import paraphrase_sets
 from tests.families import bert
@@ -90,6 +90,13 @@ def test_pretrained_on_a_toy(run: Run, name: str, settings: dict[str, str], n: s
     assert {row.n for row in result.rows} == n
     for row in result.rows:
         assert (row.estimated is not None) == row.engine.startswith("jacobian")
+
+
+def test_the_model_that_was_asked_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widths, "trained", lambda name, settings: load("toy"))
+    result = run("d128_bounds")
+    assert result.model == "toy-d32"
+    assert result.title.endswith("on toy-d32")
 
 
 def test_headlines_are_rows_of_other_studies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

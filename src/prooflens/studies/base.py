@@ -94,6 +94,8 @@ class Sheet:
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     """Whatever else is worth keeping: per-seed values, prompts, percentiles."""
+    model: str | None = None
+    """The model that was asked, where it is not the study's usual one."""
 
     def add(self, *rows: Row) -> None:
         """Rows of the table."""
@@ -188,9 +190,9 @@ class Study:
     paper_model: str | None = None
     """What the paper used, where `model` only stands in for it."""
 
-    def titled(self, model: str) -> str:
-        """The title, which says so where a stand-in was used."""
-        if self.paper_model is not None and model == self.model:
+    def titled(self, model: str, chosen: bool = False) -> str:
+        """The title, which says so where a stand-in was used and not `chosen` by the user."""
+        if self.paper_model is not None and not chosen:
             return f"{self.title} — on {model}, standing in for {self.paper_model}"
         return self.title if model == self.model else f"{self.title} — on {model}"
 
@@ -205,10 +207,10 @@ class Study:
 
         sheet, start = Sheet(), time.perf_counter()
         self.run(settings, sheet)
-        model = settings.model or self.model
+        model = settings.model or sheet.model or self.model
         return Result(
             name=self.name,
-            title=self.titled(model),
+            title=self.titled(model, settings.model is not None),
             group=self.group,
             command=shlex.join(["prooflens", "reproduce", self.name, *settings.arguments]),
             model=model,

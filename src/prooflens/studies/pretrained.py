@@ -177,6 +177,7 @@ def deep(
 ) -> None:
     """Queries of the last token at some layer, by an engine for depth. Quick: one position of minilm."""
     name = settings.model or ("minilm" if settings.quick else usual)
+    sheet.model = name
     model = Settings(model=name, device=settings.device, tell=settings.tell).load(name).cut(layer + 1)
     quick_engine = "crown" if layer == 1 else "interval"
     engine = settings.engine or (quick_engine if settings.quick else "taylor")
