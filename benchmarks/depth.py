@@ -51,7 +51,7 @@ def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
     """How far values move beyond first order, by their linear reach: mean e/τ of every value."""
     with torch.no_grad():
         setting = problem.setting([layer])
-        forms = forms_of(parse_query("top1").bind(setting)[0].functionals)
+        forms = forms_of([f for claim in parse_query("top1").bind(setting) for f in claim.functionals])
         walk = Taylor(memory=memory).walk(problem, forms)
         return {
             name: round(float((value.e / value.tau).mean()), 3)

@@ -175,9 +175,10 @@ def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
     assert region.radius is not None
     position = int(form.position[0])
     factors = _query_factors(problem, position)
-    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(factors)))).to(region.center)
+    corners = list(itertools.product((-1.0, 1.0), repeat=len(factors)))
+    signs = torch.tensor(corners).reshape(len(corners), len(factors)).to(region.center)
     best, alpha = region.center.new_full((), -torch.inf), region.center.new_zeros(region.n_factors)
-    for some in signs.reshape(-1, len(factors)).split(VERTICES_AT_ONCE):
+    for some in signs.split(VERTICES_AT_ONCE):
         vertex = region.center.new_zeros(len(some), region.n_factors)
         vertex[:, factors] = some
         value, slope = _solved_for_keys(view, form, region.point(vertex)[:, position])

@@ -134,7 +134,12 @@ class Taylor:
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
         walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept)
-        walk.forward(segments_of(program), problem.region.center, factors(problem.region))
+        segments = segments_of(program)
+        read = None
+        if segments[-1].final is not None:
+            pools = [segment.pool for segment in segments if segment.pool is not None]
+            read = pools[0].weights.nonzero()[:, 0].tolist() if pools else [last_token(problem)]
+        walk.forward(segments, problem.region.center, factors(problem.region), read)
         return walk
 
 
@@ -209,10 +214,13 @@ def last_value(walk: Walk, problem: Problem) -> tuple[Value, int]:
     """The value that the head reads, or the output itself, and its token."""
     chain = walk.chains[-1]
     assert chain.segment.final is not None
-    t = 0
-    if problem.model.architecture.pool == "none":
-        t = problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
-    return chain.values[chain.segment.final], t
+    behind = len(walk.chains) > 1 or problem.model.architecture.pool != "none"
+    return chain.values[chain.segment.final], 0 if behind else last_token(problem)
+
+
+def last_token(problem: Problem) -> int:
+    """The token whose output is meant in a model with one per token."""
+    return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
 
 
 def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:

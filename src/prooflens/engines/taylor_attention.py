@@ -196,21 +196,26 @@ class MixSite:
         return torch.stack(found, -1)
 
     def tangent(
-        self, q: Float[Tensor, "S n m"], k: Float[Tensor, "S n m"], v: Float[Tensor, "S n m"], stream: Tensor
-    ) -> tuple[Float[Tensor, "S S d m"], Float[Tensor, "S S"]]:
+        self,
+        q: Float[Tensor, "S n m"],
+        k: Float[Tensor, "S n m"],
+        v: Float[Tensor, "S n m"],
+        stream: Float[Tensor, "S d m"],
+        tokens: list[int],
+    ) -> tuple[Float[Tensor, "T S d m"], Float[Tensor, "T S"]]:
         """∂(next root)_t/∂(something of token t′) from the Jacobians of q, k, v and the stream by it; its rounding."""
         S, H, c = self.z.shape
         Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
-        made = stream.new_zeros(S, S, stream.shape[1], stream.shape[2])
+        made = stream.new_zeros(len(tokens), S, stream.shape[1], stream.shape[2])
         pulled = self.s[..., None] * self.spread
-        for t in range(S):
+        for place, t in enumerate(tokens):
             beta = self.scale * torch.einsum("jhcd,hc->hjd", Jk, self.scores.q.u[t])
             alpha = self.scale * torch.einsum("hcd,hjc->hjd", Jq[t], self.keys[:, t])
             inner = torch.einsum("hj,jhcd->jhcd", self.s[:, t], Jv)
             inner = inner + torch.einsum("hjc,hjd->jhcd", pulled[:, t], beta)
             inner[t] += torch.einsum("hjc,hjd->hcd", pulled[:, t], alpha)
-            made[t] = self.out.flatten(1) @ inner.flatten(1, 2)
-            made[t, t] += stream[t]
+            made[place] = self.out.flatten(1) @ inner.flatten(1, 2)
+            made[place, t] += stream[t]
         values, keys, queries = self.v.n.amax(), self.scores.k.n.amax(), self.scores.q.n.amax()
         head = frobenius(v) + 2.0 * values * self.scale * (queries * frobenius(k) * H**0.5)
         size = (self.out_size.square().sum().sqrt() * head).expand(S, -1).clone()
@@ -218,7 +223,7 @@ class MixSite:
             4.0 * values * self.scale * keys * frobenius(q) * H**0.5 * S
         )
         size.diagonal().add_(own)
-        return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size)
+        return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size[tokens])
 
     def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
         """From a covector at row t of the next root: covectors at q (row t), k and v (all rows)."""

@@ -60,12 +60,12 @@ class MixShape:
     @cached_property
     def key_grams(self) -> Float[Tensor, "G n n"]:
         """A_kA_kᵀ, group by group of factors."""
-        return torch.stack([self.rows_k[:, own] @ self.rows_k[:, own].T for own in self.groups])
+        return torch.stack([_live_gram(self.rows_k[:, own]) for own in self.groups])
 
     @cached_property
     def value_grams(self) -> Float[Tensor, "G n n"]:
         """A_vA_vᵀ, group by group of factors."""
-        return torch.stack([self.rows_v[:, own] @ self.rows_v[:, own].T for own in self.groups])
+        return torch.stack([_live_gram(self.rows_v[:, own]) for own in self.groups])
 
     def _pairs(self, value: Value, grams: Float[Tensor, "G n n"], t: int) -> Float[Tensor, "H H jl ce"]:
         """Inner products of rows as token t weighs factors, [(h, k), (j, l), (c, e)], raised by twice the rounding."""
@@ -234,3 +234,13 @@ class MixShape:
         sizes = X * trace(shared).T.sqrt() * self.mix.out_size[:, None]
         c = weights_of_sum(sizes.flatten()).reshape(X.shape)
         return self._choose_values(grow(X.square() * c), shapes)
+
+
+def _live_gram(X: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
+    """XXᵀ; in the first layer most rows do not depend on a group and are 0."""
+    live = (X != 0).any(1).nonzero()[:, 0]
+    if len(live) == len(X):
+        return X @ X.T
+    found = X.new_zeros(len(X), len(X))
+    found[live[:, None], live] = X[live] @ X[live].T
+    return found

@@ -10,7 +10,7 @@ all there is to know of a functional.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -46,7 +46,9 @@ class Chain:
     scores: ScoreSite | None = None
     mix: MixSite | None = None
     mixed: Tensor | None = None
-    """The shapes of what the mixing misses, by query token."""
+    """The shapes of what the mixing misses, by token of the next root."""
+    goes_on: list[int] = field(default_factory=list)
+    """The tokens that the next root has."""
 
     def forget(self) -> None:
         """Let go of everything but the segment and the root."""
@@ -67,14 +69,21 @@ class Walk:
     chains: list[Chain] = field(default_factory=list)
 
     def forward(
-        self, segments: list[Segment], center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"]
+        self,
+        segments: list[Segment],
+        center: Float[Tensor, "S d"],
+        generators: Float[Tensor, "S d p"],
+        read: list[int] | None = None,
     ) -> None:
-        """Walk all segments."""
+        """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
         root = _input(center, generators, torch.ones(generators.shape[-1]).to(center))
         if segments[0].attention is not None:
             root = _input(center, generators, self._widths(segments[0], root))
         for number, segment in enumerate(segments):
             chain = Chain(segment, root)
+            if segment.attention is not None:
+                last = not any(later.attention for later in segments[number + 1 :])
+                chain.goes_on = read if last and read is not None else list(range(len(center)))
             self.chains.append(chain)
             self._start(chain)
             for step in segment.steps:
@@ -180,36 +189,39 @@ class Walk:
         heads = Heads.of(v, q.heads)
         mix = MixSite(chain.scores, names, heads, stream.size, chain.root.factors)
         chain.mix = mix
-        A, error = mix.tangent(q.J, k.J, v.J, stream.J)
-        S, _, d, m = A.shape
-        flat = A.movedim(1, 2).reshape(S * d, S * m)
-        N = (flat @ chain.root.N.flatten(0, 1)).reshape(S, d, -1)
+        tokens = chain.goes_on
+        A, error = mix.tangent(q.J, k.J, v.J, stream.J, tokens)
+        T, S, d, m = A.shape
+        flat = A.movedim(1, 2).reshape(T * d, S * m)
+        N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
         stretch = chain.root.stretch
         noise = (error + product_error(S * m, frobenius(A))) @ stretch
-        parts: list[list[Tensor]] = [[] for _ in range(S)]
+        parts: list[list[Tensor]] = [[] for _ in tokens]
         for name in stream.sources | q.sources:
             shape = chain.shapes[name]
-            A, error = mix.tangent(*(_by(value, name) for value in (q, k, v, stream)))
+            A, error = mix.tangent(_by(q, name), _by(k, name), _by(v, name), _by(stream, name), tokens)
             noise = noise + error @ trace(shape).sqrt()
-            for t in range(S):
+            for t in range(T):
                 # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
                 parts[t].append(total(list(image(A[t], shape))))
-        noise = noise + stream.noise + self._value_noise(mix, q, k, v)
+        noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
         shapes = MixShape(mix, q, k, v)
-        chain.mixed = torch.stack([shapes.shape(t) for t in range(S)])
-        B = [total([*parts[t], chain.mixed[t], ball(grow(noise[t]), d)]) for t in range(S)]
-        return Root(stream.u + names.output(mix.z), N, torch.stack(B), chain.root.factors)
+        chain.mixed = torch.stack([shapes.shape(t) for t in tokens])
+        B = [total([*parts[t], chain.mixed[t], ball(grow(noise[t]), d)]) for t in range(T)]
+        u = stream.u + names.output(mix.z)
+        return Root(u[tokens], N, torch.stack(B), chain.root.factors)
 
-    def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Float[Tensor, " S"]:
+    def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
         """What the rounding of queries, keys and values becomes at the next root."""
         scores = mix.scores
         queries, keys, values = (x.n.amax() for x in (scores.q, scores.k, mix.v))
         heads = mix.out_size.square().sum().sqrt() * len(mix.out_size)
         moved = 4.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
-        return grow(heads * (v.noise.max() + moved)).expand(len(mix.z))
+        return grow(heads * (v.noise.max() + moved))
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
-        chain.pool = pool
+        tokens = self.chains[-2].goes_on if len(self.chains) > 1 else list(range(len(pool.weights)))
+        chain.pool = pool = replace(pool, weights=pool.weights[tokens])
         value = chain.values[pool.inputs[0]]
         weights = pool.weights
         N = torch.einsum("s,snd,sdp->np", weights, value.J, value.root.N)[None]
@@ -298,9 +310,10 @@ class Walk:
             lost = torch.zeros(len(some), 2).to(some)
             heads = {name: chain.values[name].heads for name in (names.q, names.k, names.v)}
             keys: Tensor | None = None
-            for t, u in roots.items():
+            for place, u in roots.items():
+                t = chain.goes_on[place]
                 found = chain.mix.pull(u, t)
-                missed = support(chain.mixed[t], u) + length(u) * chain.mix.noise(t)
+                missed = support(chain.mixed[place], u) + length(u) * chain.mix.noise(t)
                 lost = lost + missed[:, None]
                 seeds.setdefault(t, {})
                 _put(seeds[t], names.stream, u)
