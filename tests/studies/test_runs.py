@@ -114,7 +114,7 @@ def test_paraphrases(run: Run) -> None:
     sound(result)
     assert len(result.rows) == 2 * 2 * 3
     assert {row.n for row in result.rows} == {4}
-    assert {row.engine for row in result.rows} == {"layer0", "exact"}
+    assert {row.engine for row in result.rows} == {"layer0", "exact", "crown"}
 
 
 @pytest.mark.pretrained
