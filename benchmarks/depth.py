@@ -8,9 +8,11 @@ peak memory. Proved claims are attacked with ten times the paper's budget; one t
 """
 
 import argparse
+import itertools
 import json
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,9 +22,11 @@ from prooflens.engines import Problem, forms_of
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack_search import Budget
 from prooflens.engines.functionals import bound_claims
-from prooflens.engines.taylor import Taylor
-from prooflens.models import Transformer
-from prooflens.queries import parse_query
+from prooflens.engines.taylor import Taylor, bound_part, factors
+from prooflens.engines.taylor_segments import segments_of
+from prooflens.engines.taylor_walk import Chain, Walk
+from prooflens.models import Transformer, scores_name
+from prooflens.queries import Claim, parse_query
 
 PAPER = Budget(samples=500, restarts=5, steps=50)
 TENFOLD = Budget(samples=5000, restarts=50, steps=50)
@@ -60,12 +64,60 @@ def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
         }
 
 
-def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: float) -> dict[str, object]:
+def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterator[dict[str, object]]:
+    """All layers of --layer in one walk by ellipsoids: proved and attacked claims of each, and e/τ of its queries."""
     problem = Problem(model, region_of(model, options.text, eps, options.device))
+    wanted = sorted(options.layer)
+    claims = {layer: asked(problem, options, layer) for layer in wanted}
+    forms = {layer: forms_of([f for c in claims[layer] for f in c.functionals]) for layer in wanted}
+    found: dict[int, tuple[list[bool], list[torch.Tensor], float, float]] = {}
+    start = time.perf_counter()
+
+    def visit(chain: Chain) -> None:
+        layer = chain.segment.layer
+        if layer not in forms or chain.scores is None:
+            return
+        part = bound_part(walk, problem, forms[layer], thorough=False)
+        sizes = [len(c.functionals) for c in claims[layer]]
+        lower, upper = part.lower.cpu().split(sizes), part.upper.cpu().split(sizes)
+        holds = [c.decide(a, b) == "holds" for c, a, b in zip(claims[layer], lower, upper, strict=True)]
+        q = chain.values[chain.scores.names[0]]
+        ratio = float((q.e / q.tau).mean())
+        found[layer] = holds, list((-part.corner).cpu().split(sizes)), ratio, time.perf_counter() - start
+
+    program = model.program(problem.n_tokens, [scores_name(wanted[-1])], None)
+    walk = Walk(options.memory * 2**30, kept=frozenset(), visit=visit)
+    with torch.no_grad():
+        walk.forward(segments_of(program), problem.region.center, factors(problem.region))
+    for layer, (holds, corners, ratio, took) in found.items():
+        broken = break_claims(problem, claims[layer], PAPER, seed=0, starts=corners)
+        if any(is_proved and witness is not None for is_proved, witness in zip(holds, broken, strict=True)):
+            raise AssertionError("a claim was proved and is broken")
+        yield {
+            "model": options.model,
+            "layer": layer,
+            "eps": eps,
+            "claims": len(holds),
+            "proved": sum(holds),
+            "attack leaves": sum(witness is None for witness in broken),
+            "heads": [c.rows[0].head for c, is_proved in zip(claims[layer], holds, strict=True) if is_proved],
+            "e / τ of queries": round(ratio, 3),
+            "seconds up to here": round(took, 1),
+        }
+
+
+def asked(problem: Problem, options: argparse.Namespace, layer: int) -> list[Claim]:
+    """The claims of one layer that hold on the clean input."""
     claims = parse_query(options.query).bind(problem.setting([layer]))
     claims = [claim for claim in claims if claim.functionals and claim.clean_holds]
     if options.last:
         claims = [c for c in claims if c.rows[0].position == problem.n_tokens - 1]
+    return claims
+
+
+def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: float) -> dict[str, object]:
+    problem = Problem(model, region_of(model, options.text, eps, options.device))
+    claims = asked(problem, options, layer)
     if options.rows:
         order = torch.randperm(len(claims), generator=torch.Generator().manual_seed(0)).tolist()
         claims = [claims[i] for i in sorted(order[: options.rows])]
@@ -125,6 +177,9 @@ def main() -> None:
         "--quick", action="store_true", help="attack proved claims with the paper's budget only"
     )
     parser.add_argument(
+        "--probe", action="store_true", help="all layers of --layer in one walk, by ellipsoids"
+    )
+    parser.add_argument(
         "--fast", action="store_true", help="ellipsoids only: no eigenvalues for open functionals"
     )
     parser.add_argument("--sizes", action="store_true", help="also e/τ of every value that a site reads")
@@ -132,13 +187,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
     options = parser.parse_args()
     model = load(options.model).to(options.device)
-    for layer in options.layer:
-        for eps in options.eps:
-            row = measure(model, options, layer, eps)
-            print(json.dumps(row), flush=True)
-            if options.json is not None:
-                with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+    rows = (measure(model, options, layer, eps) for layer in options.layer for eps in options.eps)
+    for row in (
+        itertools.chain.from_iterable(probe(model, options, eps) for eps in options.eps)
+        if options.probe
+        else rows
+    ):
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+        if options.json is not None:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -76,10 +76,16 @@ class Effort:
     eps: tuple[float, ...] = ()
     samples: int | None = None
     layers: tuple[int, ...] = ()
+    device: str = "cpu"
 
     def radii(self, usual: Sequence[float]) -> tuple[float, ...]:
         """The ε that were asked for, or the usual ones."""
         return self.eps or tuple(usual)
+
+    def model(self, name: str) -> str:
+        """A model by its short name, or its folder in runs/ if it was brought there."""
+        folder = Path("runs") / name
+        return str(folder) if folder.is_dir() else name
 
     def count(self, usual: int) -> int:
         """How many samples."""
@@ -264,7 +270,7 @@ def peers(effort: Effort) -> Iterator[Table]:
 
 def minilm(effort: Effort) -> Iterator[Table]:
     """Width of the sentence embedding's coordinates against what an attack attains, as ε shrinks."""
-    whole = load("minilm")
+    whole = load(effort.model("minilm")).to(effort.device)
     rows = []
     for layers in effort.layers or (1, 2, 3, 6):
         model = whole.cut(layers)
@@ -298,7 +304,7 @@ def minilm(effort: Effort) -> Iterator[Table]:
 
 def smollm2(effort: Effort) -> Iterator[Table]:
     """Next token over the full vocabulary after L layers: proved and broken radii, or verdicts at `--eps`."""
-    whole = load("smollm2")
+    whole = load(effort.model("smollm2")).to(effort.device)
     radii, verdicts = [], []
     for layers in effort.layers or (1, 2, 4, 8, 30):
         model = whole.cut(layers)
@@ -371,10 +377,13 @@ def main() -> None:
     parser.add_argument(
         "--layers", action="append", type=int, help="cut after so many layers; may be repeated"
     )
+    parser.add_argument("--device", default="cpu", help="where minilm and smollm2 run")
     parser.add_argument("--json", type=Path, help="write the tables there as well")
     given = parser.parse_args()
     engines = tuple(name for name in given.engine or USUAL if name in engine_names())
-    effort = Effort(given.quick, engines, tuple(given.eps or ()), given.samples, tuple(given.layers or ()))
+    effort = Effort(
+        given.quick, engines, tuple(given.eps or ()), given.samples, tuple(given.layers or ()), given.device
+    )
     torch.set_num_threads(1)
     tables = []
     for name in given.part or PARTS:

@@ -117,7 +117,7 @@ class Taylor:
         parts = []
         for start in range(0, forms.size, size):
             chosen = torch.arange(start, min(start + size, forms.size))
-            parts.append(_bound(walk, problem, forms.select(chosen), thorough))
+            parts.append(bound_part(walk, problem, forms.select(chosen), thorough))
             if self.progress is not None:
                 stage = "open functionals" if thorough else "functionals"
                 self.progress(stage, min(1.0, (start + size) / forms.size))
@@ -183,7 +183,7 @@ def taylor_work(problem: Problem, depth: int) -> float:
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
-def _bound(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
+def bound_part(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
     """f(0) ± (‖a‖₁ + what the stand-ins miss)."""
     center = problem.region.center
     F = forms.size

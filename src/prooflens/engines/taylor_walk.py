@@ -66,6 +66,8 @@ class Walk:
     progress: Callable[[str, float], None] = lambda stage, share: None
     kept: frozenset[int] | None = None
     """Layers whose chains are kept whole; None for all, as walking back needs them."""
+    visit: Callable[[Chain], None] = lambda chain: None
+    """Called with every chain as soon as its scores are known."""
     chains: list[Chain] = field(default_factory=list)
 
     def forward(
@@ -92,6 +94,7 @@ class Walk:
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
                 q, k = (chain.values[name] for name in names)
                 chain.scores = ScoreSite(segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads))
+            self.visit(chain)
             if number + 1 < len(segments):
                 stage = "output" if segment.layer is None else f"layer {segment.layer}"
                 self.progress(stage, number / len(segments))
