@@ -7,7 +7,6 @@ heads, all asked the same query: `["0.3", "a1.h4"]`, or the JSON that edge attri
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from prooflens.certify import Place, ask, certify_question, parse_budget
+from prooflens.documents import read_json as read_document
 from prooflens.engines import Guarantee
 from prooflens.engines.attack import Budget
 from prooflens.errors import QueryError
@@ -30,7 +30,7 @@ from prooflens.queries import Circuit, Query, parse_query
 from prooflens.queries.attention import RowQuery
 from prooflens.results import Results
 
-HEAD = re.compile(r"(?:a|A|L)?(\d+)(?:\.h|\.|[hH])(\d+)")
+HEAD = re.compile(r"(?:a|A|L)?(\d{1,9})(?:\.h|\.|[hH])(\d{1,9})")
 """A head as tools write it: `a0.h11` (edge attribution patching), `A0.11`, `L0H11`, `0.11`."""
 
 OTHER = re.compile(
@@ -161,7 +161,7 @@ def as_circuit(given: str | Query | Sequence[str] | Mapping[str, Any] | Path, qu
 def read_json(path: Path) -> Any:
     """The content of a circuit file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_document(path)
     except (OSError, ValueError) as error:
         raise QueryError(f"{path} is not a readable circuit file: {error}") from error
 

@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialise
 
+from prooflens.documents import read_json
 from prooflens.errors import RunError
 
 SCHEMA = 1
@@ -143,7 +145,12 @@ class Tensors(Mapping[str, Array]):
         return cls({name: path for path, file in opened.items() for name in file.keys()}, opened)  # noqa: SIM118
 
     def __getitem__(self, name: str) -> Array:
-        found: Array = self._open[self.homes[name]].get_tensor(name)
+        if name not in self.homes:
+            raise KeyError(name)
+        try:
+            found: Array = self._open[self.homes[name]].get_tensor(name)
+        except (SafetensorError, TypeError, ValueError) as error:
+            raise RunError(f"{self.homes[name]}: tensor {name} cannot be read: {error}") from error
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -198,14 +205,59 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not (path / HEADER).is_file():
         raise RunError(f"{path} is not a run: it has no {HEADER}")
     try:
-        info = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        info = read_json(path / HEADER)
     except (OSError, ValueError) as error:
         raise RunError(f"{path / HEADER} is not readable JSON: {error}") from error
     if not isinstance(info, dict) or not all(name in info for name in NEEDED):
         raise RunError(f"{path / HEADER} is incomplete: it needs {', '.join(NEEDED)}")
     if info["schema"] != SCHEMA:
         raise RunError(f"{path} has schema {info['schema']!r}, this version reads {SCHEMA}")
+    _check_header(path / HEADER, info)
     return info
+
+
+class _Lenient(BaseModel):
+    """Entries of a header that readers rely on; others may stand beside them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _ModelEntry(_Lenient):
+    name: str
+    sha256: str | None = None
+    source: str | None = None
+
+
+class _RegionEntry(_Lenient):
+    label: str | None = None
+    eps: float | None = None
+
+
+class _Configuration(_Lenient):
+    command: str | None = None
+
+
+class _Header(_Lenient):
+    kind: str
+    model: _ModelEntry
+    tokens: list[str]
+    rows: NonNegativeInt
+    files: dict[str, str]
+    text: str | None = None
+    layers: int | None = None
+    complete: bool = True
+    region: _RegionEntry = _RegionEntry()
+    configuration: _Configuration = _Configuration()
+
+
+def _check_header(path: Path, info: Mapping[str, Any]) -> None:
+    """What readers rely on is of the kind that it must be."""
+    try:
+        _Header.model_validate(info)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path} is damaged: {where}: {first['msg']}") from error
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -34,6 +34,10 @@ class WrongError(Exception):
     """What contradicts the run."""
 
 
+DAMAGE = (WrongError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+          pa.ArrowException, SafetensorError)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Finding:
     """One of the four words about a row, and why."""
@@ -71,6 +75,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
         for name, digest in info["files"].items():
+            _need((run / name).resolve().is_relative_to(run.resolve()), f"{name} is outside the run")
             _need(hashlib.sha256((run / name).read_bytes()).hexdigest() == digest, f"{name} was changed")
         parts = [pq.read_table(run / name) for name in info["files"] if name.startswith("rows/")]
         rows: list[Row] = pa.concat_tables(parts).to_pylist() if parts else []
@@ -84,15 +89,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
             [row["row"] for row in rows] == list(range(info["rows"])), "rows are missing or numbered wrongly"
         )
         return Report([], _Checker(net, tensors).judge_all(rows))
-    except (
-        WrongError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        pa.ArrowException,
-        SafetensorError,
-    ) as error:
+    except DAMAGE as error:
         return Report([f"WRONG: {error or type(error).__name__}"], [])
 
 

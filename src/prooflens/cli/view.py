@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prooflens.cli.common import Json, app, print_json, say
+from prooflens.documents import read_json
 from prooflens.errors import RunError
 
 CLAIMED = (
@@ -130,12 +130,12 @@ def _weights_of(run: Path) -> Path:
     from prooflens.models.cache import model_folder
 
     try:
-        model = json.loads((run / "run.json").read_text(encoding="utf-8"))["model"]
+        model = read_json(run / "run.json")["model"]
         name, source = str(model["name"]).partition(", first ")[0], model["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{run} is not a run: its run.json cannot be read ({error})") from error
     embedded = Path(str(resources.files("prooflens"))) / "models" / "embedded" / name
-    for folder in (Path(source) if source else None, embedded, model_folder(name)):
+    for folder in (Path(str(source)) if source else None, embedded, model_folder(name)):
         if folder is not None and (folder / "config.json").is_file():
             return folder
     raise RunError(f"the weights of {name} are not here: give their folder with --weights")

@@ -12,6 +12,9 @@ NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post"]
 PoolKind = Literal["none", "mean", "first", "last"]
 
+LARGEST = 2**24
+"""No model has a width, a context or a vocabulary beyond this; what says so is damaged."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -46,8 +49,9 @@ class Architecture:
     position_offset: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("n_layers", "n_heads", "d_model", "d_ff"):
-            if getattr(self, name) < 1:
+        self._check_types()
+        for name in ("n_layers", "n_heads", "d_model", "d_ff", "n_kv_heads", "d_head", "d_out", "d_vocab"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.d_head is None and self.d_model % self.n_heads:
             raise ModelError(
@@ -55,13 +59,26 @@ class Architecture:
             )
         if self.n_heads % self.kv_heads:
             raise ModelError(f"{self.n_heads} heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.norm_eps < 0:
-            raise ModelError(f"norm_eps must not be negative, got {self.norm_eps}")
         for name, kind in (("activation", Activation), ("norm_kind", NormKind), ("norm_place", NormPlace)):
             if getattr(self, name) not in get_args(kind):
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
         if self.pool not in get_args(PoolKind):
             raise ModelError(f"pool {self.pool!r} is not one of {', '.join(get_args(PoolKind))}")
+
+    def _check_types(self) -> None:
+        """Numbers are numbers, of a size that a model can have; a folder may say anything."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), str(field.type)
+            if value is None and "None" in kind:
+                continue
+            if kind.startswith("int"):
+                right = type(value) is int and 0 <= value <= LARGEST
+            elif kind.startswith("float"):
+                right = type(value) in (int, float) and 0 <= value <= 1e12
+            else:
+                right = isinstance(value, bool if kind == "bool" else str)
+            if not right:
+                raise ModelError(f"{field.name} cannot be {value!r}")
 
     @property
     def head_dim(self) -> int:
@@ -80,6 +97,8 @@ class Architecture:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
         """Read back `to_dict`; unknown keys are an error, since they would change what is computed."""
+        if not isinstance(data, dict):
+            raise ModelError("the architecture must be a JSON object")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(data) - known):
             raise ModelError(f"unknown entries in the architecture: {', '.join(unknown)}")

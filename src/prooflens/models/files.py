@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prooflens.documents import read_json
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 
@@ -29,7 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{folder} holds no config.json: is it a model folder?")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(config, dict):
@@ -42,7 +43,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(read_json(index)["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"{index} is not a readable index: {error}") from error
         if any(Path(str(name)).name != name for name in names):

@@ -58,6 +58,8 @@ def convert(config: Config, state: State, pool: str | None = None) -> tuple[Arch
         architecture, weights = _FAMILIES[family](config, state, pool)
     except KeyError as error:
         raise ModelError(f"the {family} model lacks {error.args[0]!r} in its config or weights") from error
+    except (TypeError, ValueError, OverflowError, AttributeError, IndexError, RuntimeError) as error:
+        raise ModelError(f"config and weights of the {family} model do not fit: {error}") from error
     return architecture, weights
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prooflens.documents import read_json
 from prooflens.errors import ModelError
 from prooflens.models import huggingface
 from prooflens.models import transformer_lens as lens
@@ -102,9 +102,11 @@ def _pooling(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        modes = json.loads(path.read_text(encoding="utf-8"))
+        modes = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(modes, dict):
+        raise ModelError(f"{path} must hold one JSON object")
     return "mean" if modes.get("pooling_mode_mean_tokens") else "first"
 
 

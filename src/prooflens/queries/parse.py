@@ -27,8 +27,8 @@ from prooflens.queries.rows import Token, suggestion
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 
 SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
-    r"top(\d+)": lambda m: TopK(int(m[1])),
-    r"rank(\d+)": lambda m: Ranking(int(m[1])),
+    r"top(\d{1,9})": lambda m: TopK(int(m[1])),
+    r"rank(\d{1,9})": lambda m: Ranking(int(m[1])),
     rf"mass\s*>=\s*{NUMBER}": lambda m: Mass(tau=float(m[1])),
     r"spec\s*\{(.*)\}\s*>\s*\{(.*)\}": lambda m: Specialised(_tokens(m[1]), _tokens(m[2])),
     r"entropy": lambda m: Entropy(),
@@ -36,7 +36,7 @@ SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
     rf"entropy\s*>=\s*{NUMBER}": lambda m: Entropy(lower=float(m[1])),
     rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m: Entropy(float(m[1]), float(m[2])),
     r"argmax": lambda m: Argmax(),
-    r"logit(\d+)\s*>\s*logit(\d+)": lambda m: Beats(int(m[1]), int(m[2])),
+    r"logit(\d{1,9})\s*>\s*logit(\d{1,9})": lambda m: Beats(int(m[1]), int(m[2])),
 }
 
 EXAMPLES = {
@@ -116,7 +116,7 @@ def _tokens(text: str) -> tuple[Token, ...]:
 
 
 def _token(text: str) -> Token:
-    if re.fullmatch(r"[+-]?\d+", text):
+    if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)
     if text.startswith('"'):
         try:

@@ -49,7 +49,7 @@ def parse_heads(text: str, n_layers: int, n_heads: int) -> list[tuple[int, int]]
 
 def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int, int]]:
     known = [f"{layer}.{head}" for layer in range(n_layers) for head in range(n_heads)]
-    if match := re.fullmatch(r"(\d+)\.(\d+)", part):
+    if match := re.fullmatch(r"(\d{1,9})\.(\d{1,9})", part):
         layer, head = int(match[1]), int(match[2])
         if layer >= n_layers or head >= n_heads:
             nearest = f"{min(layer, n_layers - 1)}.{min(head, n_heads - 1)}"
@@ -58,7 +58,7 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
                 f"; did you mean {nearest!r}?"
             )
         return [(layer, head)]
-    if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part):
+    if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part):
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < n_layers:
             raise QueryError(f"there are no layers {part!r}: layers are 0-{n_layers - 1}")

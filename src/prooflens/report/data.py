@@ -115,10 +115,35 @@ class ReportData:
     notes: tuple[str, ...] = field(default=())
 
 
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException)
+"""What reading a run raises whose rows and tensors do not fit together."""
+
+
 def gather(*found: Frame | Path | str) -> ReportData:
     """The data of a report about one model and prompt, from `Results`, `Radii` and run directories."""
     if not found:
         raise RunError("a report needs at least one result or run directory")
+    runs = [item for item in found if isinstance(item, str | Path)]
+    try:
+        data = _gather(found)
+    except DAMAGE as error:
+        if not runs:
+            raise
+        raise RunError(f"{runs[0]} is damaged: its rows and tensors do not fit ({error})") from error
+    _check_tokens(data)
+    return data
+
+
+def _check_tokens(data: ReportData) -> None:
+    """Rows speak of tokens that the prompt has."""
+    rows = [row for head in data.attention for row in head.rows]
+    named = [row.position for row in rows] + [cell.key for row in rows for cell in row.cells]
+    named += [row["position"] for row in (*data.verdicts, *data.radii) if row.get("position") is not None]
+    if named and not (min(named) >= 0 and max(named) < len(data.tokens)):
+        raise RunError(f"the run is damaged: its rows speak of token {max(named)}, it has {len(data.tokens)}")
+
+
+def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
     sources = [read_source(item) for item in found]
     first = sources[0]
     for other in sources[1:]:

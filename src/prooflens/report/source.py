@@ -84,10 +84,15 @@ class Source:
         """
         if self.text is None:
             return None
+        from prooflens.certify import source_of
         from prooflens.models import load
 
+        # A run names its model; nothing is fetched because a file says so.
+        folder = source_of(self.model_source or self.model)
+        if folder is None:
+            return None
         try:
-            model = load(self.model_source or self.model)
+            model = load(folder)
             prompt = model.prompt(self.text)
         except ProoflensError:
             return None

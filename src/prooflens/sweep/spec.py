@@ -10,7 +10,6 @@ regions: {eps: [0.001, 0.002], tokens: [1]}     # or {radius: {between: [1e-5, 1
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Sequence
 from itertools import product
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from prooflens.documents import parse_json
 from prooflens.errors import ProoflensError
 from prooflens.memory import parse_memory
 from prooflens.radius import LARGEST, SMALLEST
@@ -208,7 +208,7 @@ def _expand(source: dict[str, Any], folder: Path) -> list[Any]:
 
 def _from_json(line: str, field: Any, number: int) -> str:
     try:
-        found = json.loads(line)[field]
+        found = parse_json(line)[field]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise SpecError(f"prompts.jsonl: record {number} is no JSON object with {field!r}") from error
     if not isinstance(found, str):

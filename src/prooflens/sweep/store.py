@@ -23,6 +23,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from prooflens.certificate.store import write_atomically
+from prooflens.documents import read_json
 from prooflens.errors import RunError
 from prooflens.results import RADII, VERDICTS
 
@@ -66,7 +67,7 @@ class SweepStore:
         if not (self.path / HEADER).is_file():
             raise RunError(f"{self.path} is not a sweep: it has no {HEADER}")
         try:
-            found = json.loads((self.path / HEADER).read_text(encoding="utf-8"))
+            found = read_json(self.path / HEADER)
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path / HEADER} is not readable JSON: {error}") from error
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:

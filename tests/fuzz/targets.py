@@ -1,0 +1,179 @@
+"""What strangers may hand us, each as a function of bytes: it returns, or raises an error that a user can act on.
+
+Everything is read as the commands read it. While a target runs, an audit hook watches: no file is written outside its
+folder, no process is started, nothing is unpickled, and no module is imported from the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import prooflens as pl
+from prooflens.certificate import read_run
+from prooflens.checker import check
+from prooflens.circuits import as_circuit
+from prooflens.engines import Problem
+from prooflens.errors import ProoflensError
+from prooflens.models.load import load_folder
+from prooflens.queries import parse_query
+from prooflens.report import gather, render
+from prooflens.sweep.spec import read_spec
+
+CORPUS = Path(__file__).parent / "corpus"
+TOY = Path(pl.__file__).parent / "models" / "embedded" / "toy"
+
+WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.symlink", "os.link", "os.truncate")
+FORBIDDEN = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "pickle.find_class",
+    "ctypes.dlopen",
+    "socket.connect",
+)
+
+
+class EscapeError(AssertionError):
+    """A file did something that files must not do."""
+
+
+class _Watch:
+    """The one audit hook of the process; it looks only while a folder is set."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.seen: list[str] = []
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event in FORBIDDEN:
+            self.seen.append(f"{event}{args!r}")
+        elif event in WATCHED and isinstance(args[0], str | bytes | os.PathLike):
+            writes = event != "open" or (isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR))
+            where = Path(os.fsdecode(args[0])).absolute()
+            if writes and not where.is_relative_to(self.folder) and "__pycache__" not in where.parts:
+                self.seen.append(f"{event} {where}")
+        elif event == "import" and args[1] and Path(str(args[1])).absolute().is_relative_to(self.folder):
+            self.seen.append(f"import {args[1]}")
+
+
+@cache
+def _watch() -> _Watch:
+    return _Watch()
+
+
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[None]:
+    """Nothing leaves the folder."""
+    watch = _watch()
+    watch.folder, watch.seen = folder.absolute(), []
+    try:
+        yield
+    finally:
+        watch.folder = None
+    if watch.seen:
+        raise EscapeError("; ".join(watch.seen))
+
+
+@cache
+def _problem() -> Problem:
+    model = pl.load("toy")
+    return Problem(model, pl.Ball(0.01).around(model.example(0)))
+
+
+@cache
+def _setting() -> Any:
+    return _problem().setting([0, 1])
+
+
+def query(data: bytes, folder: Path) -> None:
+    """A query string, parsed and bound."""
+    parse_query(data.decode("utf-8", "replace")).bind(_setting(), "0")
+
+
+def spec(data: bytes, folder: Path) -> None:
+    """A sweep's specification."""
+    (folder / "spec.yaml").write_bytes(data)
+    read_spec(folder / "spec.yaml")
+
+
+def circuit(data: bytes, folder: Path) -> None:
+    """A circuit file."""
+    (folder / "circuit.json").write_bytes(data)
+    as_circuit(folder / "circuit.json", "top1@-1").bind(_setting())
+
+
+def run_json(data: bytes, folder: Path) -> None:
+    """The header of a run directory: read, reported, checked."""
+    for part in ("rows", "tensors"):
+        shutil.copytree(CORPUS / "run" / part, folder / part, dirs_exist_ok=True)
+    (folder / "run.json").write_bytes(data)
+    check(folder, TOY)
+    run = read_run(folder)
+    render(gather(folder))
+    assert run.table.num_rows == run.info["rows"]
+
+
+def certificate(data: bytes, folder: Path) -> None:
+    """The tensors of a run directory, with the hash that a forger would write."""
+    import hashlib
+
+    info = json.loads((CORPUS / "run" / "run.json").read_text())
+    for part in ("rows", "tensors"):
+        shutil.copytree(CORPUS / "run" / part, folder / part, dirs_exist_ok=True)
+    name = next(name for name in info["files"] if name.startswith("tensors/"))
+    (folder / name).write_bytes(data)
+    info["files"][name] = hashlib.sha256(data).hexdigest()
+    (folder / "run.json").write_text(json.dumps(info))
+    check(folder, TOY)
+    render(gather(folder))
+
+
+def weights(data: bytes, folder: Path) -> None:
+    """A safetensors file of a model."""
+    shutil.copy(TOY / "config.json", folder)
+    (folder / "model.safetensors").write_bytes(data)
+    load_folder(folder, "untrusted")
+
+
+def config(data: bytes, folder: Path) -> None:
+    """The configuration of a model."""
+    shutil.copy(TOY / "model.safetensors", folder)
+    (folder / "config.json").write_bytes(data)
+    load_folder(folder, "untrusted")
+
+
+TARGETS: dict[str, Callable[[bytes, Path], None]] = {
+    "query": query,
+    "spec": spec,
+    "circuit": circuit,
+    "run_json": run_json,
+    "certificate": certificate,
+    "weights": weights,
+    "config": config,
+}
+
+
+def survive(name: str, data: bytes, folder: Path) -> str | None:
+    """Run a target; what a user would read, or None if the input was fine. Anything else is raised."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    try:
+        with watched(folder):
+            TARGETS[name](data, folder)
+    except ProoflensError as error:
+        message = str(error)
+        assert message, "an error says something"
+        return message
+    return None
