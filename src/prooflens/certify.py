@@ -18,6 +18,7 @@ from torch import Tensor
 from prooflens.engines import Engine, Guarantee, Problem
 from prooflens.engines.attack import BUDGETS, Budget
 from prooflens.errors import EngineError, PromptError, QueryError, RegionError
+from prooflens.memory import available, is_shortage, written
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.outcomes import Outcome, Verdict
@@ -36,6 +37,12 @@ CHUNK_NUMBERS = 2**25
 
 CHUNK_FUNCTIONALS = 4096
 """… and never more functionals than this, so that progress is seen and an interruption keeps most of the work."""
+
+LEAST_FUNCTIONALS = 64
+"""Chunks are not made smaller than this before anything was tried."""
+
+TEMPORARIES = 6
+"""Matrices of functionals by factors that an engine holds at a time, about."""
 
 Place = Ball | Region | Paraphrases
 """Where a claim is to hold."""
@@ -138,10 +145,16 @@ def certify_question(question: Question, settings: Settings, tell: Progress) -> 
     board = _Board(tell, len(claims))
     evidence: dict[int, Evidence] = {}
     try:
-        for chunk in chunks(problem, claims, settings.memory):
+        waiting = list(chunks(problem, claims, settings.memory))
+        while waiting:
+            chunk = waiting.pop(0)
             evidence = {i: Evidence.about(claims[i]) for i in chunk}
             board.start(len(chunk))
-            gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
+            try:
+                gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
+            except (MemoryError, RuntimeError) as error:
+                waiting = [*halves(chunk, error), *waiting]
+                continue
             board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}
     except KeyboardInterrupt:
         board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items() if not item.open}
@@ -187,10 +200,46 @@ def settle(
     return [item.outcome(problem) for item in evidence]
 
 
+def halves(chunk: list[int], error: BaseException) -> list[list[int]]:
+    """The two halves of a chunk that did not fit into memory; the error itself where it is another, or one claim."""
+    if not is_shortage(error):
+        raise error
+    if len(chunk) == 1:
+        raise EngineError(
+            "not enough memory for a single claim: use fewer or shorter tokens, a cheaper engine, or give "
+            "more --memory"
+        ) from error
+    middle = len(chunk) // 2
+    return [chunk[:middle], chunk[middle:]]
+
+
+def least_memory(problem: Problem, functionals: int = LEAST_FUNCTIONALS) -> int:
+    """About how many bytes the smallest chunk takes: matrices of functionals by factors, and one pass of the model."""
+    x = problem.region.center
+    wide = max(problem.region.n_factors, x.numel())
+    arch = problem.model.architecture
+    one_pass = len(x) * (8 * arch.d_model + 3 * arch.d_ff) + 4 * arch.n_heads * len(x) ** 2
+    return 8 * (TEMPORARIES * functionals * wide + 4 * one_pass)
+
+
+def check_memory(problem: Problem, memory: int | None) -> int | None:
+    """How many bytes may be used; an error before any work where even the smallest chunk does not fit."""
+    free = available() if problem.model.device.type == "cpu" else None
+    allowed = min((size for size in (memory, free) if size is not None), default=None)
+    need = least_memory(problem)
+    if allowed is not None and need > allowed:
+        raise EngineError(
+            f"this needs at least about {written(need)} and {written(allowed)} may be used: give more --memory, or "
+            "use fewer tokens"
+        )
+    return allowed
+
+
 def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
     """Claims of one depth together, as many as fit; numbers of them in `claims`."""
-    numbers = CHUNK_NUMBERS if memory is None else min(CHUNK_NUMBERS, memory // 64)
-    most = min(CHUNK_FUNCTIONALS, max(64, numbers // max(1, problem.region.n_factors)))
+    allowed = check_memory(problem, memory)
+    numbers = CHUNK_NUMBERS if allowed is None else min(CHUNK_NUMBERS, allowed // 64)
+    most = min(CHUNK_FUNCTIONALS, max(LEAST_FUNCTIONALS, numbers // max(1, problem.region.n_factors)))
     per_row = problem.n_tokens * (problem.n_tokens + 1) // 2
     depths = [depth_of(problem, claim) for claim in claims]
     for depth in sorted(set(depths)):

@@ -1,8 +1,13 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory: as people write them, what there is, and a cap that holds.
+
+A cap limits the private memory that this process may still take (Linux: RLIMIT_DATA), so that what goes beyond fails
+inside this process, with one line that says so, and not by the system's choice of a victim.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from prooflens.errors import EngineError
 
@@ -27,3 +32,64 @@ def parse_memory(text: str | None) -> int | None:
     if match is None or match[2].upper() not in UNITS or not float(match[1]) > 0:
         raise EngineError(f"{text!r} is no amount of memory: write it as in 8GB or 512MiB")
     return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")
+
+
+def available() -> int | None:
+    """Bytes that this process may still take: free memory, its group's share, its limits; None where nobody says."""
+    import resource
+
+    if not STATUS.exists():
+        return None
+    held = _kilobytes(STATUS)
+    left = [_kilobytes(MEMINFO).get("MemAvailable")]
+    for name, kind in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and name in held:
+            left.append(max(0, limit - held[name]))
+    most, used = (_number(GROUP / name) for name in ("memory.max", "memory.current"))
+    if most is not None and used is not None:
+        left.append(max(0, most - used))
+    return min((value for value in left if value is not None), default=None)
+
+
+def cap(size: int) -> None:
+    """From now on this process may take so many bytes beyond what it holds; systems without such limits ignore it."""
+    import resource
+
+    if not STATUS.exists():
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _kilobytes(STATUS).get("VmData", 0) + size
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the cpu or on a GPU."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error).lower()
+        for words in ("out of memory", "can't allocate memory", "cannot allocate memory")
+    )
+
+
+def written(size: float) -> str:
+    """`1.5 GiB`, `300 MiB`."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines() if line.endswith(" kB"))
+    return {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from prooflens.cli import sweep as _sweep
 from prooflens.cli import view as _view
 from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
+from prooflens.memory import is_shortage
 
 __all__ = ["app", "main"]
 
@@ -44,14 +46,30 @@ def main() -> None:
     except ProoflensError as error:
         message = str(error)
     except Exception as error:
-        if hasattr(error, "format_message"):  # what typer raises for arguments that do not parse
-            message = error.format_message()
-        elif isinstance(error, MemoryError) or "memory" in str(error):
-            message = "not enough memory: ask about fewer heads, positions or tokens, or give --memory"
-        else:
-            raise
+        message = _one_line(error)
+    except KeyboardInterrupt:
+        say("interrupted", error=True)
+        sys.exit(130)
     say(f"error: {message}", error=True)
     sys.exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    """What a user reads of an error that is not ours; with PROOFLENS_DEBUG set the error itself is raised."""
+    if hasattr(error, "format_message"):  # what typer raises for arguments that do not parse
+        return str(error.format_message())
+    if os.environ.get("PROOFLENS_DEBUG"):
+        raise error
+    if is_shortage(error):
+        return "not enough memory: ask about fewer heads, positions or tokens, or give more --memory"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return (
+        f"this should not happen ({type(error).__name__}: {first}); please report it with what "
+        "PROOFLENS_DEBUG=1 prints"
+    )
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.errors import PromptError
-from prooflens.memory import parse_memory
+from prooflens.memory import cap, parse_memory
 
 if TYPE_CHECKING:
     from prooflens.certify import Question
@@ -47,6 +47,17 @@ def settings_of(options: dict[str, Any], engine: str) -> Settings:
 
     memory = parse_memory(options["memory"])
     return Settings(stages_of(engine), parse_budget(options["budget"]), options["seed"], memory)
+
+
+def capped(text: str | None) -> int | None:
+    """The bytes of `--memory`; from here on, with the model loaded, this process cannot take more."""
+    size = parse_memory(text)
+    if size is not None:
+        import pyarrow as pa
+
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use
+        cap(size)
+    return size
 
 
 def question_of(options: dict[str, Any], tell: Progress) -> Question:

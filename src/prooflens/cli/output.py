@@ -19,12 +19,12 @@ from prooflens.cli.options import (
     Seed,
     TextOption,
     Tokens,
+    capped,
     input_of,
     moving_tokens,
 )
 from prooflens.cli.prove import exit_code, print_radii
 from prooflens.errors import RegionError
-from prooflens.memory import parse_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def output(
 
 def _shared(options: dict[str, Any], tell: Any) -> dict[str, Any]:
     return {name: options[name] for name in ("layers", "top", "engine", "device", "seed", "budget")} | {
-        "memory": parse_memory(options["memory"]),
+        "memory": capped(options["memory"]),
         "progress": tell,
     }
 

@@ -25,13 +25,13 @@ from prooflens.cli.options import (
     Seed,
     TextOption,
     Tokens,
+    capped,
     input_of,
     moving_tokens,
     named_tokens,
     question_of,
     settings_of,
 )
-from prooflens.memory import parse_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def _verdicts(options: dict[str, Any], engine: str) -> None:
         question = question_of(options, tell)
         keeper = Keeper(options, question.subject)
         question = keeper.remaining(question)
+        capped(options["memory"])
         try:
             results = certify_question(question, settings, tell)
         except Interrupted as stop:
@@ -146,7 +147,7 @@ def radius(
             per_token=per_token,
             engine=engine,
             tolerance=tolerance,
-            memory=parse_memory(memory),
+            memory=capped(memory),
             device=device,
             progress=tell,
             seed=seed,
@@ -204,7 +205,7 @@ def circuit(
             circuit,
             query=query,
             engine=engine,
-            memory=parse_memory(memory),
+            memory=capped(memory),
             device=device,
             progress=tell,
             seed=seed,

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from prooflens.certify import CHUNK_NUMBERS, certify, checked_device
 from prooflens.errors import EngineError, ModelError
+from prooflens.memory import is_shortage
 from prooflens.models import Transformer, load
 from prooflens.queries.rows import find_tokens
 from prooflens.radius import radius
@@ -108,7 +109,7 @@ def settle(task: Task) -> Results | Radii:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether less at a time may help: memory ran out, or an engine refused because it would."""
     refused = isinstance(error, EngineError) and "GiB" in str(error)
-    return isinstance(error, MemoryError) or refused or "out of memory" in str(error)
+    return refused or is_shortage(error)
 
 
 @lru_cache(maxsize=1)
