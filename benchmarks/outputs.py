@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -329,6 +330,7 @@ def smollm2(effort: Effort) -> Iterator[Table]:
                         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f}",
                     ]
                 )
+                print(*verdicts[-1], sep=" | ", file=sys.stderr, flush=True)
                 start = time.perf_counter()
             if effort.eps:
                 continue
