@@ -1,6 +1,7 @@
 """The tables of docs/baselines.md: our baselines beside auto_LiRPA, and `compare` on small and pretrained models.
 
 OMP_NUM_THREADS=1 python benchmarks/baselines.py [peer-tiny peer-d128 toy minilm smollm2] [--peers FOLDER]
+    [--engine taylor]
 
 The first two need the peer models, `minilm` and `smollm2` the pretrained ones. Seconds of the peers are CPU seconds of
 this process; those of the others are as `prooflens compare` gives them.
@@ -38,7 +39,10 @@ LIRPA = {
 }
 """auto_LiRPA 0.7.1, measured separately on 2 cores: CROWN, and α-CROWN (layer 0: 5 iterations, layer 1: 20)."""
 
-PEERS = {"peer-tiny": ("crown", "alpha-crown", "zonotope", "cpz"), "peer-d128": ("crown", "alpha-crown")}
+PEERS = {
+    "peer-tiny": ("crown", "alpha-crown", "zonotope", "cpz", "taylor"),
+    "peer-d128": ("crown", "alpha-crown", "taylor"),
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def peers(folder: Path, name: str) -> None:
+def peers(folder: Path, engines: list[str], name: str) -> None:
     """Mean width of all margins a_j − a_j* [top-1 queries certified], seconds, peak memory."""
 
     def line(layer: int, eps: float, others: tuple[str, str]) -> list[str]:
@@ -133,7 +137,7 @@ def peers(folder: Path, name: str) -> None:
         sizes = [len(claim.functionals) for claim in claims]
         cells = []
         starts = None
-        for engine in PEERS[name]:
+        for engine in engines or PEERS[name]:
             made = get_engine(engine)
             with Peak(model.device) as peak:
                 start = time.process_time()
@@ -148,7 +152,15 @@ def peers(folder: Path, name: str) -> None:
         attained = f"{float((best.upper - best.lower).mean()):.4f} [{left}]"
         return [name, str(layer), f"{eps}", attained, *others, *cells]
 
-    head = ["model", "layer", "ε", "attack", "CROWN*", "α-CROWN*", *(f"`{engine}`" for engine in PEERS[name])]
+    head = [
+        "model",
+        "layer",
+        "ε",
+        "attack",
+        "CROWN*",
+        "α-CROWN*",
+        *(f"`{engine}`" for engine in engines or PEERS[name]),
+    ]
     table(head, (line(layer, eps, them) for (peer, layer, eps), them in LIRPA.items() if peer == name))
 
 
@@ -175,8 +187,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PEERS, *MODELS])
     parser.add_argument("--peers", type=Path, default=Path("..") / "shared" / "models")
+    parser.add_argument("--engine", action="append", default=[], help="only these engines on the peer models")
     chosen = parser.parse_args()
-    makers: dict[str, Callable[[], None]] = {name: partial(peers, chosen.peers, name) for name in PEERS}
+    makers: dict[str, Callable[[], None]] = {
+        name: partial(peers, chosen.peers, chosen.engine, name) for name in PEERS
+    }
     makers |= {name: partial(models, name) for name in MODELS}
     torch.manual_seed(0)
     for name in chosen.parts or makers:
