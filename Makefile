@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types unit browser notebook docs clean
+.PHONY: demo test lint types unit browser notebook docs bench bench-check fuzz clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,18 @@ notebook: $(STAMP)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Tightness, time and memory of every engine: build/bench/bench.json and bench.md. The check fails where one got looser.
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py -o build/bench
+
+bench-check: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py -o build/bench --check benchmarks/baseline.json
+
+# A minute of changed inputs for every reader of untrusted files; guided by coverage where atheris is installed.
+fuzz: $(STAMP)
+	for target in query circuit spec config weights run_json certificate; do \
+	  $(BIN)/python -m tests.fuzz $$target --seconds 60 || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,54 @@
+"""The benchmark's check: an engine that got looser is named, one that did not is not."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[1] / "benchmarks" / "run.py"
+    spec = importlib.util.spec_from_file_location("bench_run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_run"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    held = {"model": "toy", "layer": 0, "eps": 0.02, "engine": "crown", "width": 2.0, "proved_over_left": 0.8}
+    return held | changes
+
+
+def test_looser_engines_are_named(bench: ModuleType) -> None:
+    assert bench.loosened([row()], [row()]) == []
+    assert bench.loosened([row(width=2.19, proved_over_left=0.73)], [row()]) == []
+    assert bench.loosened([row(width=1.0)], [row()]) == []
+    assert len(bench.loosened([row(width=2.21)], [row()])) == 1
+    assert len(bench.loosened([row(width=None)], [row()])) == 1
+    assert len(bench.loosened([row(proved_over_left=0.7)], [row()])) == 1
+    assert bench.loosened([row(engine="new")], [row()]) == []
+
+
+def test_a_small_question_is_measured(bench: ModuleType) -> None:
+    asked = bench.Asked("toy", 0, 0.02, ("interval", "layer0", "crown"), budget="10/1/2")
+    rows = bench.measure(asked, "cpu", 1e9)
+    assert [r["engine"] for r in rows] == ["interval", "layer0", "crown", "attack"]
+    for one in rows[:3]:
+        assert one["width"] >= 1.0 - 1e-9
+        assert one["crossed"] == 0
+        assert one["times_jacobian"] > 0
+        assert len(one["top"]) == 3
+    document = {
+        "command": "python benchmarks/run.py",
+        "machine": {"date": "today", "device": "cpu", "threads": 1, "torch": "2"},
+        "gemm_rate": 1e9,
+        "rows": rows,
+    }
+    assert bench.page(document).count("| toy | 0 | 0.02 |") == 4
