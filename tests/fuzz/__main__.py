@@ -1,32 +1,35 @@
 """`python -m tests.fuzz TARGET --seconds N`: change inputs of one kind until the time is up.
 
-With atheris installed (`pip install atheris`) changes are guided by coverage; otherwise they are those of `mutate`.
+With atheris installed (`pip install atheris`) changes follow the coverage of prooflens; otherwise, or with `--plain`,
+they are those of `mutate`.
 """
 
 import argparse
+import importlib.util
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz.mutate import mutated
-from tests.fuzz.targets import CORPUS, TARGETS, survive
+NAMES = ("query", "spec", "circuit", "run_json", "certificate", "weights", "config")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("target", choices=NAMES)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--plain", action="store_true", help="without atheris")
     options = parser.parse_args()
+    follow = importlib.util.find_spec("atheris") is not None and not options.plain
     with tempfile.TemporaryDirectory() as folder:
-        (guided if not options.plain and _has_atheris() else plain)(
-            options.target, options.seconds, Path(folder)
-        )
+        (guided if follow else plain)(options.target, options.seconds, Path(folder))
 
 
 def plain(target: str, seconds: int, folder: Path) -> None:
+    from tests.fuzz.mutate import mutated
+    from tests.fuzz.targets import CORPUS, survive
+
     files = [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
     start, tried, choose = time.perf_counter(), 0, random.Random(0)
     while time.perf_counter() - start < seconds:
@@ -42,24 +45,22 @@ def plain(target: str, seconds: int, folder: Path) -> None:
 
 
 def guided(target: str, seconds: int, folder: Path) -> None:
+    """New inputs that reach further are kept in a folder that goes away; the corpus is only read."""
     import atheris
+    import torch  # noqa: F401  before the instrumentation: only prooflens is watched
 
-    atheris.instrument_all()
+    with atheris.instrument_imports(include=["prooflens"]):
+        from tests.fuzz.targets import CORPUS, survive
+    inside, found = folder / "inside", folder / "found"
+    inside.mkdir()
+    found.mkdir()
 
     def one(data: bytes) -> None:
-        survive(target, data, folder)
+        survive(target, data, inside)
 
-    arguments = [sys.argv[0], f"-max_total_time={seconds}", "-timeout=10", str(CORPUS / target)]
-    atheris.Setup([*arguments[:1], "-atheris_runs=0", *arguments[1:]] if seconds <= 0 else arguments, one)
+    options = [f"-max_total_time={seconds}", "-timeout=10", "-verbosity=0", "-print_final_stats=1"]
+    atheris.Setup([sys.argv[0], *options, str(found), str(CORPUS / target)], one)
     atheris.Fuzz()
-
-
-def _has_atheris() -> bool:
-    try:
-        import atheris  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 if __name__ == "__main__":
