@@ -293,13 +293,12 @@ class NetworkSite:
                 (4, fourth / 24.0, third / 6.0),
             )
             terms = [_gated_terms(K, M, X, a * other, c, order) for order, a, c in pairs]
-            rest = rest * other.abs() + reach * (
-                FOURTH[step.function] / 24.0 * b**4 + slack + DERIVATIVE_ERROR
+            rest = (rest + self.kink[t]) * other.abs() + reach * (
+                FOURTH[step.function] / 24.0 * b**4 + self.kink[t] + slack + DERIVATIVE_ERROR
             )
         parts = [self._down_image(some) for some in terms]
-        size = frobenius(self.down)
         noise = product_error(2 * self.down.shape[0], frobenius(self.jacobian[t]) * self.source.stretch[t])
-        noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(size, t)
+        noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(t)
         return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
 
     def _down_image(self, terms: list[Float[Tensor, "n n"]]) -> Float[Tensor, "o o"]:
@@ -345,8 +344,15 @@ class NetworkSite:
                     rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
                 )
             sides.append(top_eigenvalue(form) + error)
-        kinks = torch.stack((size + a, size - a), -1).mT @ self.kink[t] * 0.5
-        return grow(0.5 * torch.stack(sides, -1) + kinks + self.noise(v, t)[:, None])
+        kinks = self._kinks(a, size, t) + self.noise(v, t)[:, None]
+        return grow(0.5 * torch.stack(sides, -1) + kinks)
+
+    def _kinks(self, a: Float[Tensor, "F n"], size: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """What kinks add to v·r and to −v·r, for |a| ≤ size: they lie above the tangent, a gate may turn them."""
+        if self.step.gate is None:
+            return torch.stack((size + a, size - a), -1).mT @ self.kink[t] * 0.5
+        a, turned = a * self.other[t], size * (self.other[t].abs() + 2.0 * self.b_other[t])
+        return torch.stack((turned + a, turned - a), -1).mT @ self.kink[t] * 0.5
 
     @cached_property
     def sway(self) -> Float[Tensor, "S n"]:
@@ -359,24 +365,29 @@ class NetworkSite:
         """Rounding of the output at the centre and of the covector, seen over the region."""
         a = v @ self.down
         a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
-        found = length(v) * self._centre_noise(frobenius(self.down), t)
+        found = length(v) * self._centre_noise(t)
         return grow(found + DERIVATIVE_ERROR * ((a.abs() + a_noise) @ self.sway[t]))
 
-    def _centre_noise(self, down: Tensor, t: int) -> Tensor:
-        """The part of `noise` that is the same for all covectors of length 1."""
+    def _centre_noise(self, t: int) -> Tensor:
+        """The part of `noise` that is the same for all covectors of length 1.
+
+        Each rounding errs by a few units of the size of a neuron, and reaches the output through |W_d|.
+        """
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
         moved = y.size[t] + y.stretch[t]
-        size = frobenius(step.bent.weight) * moved
+        size = 1.0 + length(step.bent.weight) * moved
         if step.bent.bias is not None:
-            size = size + length(step.bent.bias)
+            size = size + step.bent.bias.abs()
         slope = 1.2 * (1.0 + self.b[t])
         if step.gate is not None:
-            size = size + frobenius(step.up.weight) * moved
+            size = size + length(step.up.weight) * moved
+            if step.up.bias is not None:
+                size = size + step.up.bias.abs()
             slope = slope * (1.0 + self.other[t].abs() + self.b_other[t]) + self.post[t].abs()
-        peak = 1.0 + slope.amax()
+        reached = length(self.down.abs() @ grow((1.0 + slope) * size))
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
-        return grow(gamma(8 * n) * 8.0 * down * peak * (size + 1.0) + gamma(8) * bias)
+        return grow(gamma(8 * n) * 8.0 * reached + gamma(8) * bias)
 
 
 def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:

@@ -215,11 +215,15 @@ class Walk:
         return Root(u[tokens], N, torch.stack(B), chain.root.factors)
 
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
-        """What the rounding of queries, keys and values becomes at the next root."""
+        """What the rounding of queries, keys and values becomes at the next root.
+
+        A head's share of it is at most ‖W_O‖ of that head times its share of the noise; by Cauchy and Schwarz the heads
+        together are at most the Frobenius norm times the noise.
+        """
         scores = mix.scores
         queries, keys, values = (x.n.amax() for x in (scores.q, scores.k, mix.v))
-        heads = mix.out_size.square().sum().sqrt() * len(mix.out_size)
-        moved = 4.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
+        heads = mix.out_size.square().sum().sqrt()
+        moved = 8.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
         return grow(heads * (v.noise.max() + moved))
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
