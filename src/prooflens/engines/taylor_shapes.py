@@ -24,8 +24,10 @@ from torch import Tensor
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.numerics import gamma
 
-SUM = 1.0 + 2.0**-40
-"""Makes the weights of a sum satisfy Σ 1/c ≤ 1 in spite of rounding."""
+SUM = 1.0 + 2.0**-32
+"""Makes the weights of a sum satisfy Σ 1/c ≤ 1 in spite of rounding, of up to 2²⁰ summands in any order."""
+UNDERFLOW = 2.0**-900
+"""What products of entries below 2⁻⁵¹¹ lose, with room for the factors that they are multiplied by."""
 FAINT = 1e-30
 """Summands are weighted as if none were smaller than this share of the whole."""
 
@@ -38,7 +40,7 @@ def trace(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
 def raised(M: Float[Tensor, "*b n n"], error: Tensor) -> Float[Tensor, "*b n n"]:
     """A computed symmetric matrix plus the bound of its error: above the real one."""
     found = 0.5 * (M + M.mT)
-    found.diagonal(dim1=-2, dim2=-1).add_(grow(error)[..., None])
+    found.diagonal(dim1=-2, dim2=-1).add_(grow(error)[..., None] + UNDERFLOW)
     return found
 
 
@@ -55,7 +57,8 @@ def image(D: Float[Tensor, "*b m n"], M: Float[Tensor, "*b n n"]) -> Float[Tenso
 
 def ball(radius: Float[Tensor, "*b"], n: int) -> Float[Tensor, "*b n n"]:
     """The ball of a radius."""
-    return torch.diag_embed(grow(radius.square())[..., None].expand(*radius.shape, n))
+    square = grow(radius.square()) + UNDERFLOW
+    return torch.diag_embed(square[..., None].expand(*radius.shape, n))
 
 
 def box(columns: Float[Tensor, "m n"], X: Float[Tensor, " n"]) -> Float[Tensor, "m m"]:

@@ -231,10 +231,9 @@ class NetworkSite:
         y, W = self.source, affine.weight
         h = torch.nn.functional.linear(y.u, W, affine.bias)
         far = torch.stack([self._range(W, t) for t in range(len(h))])
-        noise = gamma(W.shape[1] + 16) * (length(W) * y.size[:, None] + h.abs())
-        if affine.bias is not None:
-            noise = noise + gamma(8) * affine.bias.abs()
-        return h, grow(far + noise)
+        size = length(W) * y.size[:, None] + h.abs()
+        size = size if affine.bias is None else size + affine.bias.abs()
+        return h, grow(far + gamma(W.shape[1] + 16) * size)
 
     def _range(self, W: Float[Tensor, "n d"], t: int) -> Float[Tensor, " n"]:
         y = self.source
@@ -297,7 +296,7 @@ class NetworkSite:
                 FOURTH[step.function] / 24.0 * b**4 + self.kink[t] + slack + DERIVATIVE_ERROR
             )
         parts = [self._down_image(some) for some in terms]
-        noise = product_error(2 * self.down.shape[0], frobenius(self.jacobian[t]) * self.source.stretch[t])
+        noise = product_error(2 * W.shape[1], frobenius(self.jacobian[t]) * self.source.stretch[t])
         noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(t)
         return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
 
@@ -371,7 +370,8 @@ class NetworkSite:
     def _centre_noise(self, t: int) -> Tensor:
         """The part of `noise` that is the same for all covectors of length 1.
 
-        Each rounding errs by a few units of the size of a neuron, and reaches the output through |W_d|.
+        Every product is a sum of at most n terms; fewer than eight of them stand between the input and the output, or the
+        covector. What they err by is in units of the size of a neuron, and reaches the output through |W_d|.
         """
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
@@ -379,7 +379,8 @@ class NetworkSite:
         size = 1.0 + length(step.bent.weight) * moved
         if step.bent.bias is not None:
             size = size + step.bent.bias.abs()
-        slope = 1.2 * (1.0 + self.b[t])
+        # φ′ + φ″b + φ‴b²/2 + φ⁗b³/6: how strongly the remainder's terms read an error of the pre-activation.
+        slope = 1.2 * (1.0 + self.b[t]) ** 3
         if step.gate is not None:
             size = size + length(step.up.weight) * moved
             if step.up.bias is not None:
@@ -387,7 +388,7 @@ class NetworkSite:
             slope = slope * (1.0 + self.other[t].abs() + self.b_other[t]) + self.post[t].abs()
         reached = length(self.down.abs() @ grow((1.0 + slope) * size))
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
-        return grow(gamma(8 * n) * 8.0 * reached + gamma(8) * bias)
+        return grow(gamma(8 * n) * (8.0 * reached + bias))
 
 
 def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:

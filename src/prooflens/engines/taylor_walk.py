@@ -143,7 +143,8 @@ class Walk:
             heads = step.out_shape[0] if len(step.out_shape) > 1 else 1
             most = frobenius(step.weight)
             noise = _slip(source, step.weight.shape[1], most)
-            noise = noise if step.bias is None else noise + gamma(8) * length(step.bias)
+            if step.bias is not None:
+                noise = noise + gamma(step.weight.shape[1] + 8) * length(step.bias)
             values[step.out] = _moved(source, u, lambda J: step.weight @ J, noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
@@ -217,13 +218,13 @@ class Walk:
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
         """What the rounding of queries, keys and values becomes at the next root.
 
-        A head's share of it is at most ‖W_O‖ of that head times its share of the noise; by Cauchy and Schwarz the heads
-        together are at most the Frobenius norm times the noise.
+        Heads may look at different tokens or share one, so each may get all of a token's noise. By Cauchy and Schwarz
+        they send on at most √H times the Frobenius norm of W_O.
         """
         scores = mix.scores
-        queries, keys, values = (x.n.amax() for x in (scores.q, scores.k, mix.v))
-        heads = mix.out_size.square().sum().sqrt()
-        moved = 8.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
+        queries, keys, values = ((x.n + x.reach).amax() for x in (scores.q, scores.k, mix.v))
+        heads = (mix.out_size.square().sum() * len(mix.out_size)).sqrt()
+        moved = 5.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
         return grow(heads * (v.noise.max() + moved))
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
@@ -232,7 +233,7 @@ class Walk:
         value = chain.values[pool.inputs[0]]
         weights = pool.weights
         N = torch.einsum("s,snd,sdp->np", weights, value.J, value.root.N)[None]
-        n = gamma(len(weights) + value.J.shape[-1] + 64)
+        n = gamma(len(weights) * value.J.shape[-1] + 64)
         noise = weights.abs() @ (value.noise + n * 8.0 * (value.size + value.stretch))
         parts = [
             image(weights[t] * J[t], chain.shapes[name][t])
@@ -384,7 +385,7 @@ def _input(
 
 def _slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
     """Rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians."""
-    return grow(gamma(2 * inner + 64) * 4.0 * most * (source.size + source.stretch) + most * source.noise)
+    return grow(gamma(inner + 64) * 2.0 * most * (source.size + source.stretch) + most * source.noise)
 
 
 def _moved(
