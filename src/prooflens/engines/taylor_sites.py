@@ -370,8 +370,8 @@ class NetworkSite:
     def _centre_noise(self, t: int) -> Tensor:
         """The part of `noise` that is the same for all covectors of length 1.
 
-        Every product is a sum of at most n terms, and fewer than eight of them stand between the input and the output or
-        the covector. They err by units of the size of a neuron, which reach the output through |W_d|.
+        Every product is a sum of at most n terms, and fewer than eight stand between the input and the output or the
+        covector. They err by units of the size of a neuron, which reach the output through |W_d|.
         """
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
