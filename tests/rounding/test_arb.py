@@ -49,7 +49,7 @@ def test_float64_bounds_contain_the_real_values_at_their_corners(part: int) -> N
     for seed in range(part, INSTANCES, 10):
         problem, functionals = instance(seed)
         forms = forms_of(functionals, 3)  # type: ignore[arg-type]
-        names = PROVED if seed % 200 < 10 and problem.region.center.numel() <= 12 else CHEAP
+        names = PROVED if seed < 10 and problem.region.center.numel() <= 12 else CHEAP
         engines = [engine for name in names if (engine := modest(name)).refuses(problem, forms) is None]
         answers = {engine.name: engine.bound_forms(problem, forms) for engine in engines}
         best = min(answers.values(), key=lambda b: float((b.upper - b.lower)[0]))

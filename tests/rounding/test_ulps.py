@@ -94,7 +94,7 @@ def test_no_output_at_zero_is_proved_wrongly(seed: int) -> None:
     bias[0] = 0.0
     plain = Problem(replace(model, weights={**model.weights, "head.bias": bias}), ball)
     ((value,),) = real_forms(plain, forms, real_points(plain, center))
-    for steps in (-2, -1, 0, 1, 2):
+    for steps in (-1, 0, 1):
         bias = bias.clone()
         bias[0] = -float(value.mid()) + steps * math.ulp(float(value.mid()))
         problem = Problem(replace(model, weights={**model.weights, "head.bias": bias}), ball)
