@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.engines.cases import tiny_problem
 from torch import Tensor
 
 from prooflens.engines import Problem, get_engine
@@ -9,7 +10,6 @@ from prooflens.engines.functionals import bound_functionals
 from prooflens.errors import EngineError
 from prooflens.numerics import check_arithmetic, platform
 from prooflens.queries import parse_query
-from tests.engines.cases import tiny_problem
 
 CPU = torch.device("cpu")
 
