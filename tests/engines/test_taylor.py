@@ -235,4 +235,3 @@ def test_ellipsoids_hold_what_they_are_made_of() -> None:
         assert bool(
             ((corners @ w.T).abs().amax(0) <= shapes.support(shapes.box(torch.eye(5).double(), X), w)).all()
         )
-        assert float(shapes.inner(shapes.gram(G), K)) >= float(((xi @ G.T) @ (xi @ G.T).T).abs().max())

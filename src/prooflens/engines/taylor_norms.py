@@ -1,4 +1,4 @@
-"""Verified spectral norms and outward radii: the arithmetic of `taylor`.
+"""Verified eigenvalues and outward radii: the arithmetic of `taylor`.
 
 A floating product with inner length n errs by at most γ_{n+2}‖A‖_F‖B‖_F in the Frobenius norm (`product_error`). Radii
 are sums, products, quotients and roots of non-negative numbers, so each computed radius has a small *relative* error,
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.numerics import dominates, gamma, up
+from prooflens.numerics import dominates, gamma
 
 GROWTH = 1.0 + 2.0**-32
 POWER_STEPS = 12
@@ -76,18 +76,3 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
         bound[chosen[proved]] = torch.minimum(bound[chosen[proved]], candidate[proved])
         open_[chosen[proved]] = False
     return bound.clamp(min=0.0)
-
-
-def spectral_norm(A: Float[Tensor, "*batch m n"], tight: float = 0.02) -> Float[Tensor, "*batch"]:
-    """Proved upper bounds of ‖A‖₂, from the smaller Gram matrix with its rounding."""
-    flat = A.reshape(-1, *A.shape[-2:])
-    step = max(1, CHUNK // max(1, A.shape[-1] * A.shape[-2]))
-    found = [A.new_zeros(0)]
-    for i in range(0, len(flat), step):
-        part = flat[i : i + step]
-        part = part if part.shape[-2] <= part.shape[-1] else part.mT
-        gram = part @ part.mT
-        gram = 0.5 * (gram + gram.mT)
-        error = product_error(part.shape[-1], frobenius(part).square())
-        found.append(grow(up(top_eigenvalue(gram, 2 * tight) + error).sqrt()))
-    return torch.cat(found).reshape(A.shape[:-2])

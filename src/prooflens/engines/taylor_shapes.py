@@ -104,9 +104,3 @@ def supports(M: Float[Tensor, "*b n n"], w: Float[Tensor, "*b n"]) -> Float[Tens
     """√(wᵀMw) with a matrix of its own for each covector."""
     square = ((M @ w[..., None])[..., 0] * w).sum(-1).clamp(min=0.0)
     return grow((square + product_error(2 * w.shape[-1], length(w).square() * frobenius(M))).sqrt())
-
-
-def inner(M: Float[Tensor, "*b n n"], K: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-    """√tr(MK) ≥ sup |x·y| for x ∈ E(M), y ∈ E(K)."""
-    square = (M * K).sum((-2, -1)).clamp(min=0.0)
-    return grow((square + product_error(M.shape[-1] ** 2, frobenius(M) * frobenius(K))).sqrt())
