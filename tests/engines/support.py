@@ -5,6 +5,10 @@ from torch import Tensor
 
 from prooflens import Ball, Region, load
 from prooflens.engines import FormBounds, Forms, Problem
+from prooflens.engines.hidden import output_forms
+from prooflens.engines.taylor import Taylor
+from prooflens.engines.taylor_shapes import support
+from prooflens.engines.taylor_walk import Walk
 from prooflens.models import Transformer
 from prooflens.queries import Row
 from tests.families import FAMILIES
@@ -83,3 +87,26 @@ def assert_contains(
         values = attained(problem, forms, torch.cat(candidates))
     assert bool((values >= found.lower).all())
     assert bool((values <= found.upper).all())
+
+
+def walk_of(problem: Problem) -> Walk:
+    """The walk of `taylor` up to the output."""
+    architecture = problem.model.architecture
+    width = architecture.d_out or architecture.d_model
+    with torch.no_grad():
+        return Taylor().walk(problem, output_forms(torch.zeros(1, width, dtype=torch.float64)))
+
+
+def worst_covectors(M: Tensor, points: Tensor) -> Tensor:
+    """For each point the covector M⁻¹x, which shows best that x is not in the ellipsoid E(M)."""
+    values, vectors = torch.linalg.eigh(M)
+    w: Tensor = (points @ vectors / values.clamp(min=float(values[-1]) * 1e-16 + 1e-280)) @ vectors.T
+    return w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1e-280)
+
+
+def outside(M: Tensor, points: Tensor) -> float:
+    """How far some point lies outside E(M); 0 or less where all lie inside, as they do where nothing is known."""
+    if not bool(M.isfinite().all()):
+        return -torch.inf
+    w = worst_covectors(M, points)
+    return float(((w * points).sum(-1).abs() - support(M, w)).max())

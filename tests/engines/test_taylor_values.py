@@ -19,8 +19,6 @@ from torch.func import jvp, vmap
 from prooflens import Ball, Paraphrases
 from prooflens.engines import Problem
 from prooflens.engines import taylor_shapes as shapes
-from prooflens.engines.hidden import output_forms
-from prooflens.engines.taylor import Taylor
 from prooflens.engines.taylor_segments import Network
 from prooflens.engines.taylor_shapes import support
 from prooflens.engines.taylor_walk import Chain, Walk
@@ -28,7 +26,7 @@ from prooflens.models import OUTPUT
 from prooflens.models.sites import Mix, Softmax
 from prooflens.regions import Region
 from tests.engines.cases import input_of, model_of, problem_of, tiny_model
-from tests.engines.support import center_of, random_problem
+from tests.engines.support import center_of, random_problem, walk_of, worst_covectors
 
 FLOAT = 1e-13
 """What evaluating the model at a point may be off by, relative to the values' size."""
@@ -44,13 +42,6 @@ class Cloud(NamedTuple):
     size: float
     bound: Callable[[Tensor], Tensor] | None = None
     """What a site says of single covectors."""
-
-
-def walk_of(problem: Problem) -> Walk:
-    architecture = problem.model.architecture
-    width = architecture.d_out or architecture.d_model
-    with torch.no_grad():
-        return Taylor().walk(problem, output_forms(torch.zeros(1, width, dtype=torch.float64)))
 
 
 def factors_of(region: Region, seed: int) -> Tensor:
@@ -131,8 +122,7 @@ def assert_holds(problem: Problem, seed: int = 0) -> int:
             if not bool(M.isfinite().all()):
                 continue
             known += 1
-            values, vectors = torch.linalg.eigh(M)
-            worst = (points @ vectors / values.clamp(min=float(values[-1]) * 1e-16 + 1e-280)) @ vectors.T
+            worst = worst_covectors(M, points)
             random = torch.randn(len(points), len(M), generator=generator, dtype=torch.float64)
             slack = FLOAT * (1.0 + size)
             for w in (worst, random):

@@ -1,0 +1,133 @@
+"""Softmax mixing in `taylor`, term by term: each polynomial in its own ellipsoid.
+
+The sum of all terms hides a small one that is missing, so second order, third order, products of scores, what e adds
+and what is left beyond third order are asked one by one, in the worst direction of every point.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from prooflens import Ball
+from prooflens.engines import Problem
+from prooflens.engines.taylor_mixing import MixShape
+from prooflens.engines.taylor_shapes import total
+from prooflens.engines.taylor_values import Value
+from prooflens.engines.taylor_walk import Chain
+from prooflens.models.sites import Softmax, share_heads
+from prooflens.regions import Region
+from tests.engines.cases import input_of, model_of
+from tests.engines.support import outside, walk_of
+
+POINTS = 100
+
+
+class Terms:
+    """The terms of the mixing at one query token, at factors α and as ellipsoids."""
+
+    def __init__(self, chain: Chain, t: int, alpha: Tensor, seed: int) -> None:
+        mix = chain.mix
+        assert mix is not None
+        names = mix.attention
+        self.mix, self.t, self.alpha = mix, t, alpha
+        self.values = tuple(chain.values[name] for name in (names.q, names.k, names.v))
+        self.shapes = MixShape(mix, *self.values)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.s = mix.s[:, t]
+        self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.spread[:, t])
+        self.c = self.g * self.s
+        self.b = torch.einsum("hjp,np->nhj", mix.rows[:, t], alpha)
+        self.A_q = torch.einsum("hcp,np->nhc", mix.scores.q.A[t], alpha)
+        self.A_k, self.A_v = (torch.einsum("jhcp,np->njhc", x.A, alpha) for x in (mix.scores.k, mix.v))
+
+    def members(self, value: Value, name: str, t: int) -> Tensor:
+        """Random members of the boundary of one of a value's ellipsoids, with shared heads repeated."""
+        M = getattr(value, name)[t]
+        w = torch.randn(POINTS, len(M), generator=self.generator, dtype=torch.float64)
+        x = (w @ M) / (w @ M * w).sum(-1, keepdim=True).sqrt()
+        H, c = self.mix.z.shape[1:]
+        return x.reshape(POINTS, -1, c).repeat_interleave(H // value.heads, 1)
+
+    def second(self, b: Tensor, moved: Tensor) -> Tensor:
+        """½ Σ c b² + Σ s b W_O δV."""
+        values = torch.einsum("hj,nhj,dhc,njhc->nd", self.s, b, self.mix.out, moved)
+        return 0.5 * torch.einsum("dhj,nhj->nd", self.c, b.square()) + values
+
+    def third(self, b: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """⅙ Σ c (b³ − 3bV₂) and ½ Σ s (b² − V₂) W_O δV."""
+        variance = (self.s * b.square()).sum(-1, keepdim=True)
+        cubic = torch.einsum("dhj,nhj->nd", self.c, b**3 - 3.0 * b * variance) / 6.0
+        weights = 0.5 * self.s * (b.square() - variance)
+        return cubic, torch.einsum("nhj,dhc,njhc->nd", weights, self.mix.out, moved)
+
+    def products(self, q: Tensor, k: Tensor) -> Tensor:
+        """scale Σ c q·k."""
+        return self.mix.scale * torch.einsum("dhj,nhc,njhc->nd", self.c, q, k)
+
+
+def chains(name: str, spread: float) -> list[tuple[Chain, Problem]]:
+    x = input_of(name)
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.randn(5, *x.shape, generator=generator, dtype=torch.float64) * spread
+    model = model_of(name)
+    problems = [Problem(model, Ball(spread).around(x)), Problem(model, Region(x, generators=dense))]
+    return [
+        (chain, problem) for problem in problems for chain in walk_of(problem).chains if chain.mix is not None
+    ]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_every_term_lies_in_its_ellipsoid(name: str) -> None:
+    for number, (chain, problem) in enumerate(chains(name, 0.01)):
+        half = chain.root.half
+        alpha = problem.region.sample(POINTS, number, corners=0.7)[1] * half
+        for t in chain.goes_on[-2:]:
+            at = Terms(chain, t, alpha, number)
+            shapes, mix, s = at.shapes, at.mix, at.s
+            q, k, v = at.values
+            rows = mix.weighted(t).flatten(0, 1)
+            K, c = rows @ rows.T, at.c.flatten(1)
+            keys = shapes._pairs(k, shapes.key_grams, t)
+            pairs = shapes._pairs(v, shapes.value_grams, t)
+            assert outside(shapes._second(c, s, rows, K, pairs, t), at.second(at.b, at.A_v)) <= 1e-13
+            for M, points in zip(shapes._third(c, s, K, pairs), at.third(at.b, at.A_v), strict=True):
+                assert outside(M, points) <= 1e-13
+            assert outside(shapes._products(c, keys, t), at.products(at.A_q, at.A_k)) <= 1e-13
+            e_k = torch.stack([at.members(k, "shape_e", j) for j in range(len(k.u))], 1)
+            crossed = at.products(at.members(q, "shape", t), e_k)
+            crossed = crossed + at.products(at.members(q, "shape_e", t), at.A_k)
+            assert outside(shapes._cross(c, keys, t), crossed) <= 1e-13
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("spread", [1e-3, 0.02])
+def test_what_is_beyond_third_order_lies_in_its_ellipsoid(name: str, spread: float) -> None:
+    """At real points, with their real scores and values."""
+    for number, (chain, problem) in enumerate(chains(name, spread)):
+        alpha = problem.region.sample(POINTS, number, corners=0.7)[1]
+        mix = chain.mix
+        assert mix is not None
+        names, step = mix.attention, mix.scores.step
+        found = problem.model.run(problem.region.point(alpha), [names.q, names.k, names.v])
+        scores, moved = (
+            step(found[names.q], found[names.k]),
+            share_heads(found[names.v], len(mix.s)) - mix.v.u,
+        )
+        center = torch.einsum("ihc,jhc->hij", mix.scores.q.u, mix.scores.k.u) * step.scale
+        center = center if step.bias is None else center + step.bias
+        pattern = Softmax("pattern", ("scores",), step.mask)(scores)
+        for t in chain.goes_on[-2:]:
+            at = Terms(chain, t, alpha * chain.root.half, number)
+            b = ((scores - center) * step.mask)[:, :, t]
+            b = (b - (at.s * b).sum(-1, keepdim=True)) * step.mask[t]
+            weights = pattern[:, :, t]
+            rest = torch.einsum("nhj,dhj->nd", weights - at.s - at.s * b, at.g)
+            rest = rest + torch.einsum("nhj,dhc,njhc->nd", weights - at.s, mix.out, moved)
+            rest = rest - at.second(b, moved) - sum(at.third(b, moved))
+            E, high = mix.E[:, t], mix.high[:, t]
+            e_part = (high * E.square()).sum(-1)
+            W = (at.shapes._budget(high, mix.weighted(t).flatten(0, 1)).sqrt() + e_part.sum().sqrt()).square()
+            W_head = (mix.swing[:, t] + e_part.sqrt()).square()[:, None]
+            hat = (mix.beta + mix.mean)[:, t]
+            M = total(at.shapes._beyond(at.g.flatten(1), high, hat, (W, W_head), mix.ds[:, t]))
+            assert outside(M, rest) <= 1e-13
