@@ -12,8 +12,8 @@ make that tight (`taylor_sites`, `taylor_attention`):
 - the input of a site lies in an ellipsoid L{‖ξ‖ ≤ 1}: its neurons cannot all peak at once, and one eigenvalue of
   Lᵀ(Σ_n ω_n w_nw_nᵀ)L per covector holds second order, third order and cross terms of a whole feed-forward network;
 - softmax rows of all heads are one quadratic form in their linear parts; sums Σ s_j b_j² are bounded jointly;
-- how far inputs move beyond first order (E) is found by walking *their* covectors back in the same way, coordinate by
-  coordinate in the eigenbasis of their linear part: the engine calls itself on every value that a site reads.
+- what a site misses is kept as an ellipsoid and carried forward by the Jacobians (`taylor_shapes`, `taylor_values`), so
+  how far inputs move beyond first order is known in all directions at once.
 
 Every eigenvalue is a guess that a factorisation proves (`numerics.psd`). Rounding is counted where it happens: a value
 or covector that was rounded is a slightly different stand-in, and what it misses is added.

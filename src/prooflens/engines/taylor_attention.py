@@ -6,7 +6,7 @@ With centred score deviations b_j (Σ s_j b_j = 0), weights s, values centred at
     Σ_j s_j [(s_j(x)/s_j − 1) ỹ_j + s_j(x)/s_j p_j]
       = Σ c_j b_j + Σ s_j p_j                                  (linear)
       + ½ Σ c_j b_j² + Σ s_j b_j p_j                           (second order; Σ c_j = 0 removes the mean)
-      + third order of s_j(x)/s_j, at most (s⁺_j/s_j)(B_j³ + 3 B_j V₂ + V₃)/6,   B_j = β_j + Σ s⁺β, V_k = Σ s⁺Bᵏ,
+      + third order and beyond (`taylor_mixing`),
 
 and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|, and s⁺ the weights.
 """
@@ -242,6 +242,8 @@ class MixSite:
         n = gamma(8 * (S + c * H + len(self.out)) + 256)
         values = (v.n + v.reach).amax()
         moves = self.scale * ((q.n + q.reach)[t] * (k.n + k.reach).amax(0)).max()
+        if self.scores.step.bias is not None:
+            moves = moves + self.scores.step.bias[:, t].abs().max()
         inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
         return grow(n * (inner * S + bias + self.stream[t]) + 2.0**-44 * self.out_size.sum() * values)

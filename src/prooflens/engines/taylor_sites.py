@@ -191,6 +191,8 @@ class NormSite:
         square = swerve * most.square() + 2.0 * l_a * (l_e + kappa) + (l_e + kappa).square()
         third = (w_a + w_e) * bend + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
         third = third + along * ((tau * e + 0.5 * e.square()) / q + 0.375 * square)
+        # Cancellation in m makes σ, ℓ and κ err by a share of themselves.
+        third = third * (1.0 + gamma(64 * d + 512) * 16.0 * self.stretch[t])
         return grow(third / (sigma * (1.0 - 2.0**-40)))
 
 
