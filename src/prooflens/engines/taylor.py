@@ -7,7 +7,7 @@ at the centre; a form f is then affine in the factors, and with v_s the covector
 
 r_s what the site's tangent misses and u_s how far its input moves. So |f − f(0)| ≤ ‖a‖₁ + Σ_s sup v_s·r_s, and what
 matters is to bound each v_s·r_s with v_s *given*: signs inside a site cancel first, norms are taken last. Three things
-make that tight (`taylor_sites`, `taylor_attention`):
+make that tight (`taylor_network`, `taylor_attention`):
 
 - the input of a site lies in an ellipsoid L{‖ξ‖ ≤ 1}: its neurons cannot all peak at once, and one eigenvalue of
   Lᵀ(Σ_n ω_n w_nw_nᵀ)L per covector holds second order, third order and cross terms of a whole feed-forward network;

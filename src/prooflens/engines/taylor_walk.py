@@ -17,11 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_attention import Heads, MixSite, ScoreSite
+from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_mixing import MixShape
+from prooflens.engines.taylor_network import NetworkSite, affine_noise
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
 from prooflens.engines.taylor_shapes import ball, image, support, total, trace
-from prooflens.engines.taylor_sites import NetworkSite, NormSite, affine_noise
 from prooflens.engines.taylor_values import Factors, Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
