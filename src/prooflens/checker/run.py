@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -278,13 +279,21 @@ class _Checker:
         )
         _need(np.all(np.abs(corner) <= 1.0), "the ledger's corner lies outside the region")
         _need(np.all(penalty >= 0.0), "a penalty of the ledger is negative")
-        size = np.abs(at_corner) + penalty.sum(-1)
-        _need(np.all(low <= at_corner - penalty.sum(-1) + 1e-12 * (1.0 + size)), "the ledger does not add up")
+        sums = zip(low.tolist(), at_corner.tolist(), penalty.tolist(), strict=True)
+        _need(all(_adds_up(*each) for each in sums), "the ledger does not add up")
         there = self.values[row["row"], "ledger/corner"][k]
         _need(not there < float(at_corner[k]), "the ledger's value is too high")
         if not float(there.rad()) < 1e-6:
             return "sum confirmed; the network's value at the corner is not known well enough"
         return "sum and corner value confirmed; curvature not re-proved"
+
+
+def _adds_up(bound: float, value: float, penalties: list[float]) -> bool:
+    """bound ≤ value − Σ penalties, exactly; a bound of −∞ says nothing."""
+    if bound == -np.inf:
+        return True
+    known = np.isfinite([bound, value, *penalties]).all()
+    return bool(known and Fraction(bound) <= Fraction(value) - sum(map(Fraction, penalties)))
 
 
 def _met(functional: Functional, low: float, high: float) -> bool:
