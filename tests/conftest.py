@@ -1,12 +1,17 @@
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import prooflens
+from prooflens import cli
 from prooflens.errors import ModelError
 from prooflens.models import Transformer, load
+
+Call = Callable[..., tuple[int, str, str]]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -15,6 +20,20 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def _one_thread() -> None:
     """Two test processes share two cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line in this process: exit code, stdout, stderr."""
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return invoke
 
 
 def pretrained(name: str) -> Transformer:

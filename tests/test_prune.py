@@ -21,9 +21,7 @@ from prooflens.prune import (
     read_answer,
     survivors,
 )
-from tests.cli.test_prove import Call, call
-
-__all__ = ["call"]
+from tests.conftest import Call
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.report import gather, render
 from prooflens.report.outputs import answer_bars
-from tests.cli.test_prove import CONTRACT, FAST, Call, call
+from tests.cli.test_prove import CONTRACT, FAST
+from tests.conftest import Call
 from tests.report.conftest import HOSTILE
-
-__all__ = ["call"]
 
 
 def test_one_document(call: Call) -> None:

@@ -2,35 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from prooflens import cli
 from prooflens.certificate import read_run
 from prooflens.errors import EngineError
 from prooflens.memory import parse_memory
+from tests.conftest import Call
 
 CONTRACT = {
     *("model", "model_sha256", "tokens", "layer", "head", "position", "query", "region", "eps"),
     *("engine", "verdict", "guarantee", "lower", "upper", "clean", "attack", "ms"),
 }
 FAST = ("--budget", "100/3/15")
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return invoke
 
 
 def test_certify_prints_one_document(call: Call) -> None:

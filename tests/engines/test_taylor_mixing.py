@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prooflens import Ball
 from prooflens.engines import Problem
+from prooflens.engines.taylor_attention import budget
 from prooflens.engines.taylor_mixing import MixShape
 from prooflens.engines.taylor_shapes import total
 from prooflens.engines.taylor_values import Value
@@ -126,7 +127,7 @@ def test_what_is_beyond_third_order_lies_in_its_ellipsoid(name: str, spread: flo
             rest = rest - at.second(b, moved) - sum(at.third(b, moved))
             E, high = mix.E[:, t], mix.high[:, t]
             e_part = (high * E.square()).sum(-1)
-            W = (at.shapes._budget(high, mix.weighted(t).flatten(0, 1)).sqrt() + e_part.sum().sqrt()).square()
+            W = (budget(high.flatten(), mix.weighted(t).flatten(0, 1)).sqrt() + e_part.sum().sqrt()).square()
             W_head = (mix.swing[:, t] + e_part.sqrt()).square()[:, None]
             hat = (mix.beta + mix.mean)[:, t]
             M = total(at.shapes._beyond(at.g.flatten(1), high, hat, (W, W_head), mix.ds[:, t]))

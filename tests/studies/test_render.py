@@ -9,9 +9,7 @@ import pytest
 from prooflens.studies import Result, Row, StudyError
 from prooflens.studies.pages import write_pages
 from prooflens.studies.render import agreement, markdown, picture, read, save, summary
-from tests.cli.test_prove import Call, call
-
-__all__ = ["call"]
+from tests.conftest import Call
 
 
 def result(name: str = "layer0_all", group: str = "synthetic") -> Result:

@@ -1,4 +1,3 @@
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from prooflens import cli
 from prooflens.sweep.drive import pending, proceed, start
 from prooflens.sweep.executors import Crew
 from prooflens.sweep.spec import parse_spec
@@ -22,8 +20,6 @@ SPEC: dict[str, Any] = {
     "budget": "100/3/15",
 }
 TASKS = 16
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 def rows_of(store: SweepStore) -> pa.Table:
@@ -64,18 +60,6 @@ def performed(path: Path, **changes: object) -> SweepStore:
     for task in pending(store)[0]:
         assert perform(task, store).error is None
     return store
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prooflens", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return invoke
 
 
 @pytest.fixture(scope="session")

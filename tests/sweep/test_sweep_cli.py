@@ -10,7 +10,8 @@ import yaml
 import prooflens as pl
 from prooflens.sweep.drive import start
 from prooflens.sweep.spec import parse_spec
-from tests.sweep.conftest import SPEC, TASKS, Call, performed, rows_of
+from tests.conftest import Call
+from tests.sweep.conftest import SPEC, TASKS, performed, rows_of
 
 
 def written(path: Path, **changes: object) -> str:

@@ -12,7 +12,8 @@ from prooflens.statistics import clopper_pearson
 from prooflens.sweep.drive import start
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
-from tests.sweep.conftest import SPEC, Call, performed, rows_of
+from tests.conftest import Call
+from tests.sweep.conftest import SPEC, performed, rows_of
 
 
 @pytest.fixture(scope="module")

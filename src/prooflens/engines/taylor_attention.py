@@ -109,6 +109,14 @@ class ScoreSite:
         return grow((each + scale * own) * mask)
 
 
+def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b"]:
+    """sup Σ weights (rows·α̂)² for ‖α̂‖₂ ≤ 1: one eigenvalue."""
+    X = weights.sqrt()[..., None] * rows
+    K = X @ X.mT
+    error = product_error(X.shape[-1] + 64, frobenius(X).square())
+    return grow(top_eigenvalue(0.5 * (K + K.mT)) + error)
+
+
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:
     return u[:, :, None].expand(-1, -1, n_keys, -1)
 
@@ -187,13 +195,8 @@ class MixSite:
     @cached_property
     def swing(self) -> Float[Tensor, "H S"]:
         """sup (Σ_j s⁺_j b_j²)^½ of the linear parts, per head and query token."""
-        found = []
-        for t in range(len(self.z)):
-            rows = self.high[:, t].sqrt()[..., None] * self.weighted(t)
-            gram = rows @ rows.mT
-            error = product_error(rows.shape[-1] + 64, gram.diagonal(dim1=-2, dim2=-1).abs().sum(-1))
-            found.append(grow((top_eigenvalue(0.5 * (gram + gram.mT)) + error).sqrt()))
-        return torch.stack(found, -1)
+        found = [budget(self.high[:, t], self.weighted(t)) for t in range(len(self.z))]
+        return grow(torch.stack(found, -1).sqrt())
 
     def tangent(
         self,

@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.taylor_attention import MixSite
-from prooflens.engines.taylor_norms import frobenius, grow, product_error, top_eigenvalue
+from prooflens.engines.taylor_attention import MixSite, budget
+from prooflens.engines.taylor_norms import frobenius, grow, product_error
 from prooflens.engines.taylor_shapes import (
     ball,
     box,
@@ -98,20 +98,20 @@ class MixShape:
         parts = [self._second(c, s, rows, K, values, t), self._products(c, keys, t)]
         parts += self._third(c, s, K, values)
         # With e.
-        budget = self._budget(s, rows)
+        shared = budget(s.flatten(), rows)
         e_part = (high * E.square()).sum(-1)
-        W = grow(self._budget(high, rows).sqrt() + e_part.sum().sqrt()).square()
+        W = grow(budget(high.flatten(), rows).sqrt() + e_part.sum().sqrt()).square()
         W_head = grow(mix.swing[:, t] + e_part.sqrt()).square()[:, None]
         both = grow(mix.rho[:, t] + E)
         change = grow(2.0 * both * E)
         moved = (s * change).sum(-1, keepdim=True)
-        parts += [spread(g, (s * E.square()).flatten()) * budget, box(g, (0.5 * s * E.square()).flatten())]
+        parts += [spread(g, (s * E.square()).flatten()) * shared, box(g, (0.5 * s * E.square()).flatten())]
         parts.append(box(g, (0.5 * s * (both.square() * E + E * W_head + both * moved)).flatten()))
         parts.append(self._cross(c, keys, t))
         parts.append(self._sum_values(s * (E + 0.5 * (change + moved)), self.v.blocks("shape")))
         half, one = grow((0.5 * W).square()), torch.ones_like(s)
         parts += [
-            self._choose_values(x, self.v.blocks("shape_e")) for x in (s * budget, half * one, half * s)
+            self._choose_values(x, self.v.blocks("shape_e")) for x in (s * shared, half * one, half * s)
         ]
         parts += self._beyond(g, high, hat, (W, W_head), mix.ds[:, t])
         noise = mix.noise(t) * (1.0 + hat.amax()) ** 4
@@ -130,13 +130,6 @@ class MixShape:
         sixth = grow((W / 6.0).square())
         squares = (hat.square() * sixth, 9.0 * high * W_head * sixth, high * peak.square() * sixth)
         return parts + [self._choose_values(grow(x), self.v.blocks("shape")) for x in squares]
-
-    def _budget(self, weights: Tensor, rows: Float[Tensor, "n p"]) -> Tensor:
-        """sup Σ weights b_lin² over the box."""
-        X = weights.flatten().sqrt()[:, None] * rows
-        K = X @ X.T
-        error = product_error(X.shape[-1] + 8, frobenius(X).square())
-        return grow(top_eigenvalue(0.5 * (K + K.T)) + error)
 
     def _second(
         self,

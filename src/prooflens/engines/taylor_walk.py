@@ -2,9 +2,9 @@
 
 `forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
 covectors at values of a chain and adds up, site by site, what the affine stand-ins miss. *Quickly*: the support
-function of each site's ellipsoid, and of the root's. *Thoroughly*: what a site misses for this very covector (`bound`
-of norms and networks, `pull` of attention), where that is less, and on to the input. The sum and the linear part are
-all there is to know of a functional.
+function of each site's ellipsoid, and of the root's. *Thoroughly*: for norms and networks what they miss for this very
+covector (`bound`), where that is less, and on to the input. The sum and the linear part are all there is to know of a
+functional.
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ class Chain:
     """The shapes of what the mixing misses, by token of the next root."""
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""
+    pool: Pool | None = None
 
     def forget(self) -> None:
         """Let go of everything but the segment and the root."""
         self.values, self.shapes, self.sites = {}, {}, {}
         self.scores = self.mix = self.mixed = None
-
-    pool: Pool | None = None
 
 
 @dataclass(eq=False)
