@@ -192,6 +192,10 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
     sheet.note("Paper, GPT-2 layer 0, proved at ε = 5e-4, 1e-3, 2e-3: 0.1 1.7, 0, 0 %; 0.10 100, 95, 0 %.")
     for text in splits(found):
         sheet.note(text)
+    sheet.note(
+        "Of each role the pair and ε that lie furthest apart are shown. The intervals are not corrected for that "
+        "choice: what splits here should be asked again on other prompts."
+    )
 
 
 def splits(found: Probe) -> list[str]:
