@@ -18,13 +18,19 @@ from prooflens.studies import (
     synthetic,
     widths,
 )
-from prooflens.studies.prompts import Duplicate
+from prooflens.studies.prompts import FIRST, Duplicate, Words
 
 Run = Callable[..., Result]
 
 
 def examples(model: Transformer, count: int) -> list[Prompt]:
     return [model.example(i) for i in range(count)]
+
+
+def duplicates(model: Transformer, count: int, words: Words = FIRST) -> list[Duplicate]:
+    """Other examples for other words."""
+    start = 0 if words is FIRST else count
+    return [Duplicate(model.example(start + i), 0, 3) for i in range(count)]
 
 
 @pytest.fixture
@@ -34,9 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     for module in (pretrained, outputs):
         monkeypatch.setattr(module, "sst2_sentences", examples)
     monkeypatch.setattr(pretrained, "prompts_for", examples)
-    monkeypatch.setattr(
-        probes, "ioi_prompts", lambda model, count: [Duplicate(p, 0, 3) for p in examples(model, count)]
-    )
+    monkeypatch.setattr(probes, "ioi_prompts", duplicates)
     monkeypatch.setattr(
         probes,
         "repeated_sequences",

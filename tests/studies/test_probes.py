@@ -6,12 +6,12 @@ import pytest
 
 from prooflens.models import load
 from prooflens.studies import probes
-from prooflens.studies.probes import Probe, alike, circuits_of, failure_modes, role_of, splits
+from prooflens.studies.probes import Pair, Probe, alike, circuits_of, failure_modes, furthest, role_of, told
 from prooflens.studies.prompts import (
-    NAMES,
-    PLACES,
-    THINGS,
+    FIRST,
+    OTHERS,
     Duplicate,
+    Words,
     ioi_prompts,
     ioi_texts,
     repeated_sequences,
@@ -19,23 +19,31 @@ from prooflens.studies.prompts import (
 from tests.studies.conftest import Run
 
 
-def test_sixty_texts_in_equal_shares() -> None:
-    texts = ioi_texts(60)
+@pytest.mark.parametrize("words", [FIRST, OTHERS])
+def test_sixty_texts_in_equal_shares(words: Words) -> None:
+    texts = ioi_texts(60, words)
     assert len(set(texts)) == 60
     counts = Counter(name for _, name in texts)
-    assert set(counts) == set(NAMES)
+    assert set(counts) == set(words.names)
     assert max(counts.values()) - min(counts.values()) <= 2
-    for words, most in ((PLACES, 12), (THINGS, 12)):
-        shares = [sum(f" {word}" in text for text, _ in texts) for word in words]
+    for some, most in ((words.places, 12), (words.things, 12)):
+        shares = [sum(f" {word}" in text for text, _ in texts) for word in some]
         assert sum(shares) == 60
         assert max(shares) <= most
     assert all(text.split().count(name) + text.split().count(f"{name},") == 2 for text, name in texts)
 
 
+def test_other_prompts_share_no_word() -> None:
+    for name in ("names", "places", "things"):
+        assert not set(getattr(FIRST, name)) & set(getattr(OTHERS, name))
+    assert not set(ioi_texts(60)) & set(ioi_texts(60, OTHERS))
+
+
 @pytest.mark.pretrained
-def test_names_are_found_in_a_real_vocabulary() -> None:
+@pytest.mark.parametrize("words", [FIRST, OTHERS])
+def test_names_are_found_in_a_real_vocabulary(words: Words) -> None:
     model = load("smollm2")
-    for place, (_, name) in zip(ioi_prompts(model, 60), ioi_texts(60), strict=True):
+    for place, (_, name) in zip(ioi_prompts(model, 60, words), ioi_texts(60, words), strict=True):
         assert place.first < place.second
         assert {place.prompt.tokens[i].strip() for i in (place.first, place.second)} == {name}
     for place in repeated_sequences(model, 3):
@@ -59,12 +67,35 @@ def probe(strong: int, weak: int) -> Probe:
 
 
 def test_heads_that_split() -> None:
-    (text,) = splits(probe(10, 1))
+    assert furthest(probe(10, 1)) == [Pair("previous", 0, 1, 1e-3)]
+    (pair,) = furthest(probe(1, 10))
+    assert (pair.strong, pair.weak) == (1, 0)
+    text = told(Pair("previous", 0, 1, 1e-3), probe(10, 1))
     assert text.startswith(
         "0.0 and 0.1 both look at: previous (10 and 9 of 10 prompts). At ε = 0.001 10 of 10"
     )
-    assert "they split" in text
-    assert "they are not told apart" in splits(probe(6, 5))[0]
+    assert "they split (95 % intervals)" in text
+    assert "they are not told apart" in told(Pair("previous", 0, 1, 1e-3), probe(6, 5))
+
+
+def test_a_pair_is_held_to_a_stricter_test_beside_others() -> None:
+    """10 and 3 of 10: from 0.692 and up to 0.652 at 95 %; from 0.645 and up to 0.692 at 97.5 %."""
+    pair, wide = Pair("previous", 0, 1, 1e-3), probe(10, 3)
+    assert "they split" in told(pair, wide)
+    assert "they are not told apart (97.5 % intervals)" in told(pair, wide, tests=2)
+
+
+def test_pairs_are_asked_again_on_other_prompts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair and its ε come from the first prompts, whatever the others say."""
+    monkeypatch.setattr(probes, "furthest", lambda found: [Pair("previous", 1, 0, max(found.proved))])
+    result = run("wang_probe", model="toy", samples=2)
+    rows = [row for row in result.rows if row.group.startswith("other prompts")]
+    assert [row.label.split(" ")[0] for row in rows] == ["0.0", "0.1"]
+    assert {(row.group, row.n) for row in rows} == {("other prompts, ε = 0.002", 2)}
+    (first, again) = [note for note in result.notes if "both look at" in note]
+    assert first.startswith("0.1 and 0.0 both look at: previous")
+    assert again.startswith("Other prompts: 0.1 and 0.0 both look at: previous")
+    assert set(result.data["roles on other prompts"]) == {"0.0", "0.1"}
 
 
 def test_failure_modes_need_a_clean_start() -> None:

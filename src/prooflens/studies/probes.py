@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -25,7 +25,7 @@ from prooflens.regions import Ball
 from prooflens.statistics import clopper_pearson
 from prooflens.studies.base import Row, Settings, Sheet, StudyError, study
 from prooflens.studies.measure import Case, answered, attacked, bind, rows_of
-from prooflens.studies.prompts import Duplicate, ioi_prompts, repeated_sequences
+from prooflens.studies.prompts import OTHERS, Duplicate, ioi_prompts, repeated_sequences
 
 RADII = (5e-4, 1e-3, 2e-3)
 """The paper's ε."""
@@ -113,33 +113,50 @@ def joint_margins(case: Case, heads: Sequence[int], layer: int, position: int) -
     return Circuit(tuple(parts), (1.0,) * len(parts))
 
 
-@lru_cache(maxsize=4)
-def probe(settings: Settings, usual: str = "smollm2") -> Probe:
-    """Q1 at the second occurrence of the name: every head of a layer, every prompt, every ε."""
-    layer = settings.layer or 0
-    engine = settings.engine or ("layer0" if layer == 0 else "crown")
-    model = settings.load(usual).cut(layer + 1)
-    places = ioi_prompts(model, settings.count(60, 3))
-    roles = clean_roles(model, places, layer)
-    circuits = circuits_of(roles, len(places))
-    radii = settings.some((SMALLER if layer else SMALLER[1:])[::-1], 2)
-    found = Probe(layer, len(places), roles, circuits, {}, {}, 0.0)
-    seconds = 0.0
-    for step, (eps, place) in enumerate(itertools.product(radii, places)):
-        settings.tell(f"ε = {eps:g}", step / (len(radii) * len(places)))
-        case = Case.of(model, place.prompt, eps, {"Q1": "top1"}, layer, [place.second])
+@dataclass(frozen=True)
+class Asked:
+    """Who is asked how: a model cut after a layer, and an engine."""
+
+    settings: Settings
+    model: Transformer
+    layer: int
+    engine: str
+
+    @classmethod
+    def of(cls, settings: Settings, usual: str = "smollm2") -> Asked:
+        """The layer and engine that were asked for, or layer 0 by `layer0`."""
+        layer = settings.layer or 0
+        engine = settings.engine or ("layer0" if layer == 0 else "crown")
+        return cls(settings, settings.load(usual).cut(layer + 1), layer, engine)
+
+    def probe(
+        self,
+        places: Sequence[Duplicate],
+        radii: Sequence[float],
+        roles: dict[int, Counter[str]],
+        circuits: tuple[tuple[int, ...], ...] = (),
+    ) -> Probe:
+        """Q1 at the second occurrence of the name: every head of the layer, every prompt, every ε."""
+        found = Probe(self.layer, len(places), roles, circuits, {}, {}, 0.0)
+        seconds, total = 0.0, len(radii) * len(places)
+        for step, (eps, place) in enumerate(itertools.product(radii, places)):
+            self.settings.tell(f"ε = {eps:g}", step / total)
+            seconds += self._one(place, eps, found)
+        return replace(found, seconds=seconds / total)
+
+    def _one(self, place: Duplicate, eps: float, found: Probe) -> float:
+        """One prompt at one ε, entered into `found`; the engine's seconds."""
+        case = Case.of(self.model, place.prompt, eps, {"Q1": "top1"}, self.layer, [place.second])
+        setting = case.problem.setting([self.layer])
         joint = {
-            _joint(circuit): joint_margins(case, circuit, layer, place.second).bind(
-                case.problem.setting([layer])
-            )
-            for circuit in circuits
+            _joint(circuit): joint_margins(case, circuit, self.layer, place.second).bind(setting)
+            for circuit in found.circuits
         }
         case = Case(case.problem, {**case.claims, **joint})
-        tally = answered(engine, [case])
+        tally = answered(self.engine, [case])
         if tally.reason:
-            raise StudyError(f"{engine} cannot answer: {tally.reason}")
-        left = attacked([case], PROBE, settings.seed, tally, CHECK)
-        seconds += tally.seconds
+            raise StudyError(f"{self.engine} cannot answer: {tally.reason}")
+        left = attacked([case], PROBE, self.settings.seed, tally, CHECK)
         for kept, source in ((found.proved, tally.holds), (found.standing, left.holds)):
             held = kept.setdefault(eps, {})
             for head, holds in enumerate(source["Q1"]):
@@ -151,16 +168,25 @@ def probe(settings: Settings, usual: str = "smollm2") -> Probe:
             for name in tally.holds
             for p, s in zip(tally.holds[name], left.holds[name], strict=True)
         ):
-            raise StudyError(f"{engine} proved a claim that the attack breaks: report this")
-    return Probe(
-        layer,
-        len(places),
-        roles,
-        circuits,
-        found.proved,
-        found.standing,
-        seconds / (len(radii) * len(places)),
-    )
+            raise StudyError(f"{self.engine} proved a claim that the attack breaks: report this")
+        return tally.seconds
+
+
+@lru_cache(maxsize=4)
+def probe(settings: Settings) -> Probe:
+    """The first prompts, with the circuits of heads that look alike on them."""
+    asked = Asked.of(settings)
+    places = ioi_prompts(asked.model, settings.count(60, 3))
+    roles = clean_roles(asked.model, places, asked.layer)
+    radii = settings.some((SMALLER if asked.layer else SMALLER[1:])[::-1], 2)
+    return asked.probe(places, radii, roles, circuits_of(roles, len(places)))
+
+
+def probe_others(settings: Settings, radii: Sequence[float]) -> Probe:
+    """As many prompts with other names, places and things."""
+    asked = Asked.of(settings)
+    places = ioi_prompts(asked.model, settings.count(60, 3), OTHERS)
+    return asked.probe(places, radii, clean_roles(asked.model, places, asked.layer))
 
 
 def _joint(circuit: Sequence[int]) -> str:
@@ -171,57 +197,91 @@ def _joint(circuit: Sequence[int]) -> str:
     "wang_probe", "Heads that look alike at a duplicated name, on a ball", "probes", "smollm2", "GPT-2 small"
 )
 def wang_probe(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `wang_probe`: 60 IOI prompts, Q1 at the second occurrence."""
+    """Tab. `wang_probe`: 60 IOI prompts, Q1 at the second occurrence; the chosen pairs again on 60 other prompts."""
     found = probe(settings)
     engine = settings.engine or ("layer0" if found.layer == 0 else "crown")
     for eps in sorted(found.proved):
-        for head in found.roles:
-            role, count = found.role(head)
-            sheet.add(
-                Row(
-                    f"ε = {eps:g}",
-                    f"{found.name(head)} (looks at: {role}, {count}/{found.n})",
-                    engine=engine,
-                    proved=sum(found.proved[eps][found.name(head)]),
-                    attack=sum(found.standing[eps][found.name(head)]),
-                    n=found.n,
-                    seconds=found.seconds,
-                )
-            )
+        sheet.add(*(_of_head(found, head, eps, f"ε = {eps:g}", engine) for head in found.roles))
     sheet.data["roles"] = {found.name(head): dict(roles) for head, roles in found.roles.items()}
     sheet.note("Paper, GPT-2 layer 0, proved at ε = 5e-4, 1e-3, 2e-3: 0.1 1.7, 0, 0 %; 0.10 100, 95, 0 %.")
-    for text in splits(found):
-        sheet.note(text)
+    pairs = furthest(found)
+    for role, heads in alike(found.roles, found.n).items():
+        if len(heads) == 1:
+            sheet.note(f"Only {found.name(heads[0])} looks at: {role}, on half of the prompts or more.")
+    for pair in pairs:
+        sheet.note(told(pair, found))
+    if not pairs:
+        return
+    others = probe_others(settings, sorted({pair.eps for pair in pairs}))
+    for eps in others.proved:
+        heads = sorted({head for pair in pairs if pair.eps == eps for head in (pair.strong, pair.weak)})
+        sheet.add(*(_of_head(others, head, eps, f"other prompts, ε = {eps:g}", engine) for head in heads))
+    sheet.data["roles on other prompts"] = {
+        others.name(head): dict(roles) for head, roles in others.roles.items()
+    }
     sheet.note(
-        "Of each role the pair and ε that lie furthest apart are shown. The intervals are not corrected for that "
-        "choice: what splits here should be asked again on other prompts."
+        "Pairs and ε were chosen where they lie furthest apart, so that the intervals above are too narrow. They are "
+        f"asked again on {others.n} prompts with other names, places and things: a pair splits there if the interval "
+        "of what is proved of the one lies above that of what an attack leaves of the other, at 95 % for all pairs "
+        "together. Pairs, ε and criterion were fixed before these prompts were asked."
+    )
+    for pair in pairs:
+        sheet.note(f"Other prompts: {told(pair, others, len(pairs))}")
+
+
+def _of_head(found: Probe, head: int, eps: float, group: str, engine: str) -> Row:
+    role, count = found.role(head)
+    return Row(
+        group,
+        f"{found.name(head)} (looks at: {role}, {count}/{found.n})",
+        engine=engine,
+        proved=sum(found.proved[eps][found.name(head)]),
+        attack=sum(found.standing[eps][found.name(head)]),
+        n=found.n,
+        seconds=found.seconds,
     )
 
 
-def splits(found: Probe) -> list[str]:
-    """Per role: the two heads that share it and lie furthest apart at some ε: proved of one, standing of the other.
+@dataclass(frozen=True)
+class Pair:
+    """Two heads that look alike, and the ε at which more is proved of the one than an attack leaves of the other."""
 
-    They split where the interval of what is proved of the one lies above that of what an attack leaves of the other.
-    """
-    notes = []
+    role: str
+    strong: int
+    weak: int
+    eps: float
+
+
+def furthest(found: Probe) -> list[Pair]:
+    """Per role: the two heads that share it and lie furthest apart at some ε."""
+    chosen = []
     for role, heads in alike(found.roles, found.n).items():
         pairs = [
             (sum(found.proved[eps][found.name(a)]) - sum(found.standing[eps][found.name(b)]), eps, a, b)
             for eps, (a, b) in itertools.product(found.proved, itertools.permutations(heads, 2))
         ]
-        if not pairs:
-            notes.append(f"Only {found.name(heads[0])} looks at: {role}, on half of the prompts or more.")
-            continue
-        _, eps, strong, weak = max(pairs)
-        proved, left = sum(found.proved[eps][found.name(strong)]), sum(found.standing[eps][found.name(weak)])
-        apart = clopper_pearson(proved, found.n)[0] > clopper_pearson(left, found.n)[1]
-        notes.append(
-            f"{found.name(strong)} and {found.name(weak)} both look at: {role} ({found.role(strong)[1]} and "
-            f"{found.role(weak)[1]} of {found.n} prompts). At ε = {eps:g} {proved} of {found.n} are proved to stay for "
-            f"{found.name(strong)}; of {found.name(weak)} {sum(found.proved[eps][found.name(weak)])} are, and an "
-            f"attack leaves {left}: {'they split' if apart else 'they are not told apart'} (95 % intervals)."
-        )
-    return notes
+        if pairs:
+            _, eps, strong, weak = max(pairs)
+            chosen.append(Pair(role, strong, weak, eps))
+    return chosen
+
+
+def told(pair: Pair, found: Probe, tests: int = 1) -> str:
+    """What some prompts say of a pair. Intervals are at 95 % for all of so many tests together (Bonferroni).
+
+    They split where the interval of what is proved of the one lies above that of what an attack leaves of the other.
+    """
+    names = strong, weak = found.name(pair.strong), found.name(pair.weak)
+    proved, few = (sum(found.proved[pair.eps][name]) for name in names)
+    left = sum(found.standing[pair.eps][weak])
+    confidence = 1.0 - 0.05 / tests
+    apart = clopper_pearson(proved, found.n, confidence)[0] > clopper_pearson(left, found.n, confidence)[1]
+    looks = [found.roles[head][pair.role] for head in (pair.strong, pair.weak)]
+    return (
+        f"{strong} and {weak} both look at: {pair.role} ({looks[0]} and {looks[1]} of {found.n} prompts). At ε = "
+        f"{pair.eps:g} {proved} of {found.n} are proved to stay for {strong}; of {weak} {few} are, and an attack "
+        f"leaves {left}: {'they split' if apart else 'they are not told apart'} ({100 * confidence:g} % intervals)."
+    )
 
 
 @study("cross_head_circuit", "Pairs and triples of those heads at once", "probes", "smollm2", "GPT-2 small")

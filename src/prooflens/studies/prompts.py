@@ -11,9 +11,28 @@ from prooflens.errors import PromptError
 from prooflens.models import Prompt, Transformer
 from prooflens.models.train import read_sst2, sst2_folder
 
-NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Sarah", "James", "Emma", "David", "Alice")
-PLACES = ("store", "park", "school", "house", "beach", "office")
-THINGS = ("drink", "book", "ball", "letter", "ring")
+
+@dataclass(frozen=True)
+class Words:
+    """What the templates are filled with."""
+
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+    things: tuple[str, ...]
+
+
+FIRST = Words(
+    ("Mary", "John", "Tom", "Anna", "Paul", "Sarah", "James", "Emma", "David", "Alice"),
+    ("store", "park", "school", "house", "beach", "office"),
+    ("drink", "book", "ball", "letter", "ring"),
+)
+OTHERS = Words(
+    ("Peter", "Lisa", "Robert", "Laura", "Henry", "Julia", "Simon", "Rachel", "Daniel", "Helen"),
+    ("market", "station", "garden", "library", "hotel", "museum"),
+    ("key", "phone", "pen", "card", "bag"),
+)
+"""Words of prompts that confirm what was chosen on the first ones; none is in both."""
+
 TEMPLATES = (
     "When {a} and {b} went to the {place}, {b} gave a {thing} to",
     "Then {a} and {b} had a long talk at the {place}, and {b} gave a {thing} to",
@@ -31,22 +50,22 @@ class Duplicate:
     second: int
 
 
-def ioi_texts(count: int = 60) -> list[tuple[str, str]]:
+def ioi_texts(count: int = 60, words: Words = FIRST) -> list[tuple[str, str]]:
     """Texts and their duplicated names: templates, pairs of names, places and things in (nearly) equal shares."""
-    pairs = list(itertools.permutations(NAMES, 2))
+    pairs = list(itertools.permutations(words.names, 2))
     found = []
     for i in range(count):
         a, b = pairs[(i * 7) % len(pairs)]
         template = TEMPLATES[i % len(TEMPLATES)]
-        place = PLACES[(i // len(TEMPLATES)) % len(PLACES)]  # every place in every template
-        text = template.format(a=a, b=b, place=place, thing=THINGS[i % len(THINGS)])
+        place = words.places[(i // len(TEMPLATES)) % len(words.places)]  # every place in every template
+        text = template.format(a=a, b=b, place=place, thing=words.things[i % len(words.things)])
         found.append((text, b))
     return found
 
 
-def ioi_prompts(model: Transformer, count: int = 60) -> list[Duplicate]:
-    """The prompts in a model's tokens; a name that is several tokens is found by its last one."""
-    return [duplicate_in(model.prompt(text), name) for text, name in ioi_texts(count)]
+def ioi_prompts(model: Transformer, count: int = 60, words: Words = FIRST) -> list[Duplicate]:
+    """The prompts in a model's tokens."""
+    return [duplicate_in(model.prompt(text), name) for text, name in ioi_texts(count, words)]
 
 
 def duplicate_in(prompt: Prompt, name: str) -> Duplicate:
