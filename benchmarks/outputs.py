@@ -4,8 +4,9 @@
 
 Parts: bert (bert-tiny-sst2, the first test sentences cut to eight tokens), sweep (K_J of the estimated method there),
 toy, peers (needs ../shared/models/peer-tiny beside the checkout), minilm (the sentence embedding), smollm2 (next token
-over the full vocabulary, after L layers). `--engine` names the engines of every part; unknown ones are left out.
-`--eps`, `--samples` and `--layers` take less of a part. Seconds are of the wall clock; engines run on one thread.
+over the full vocabulary, after L layers; how far the whole model is proved is searched by next_token.py). `--engine`
+names the engines of every part; unknown ones are left out. `--eps`, `--samples` and `--layers` take less of a part.
+Seconds are of the wall clock; engines run on one thread.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from layer0 import IOI, PEERS, Table
+from layer0 import PEERS, Table
+from next_token import PROMPTS
 from peer_models import peer_model
 from prooflens import Ball, Transformer, load, output, output_radius
 from prooflens.engines import Engine, Guarantee, Problem, engine_names, get_engine
@@ -47,25 +49,6 @@ PEER_LOGITS = {
     0.05: (".419", "1.8e4", "crash"),
 }
 """auto_LiRPA on peer-tiny's logits (../shared/design/peers.md): sampled, CROWN, α-CROWN with 5 iterations."""
-
-PROMPTS = (
-    *IOI,
-    "The capital of France is",
-    "The opposite of hot is",
-    "Once upon a time there was a",
-    "The sun rises in the",
-    "Two plus two equals",
-    "She opened the door and",
-    "The first president of the United States was",
-    "Water boils at one hundred degrees",
-    "He plays the guitar and the",
-    "My favourite colour is",
-    "The cat sat on the",
-    "In the morning I drink a cup of",
-    "The train was late, so we",
-    "Romeo and",
-    "The largest planet in the solar system is",
-)
 
 
 @dataclass(frozen=True)
