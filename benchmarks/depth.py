@@ -1,24 +1,28 @@
 """`taylor` at depth, with an attack beside every figure.
 
-python benchmarks/depth.py MODEL --layer 1 --eps 0.0005 0.001 [--text "…"] [--device cuda] [--rows 24] [--json out.json]
+python benchmarks/depth.py MODEL --layer 1 --eps 0.0005 0.001 [--query top1 mass>=0.2 entropy] [--text "…"]
+    [--calibrate 0.75 0.80] [--device cuda] [--rows 24] [--json out.json]
 
 MODEL is a short name, or a folder made by `slice_model.py` (its embedded example is then the prompt). For every ε: how
 many (head, position) queries are proved, how many the attack leaves standing, the mean width of the bounds, time and
-peak memory. Proved claims are attacked with ten times the paper's budget; one that breaks is an error.
+peak memory. Proved claims are attacked with ten times the paper's budget; one that breaks is an error. A range
+(`entropy`) has the mean width that an attack attains instead. With `--calibrate`, ε is where MC + PGD leaves such a
+share of the claims standing.
 """
 
 import argparse
 import itertools
-import json
-import resource
+import math
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Region, load
-from prooflens.engines import Problem, forms_of
+from prooflens.engines import Bounds, Problem, forms_of
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack_search import Budget
 from prooflens.engines.functionals import bound_claims
@@ -27,6 +31,8 @@ from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_walk import Chain, Walk
 from prooflens.models import Transformer, scores_name
 from prooflens.queries import Claim, parse_query
+from prooflens.studies.measure import attained_entropies
+from thresholds import share_between
 
 PAPER = Budget(samples=500, restarts=5, steps=50)
 LIGHT = Budget(samples=64, restarts=1, steps=10)
@@ -65,7 +71,7 @@ def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
         }
 
 
-def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterator[dict[str, object]]:
+def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterator[Line]:
     """All layers of --layer in one walk by ellipsoids: proved and attacked claims of each, and e/τ of its queries."""
     problem = Problem(model, region_of(model, options.text, eps, options.device))
     wanted = sorted(options.layer)
@@ -109,30 +115,86 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
         }
 
 
-def asked(problem: Problem, options: argparse.Namespace, layer: int) -> list[Claim]:
+def asked(problem: Problem, options: argparse.Namespace, layer: int, query: str = "top1") -> list[Claim]:
     """The claims of one layer that hold on the clean input."""
-    claims = parse_query(options.query).bind(problem.setting([layer]))
+    claims = parse_query(query).bind(problem.setting([layer]))
     claims = [claim for claim in claims if claim.functionals and claim.clean_holds]
     if options.last:
         claims = [c for c in claims if c.rows[0].position == problem.n_tokens - 1]
-    return claims
-
-
-def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: float) -> dict[str, object]:
-    problem = Problem(model, region_of(model, options.text, eps, options.device))
-    claims = asked(problem, options, layer)
     if options.rows:
         order = torch.randperm(len(claims), generator=torch.Generator().manual_seed(0)).tolist()
         claims = [claims[i] for i in sorted(order[: options.rows])]
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    parts, together = bound_claims(
-        Taylor(memory=options.memory * 2**30, thorough=not options.fast), problem, claims
-    )
-    took = time.perf_counter() - start
+    return claims
+
+
+def rounded(eps: float) -> float:
+    return float(f"{eps:.3g}")
+
+
+class Standing:
+    """Which claims MC + PGD leaves standing as ε changes.
+
+    What broke stays broken on larger balls; what stood on a larger one is not attacked again.
+    """
+
+    def __init__(self, model: Transformer, options: argparse.Namespace, layer: int, query: str) -> None:
+        self.model, self.options, self.layer, self.query = model, options, layer, query
+        self.broken: dict[int, float] = {}
+        self.stood: dict[int, float] = {}
+
+    def share(self, eps: float) -> float:
+        """The share of all claims at an ε."""
+        options, eps = self.options, rounded(eps)
+        problem = Problem(self.model, region_of(self.model, options.text, eps, options.device))
+        claims = asked(problem, options, self.layer, self.query)
+        left = [i for i in range(len(claims)) if self.broken.get(i, math.inf) > eps]
+        tried = [i for i in left if self.stood.get(i, 0.0) < eps]
+        found = break_claims(problem, [claims[i] for i in tried], PAPER, seed=0) if tried else []
+        for i, witness in zip(tried, found, strict=True):
+            if witness is None:
+                self.stood[i] = eps
+            else:
+                self.broken[i] = eps
+        standing = sum(self.broken.get(i, math.inf) > eps for i in left)
+        print(f"  ε = {eps:.4g}: {standing} of {len(claims)} stand", file=sys.stderr, flush=True)
+        return standing / len(claims)
+
+
+def calibrated(model: Transformer, options: argparse.Namespace, layer: int, query: str) -> Line:
+    """An ε at which so many claims stand."""
+    low, high = options.calibrate
+    eps, share = share_between(Standing(model, options, layer, query).share, options.eps[0], low, high)
+    return {
+        "model": options.model,
+        "layer": layer,
+        "query": query,
+        "calibrated": [low, high],
+        "eps": rounded(eps),
+        "share that MC + PGD leaves": round(share, 4),
+    }
+
+
+def attained_widths(problem: Problem, claims: Sequence[Claim], together: Bounds) -> Line:
+    """Ranges beside what an attack attains, which must lie inside."""
+    smallest, largest = attained_entropies(problem, claims, PAPER)
+    slack = 1e-12  # of the attained values: their own rounding
+    if bool(((smallest < together.lower - slack) | (largest > together.upper + slack)).any()):
+        raise AssertionError("a range was proved and is left")
+    attained = float((largest - smallest).clamp(min=0.0).mean())
+    width = float((together.upper - together.lower).mean())
+    return {"mean width of attack": attained, "width / attack": round(width / attained, 3)}
+
+
+def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: float, query: str) -> Line:
+    problem = Problem(model, region_of(model, options.text, eps, options.device))
+    claims = asked(problem, options, layer, query)
+    ranges = any(claim.wants_range for claim in claims)
+    with Meter(problem.model.device) as meter:
+        parts, together = bound_claims(
+            Taylor(memory=options.memory * 2**30, thorough=not options.fast), problem, claims
+        )
     proved = [c.decide(part.lower, part.upper) == "holds" for c, part in zip(claims, parts, strict=True)]
-    left: int | None = None if options.no_attack else 0
+    left: int | None = None if options.no_attack or ranges else 0
     for kind, budget in ((True, TENFOLD if not options.quick else PAPER), (False, PAPER)):
         chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
         if chosen and left is not None:
@@ -141,26 +203,46 @@ def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: fl
             if kind and any(witness is not None for witness in found):
                 raise AssertionError("a claim was proved and is broken")
             left += sum(witness is None for witness in found)
-    if options.device == "cuda":
-        memory = torch.cuda.max_memory_allocated() / 2**30
-    else:
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    row: dict[str, object] = {
+    row: Line = {
         "model": options.model,
         "layer": layer,
+        "query": query,
         "eps": eps,
         "claims": len(claims),
         "proved": sum(proved),
         "attack leaves": left,
         "mean width": float((together.upper - together.lower).mean()),
-        "seconds": round(took, 2),
-        "peak GiB": round(memory, 2),
+        "seconds": round(meter.seconds, 2),
+        "peak GiB": round(meter.gib, 2),
     }
+    if ranges and not options.no_attack:
+        row |= attained_widths(problem, claims, together)
     if options.sizes:
         row["e / τ"] = sizes(problem, layer, options.memory * 2**30)
     if options.jacobian:
         row["one Jacobian, s"] = round(jacobian_seconds(problem, layer), 2)
     return row
+
+
+def lines(model: Transformer, options: argparse.Namespace) -> Iterator[Line]:
+    """What was asked for and is not in the file yet."""
+    done = told(options.json)
+    if options.probe:
+        for eps in options.eps:
+            yield from probe(model, options, eps)
+        return
+    for layer, query in itertools.product(options.layer, options.query):
+        about = {"model": options.model, "layer": layer, "query": query}
+        radii = options.eps
+        if options.calibrate:
+            kept = [line for line in done if known([line], **about, calibrated=options.calibrate)]
+            line = kept[0] if kept else calibrated(model, options, layer, query)
+            if not kept:
+                yield line
+            radii = [line["eps"]]
+        for eps in radii:
+            if not any("claims" in line and known([line], **about, eps=eps) for line in done):
+                yield measure(model, options, layer, eps, query)
 
 
 def main() -> None:
@@ -170,7 +252,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--layer", type=int, nargs="+", default=[1])
     parser.add_argument("--eps", type=float, nargs="+", default=[0.0005, 0.001])
-    parser.add_argument("--query", default="top1")
+    parser.add_argument("--query", nargs="+", default=["top1"], help="as in docs/queries.md")
+    parser.add_argument(
+        "--calibrate",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="search, from the first ε on, the one at which the attack leaves such a share standing, and measure there",
+    )
     parser.add_argument("--text", help="the prompt; without it, the model's embedded example")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=int, default=8, help="GiB for the engine")
@@ -190,19 +279,15 @@ def main() -> None:
     parser.add_argument("--sizes", action="store_true", help="also e/τ of every value that a site reads")
     parser.add_argument("--no-attack", action="store_true", help="only what is proved")
     parser.add_argument("--jacobian", action="store_true", help="time one full Jacobian beside it")
-    parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="append the rows to this file, one JSON document a line; those that it holds are left out",
+    )
     options = parser.parse_args()
     model = load(options.model).to(options.device)
-    rows = (measure(model, options, layer, eps) for layer in options.layer for eps in options.eps)
-    for row in (
-        itertools.chain.from_iterable(probe(model, options, eps) for eps in options.eps)
-        if options.probe
-        else rows
-    ):
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-        if options.json is not None:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    for line in lines(model, options):
+        tell(line, options.json)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 One JSON line per prompt, short prompts first; prompts that FILE holds for this model and depth are left out, and after
 `--minutes` no new one is begun. A proof is one walk of `taylor` (`bound_hidden`) and the vocabulary by its box and its
-linear part; no attack takes part in that search. The other search breaks the answer with PGD on the nearest tokens and
-pulls every witness in along its ray; what counts was run through the whole model in float64.
+linear part; no attack takes part in that search. The other search, before it, breaks the answer with PGD on the nearest
+tokens and pulls every witness in along its ray; what counts was run through the whole model in float64.
 """
 
 import argparse
@@ -61,6 +61,9 @@ FURTHER = 8.0
 """… and stronger where the last one came to nothing."""
 
 MOST_ATTACKS = 8
+
+BELOW = 0.8
+"""Proofs are not begun nearer than this to what is broken."""
 
 
 @dataclass(frozen=True)
@@ -182,34 +185,35 @@ def measure(model: Transformer, text: str, start: float, options: argparse.Names
     }
     if claim.tie is not None:
         return line | {"tie": claim.tie}
+    broken = None
+    if not options.no_attack:
+        breaks = Breaks(problem, claim, options.budget)
+        with Meter(model.device) as meter:
+            broken = breaks.radius(start)
+        line |= {
+            "broken ε": broken,
+            "attacks": breaks.attacks,
+            "seconds of attacks": round(meter.seconds, 2),
+        }
     proofs = Proofs(problem, claim, OneWalk(Taylor(memory=options.memory * 2**30, thorough=False)))
-    bracket = largest(proofs.used, start, options.tolerance, options.proofs)
+    first = start if broken is None else min(start, BELOW * broken)
+    bracket = largest(proofs.used, first, options.tolerance, options.proofs)
     proved = bracket.good
-    line |= {
+    if broken is not None and proved is not None and broken <= proved:
+        raise AssertionError(f"{text!r}: the answer is proved at {proved!r} and broken at {broken!r}")
+    return line | {
         "proved ε": proved,
         "not proved ε": bracket.bad,
+        "proved / broken": None if proved is None or broken is None else proved / broken,
         "tail": None if proved is None else proofs.tail(proved),
         "proofs": len(bracket.looks),
         "seconds per proof": round(sorted(proofs.seconds)[len(proofs.seconds) // 2], 2),
         "peak GiB": round(proofs.gib, 2),
     }
-    if options.no_attack:
-        return line
-    breaks = Breaks(problem, claim, options.budget)
-    with Meter(model.device) as meter:
-        broken = breaks.radius(proved or start)
-    if broken is not None and proved is not None and broken <= proved:
-        raise AssertionError(f"{text!r}: the answer is proved at {proved!r} and broken at {broken!r}")
-    return line | {
-        "broken ε": broken,
-        "proved / broken": None if proved is None or broken is None else proved / broken,
-        "attacks": breaks.attacks,
-        "seconds of attacks": round(meter.seconds, 2),
-    }
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
-    """All prompts that are not done yet; each search starts at the last one's answer."""
+    """All prompts that are not done yet; each search starts at the last one's answer, below what is broken."""
     end = time.perf_counter() + 60.0 * options.minutes
     model = load(options.model).to(options.device)
     if options.layers is not None:

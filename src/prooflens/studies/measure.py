@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.certify import chunks
@@ -212,10 +213,10 @@ def _corner(part: Bounds | None) -> Tensor | None:
     return part.lower_corner[part.lower.argmin()][None].double()
 
 
-def _attained_ranges(problem: Problem, claims: Sequence[Claim], budget: Budget, seed: int) -> Iterator[float]:
-    """Largest minus smallest entropy that an attack attains, row by row."""
-    if not claims:
-        return iter(())
+def attained_entropies(
+    problem: Problem, claims: Sequence[Claim], budget: Budget, seed: int = 0
+) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
+    """The smallest and the largest entropy that an attack attains, for every row that the claims read."""
     setting = problem.setting(sorted({row.layer for claim in claims for row in claim.rows}))
     most = math.log(problem.n_tokens) + 1.0  # no entropy reaches it, so that no attack stops early
     ends = []
@@ -228,7 +229,14 @@ def _attained_ranges(problem: Problem, claims: Sequence[Claim], budget: Budget, 
         bound = [claim for query in asked for claim in query.bind(setting)]
         fast = not is_small(problem)
         ends.append(attack_claims(problem, bound, budget, seed, None, fast).values.cpu())
-    smallest, largest = ends[0], most - ends[1]
+    return ends[0], most - ends[1]
+
+
+def _attained_ranges(problem: Problem, claims: Sequence[Claim], budget: Budget, seed: int) -> Iterator[float]:
+    """Largest minus smallest entropy that an attack attains, row by row."""
+    if not claims:
+        return iter(())
+    smallest, largest = attained_entropies(problem, claims, budget, seed)
     return iter((largest - smallest).clamp(min=0.0).tolist())
 
 
