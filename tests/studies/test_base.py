@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,24 @@ def test_no_study_calls_an_estimate_certified() -> None:
         assert not re.search(r"estimat\w+ certif|certif\w+ estimat", words)
 
 
+def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "mpnet"
+    folder.mkdir()
+    assert Settings(model=str(folder)).model_name == "mpnet"
+    assert Settings(model="prajjwal1/bert-tiny").model_name == "prajjwal1/bert-tiny"
+    one = Study("s", "A title", "pretrained", "mpnet", lambda settings, sheet: None, "GPT-2")
+    assert one(Settings(model=str(folder))).title == "A title — on mpnet, standing in for GPT-2"
+    assert one(Settings(model="toy")).title == "A title — on toy"
+
+
+def test_a_layer_has_a_result_of_its_own() -> None:
+    one = Study("s", "A title", "synthetic", "toy", lambda settings, sheet: None)
+    usual, deep = one(Settings()), one(Settings(layer=2))
+    assert (usual.key, deep.key) == ("s", "s-layer2")
+    assert "variant" not in usual.to_dict()
+    assert Result.from_dict(deep.to_dict()) == deep
+
+
 def test_settings() -> None:
     assert Settings(quick=True).count(60, 3) == 3
     assert Settings(quick=True).count(2, 3) == 2
@@ -80,4 +99,6 @@ def test_settings() -> None:
     assert list(Settings(quick=True).some([1, 2, 3], 2)) == [1, 2]
     with pytest.raises(StudyError, match="at least one input"):
         Settings(samples=0)
+    with pytest.raises(StudyError, match="at least one process"):
+        Settings(jobs=0)
     assert Settings(model="gpt2", layer=1).arguments == ["--model", "gpt2", "--layer", "1"]

@@ -1,11 +1,12 @@
 """Probes: prompts, roles, circuits and what is said about heads that split."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from prooflens.models import load
-from prooflens.studies import probes
+from prooflens.studies import base, probes
 from prooflens.studies.probes import Pair, Probe, alike, circuits_of, failure_modes, furthest, role_of, told
 from prooflens.studies.prompts import (
     FIRST,
@@ -137,8 +138,21 @@ def test_three_queries_per_head(run: Run) -> None:
         assert (row.proved or 0) <= (row.attack or 0) <= clean
 
 
+def test_processes_count_as_one_does(run: Run) -> None:
+    alone = run("wang_probe", model="toy", samples=3)
+    probes.probe.cache_clear()
+    base._RESULTS.clear()
+    several = run("wang_probe", model="toy", samples=3, jobs=2)
+    assert [replace(row, seconds=None) for row in several.rows] == [
+        replace(row, seconds=None) for row in alone.rows
+    ]
+    assert (several.notes, several.command) == (alone.notes, alone.command)
+
+
 def test_a_deeper_layer_can_be_asked(run: Run) -> None:
     result = run("wang_probe", model="toy", layer=1, engine="cpz")
     assert all(row.engine == "cpz" and row.label.startswith("1.") for row in result.rows)
-    assert len({row.group for row in result.rows}) == 2
+    assert result.key == "wang_probe-layer1"
+    assert len({row.group for row in result.rows if row.group.startswith("ε")}) == 2
+    assert [max(probes.radii_at(layer)) for layer in (0, 1, 2, 3)] == [2e-3, 1e-3, 1e-3, 3e-4]
     assert probes.probe.cache_info().currsize == 1

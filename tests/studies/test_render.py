@@ -1,6 +1,7 @@
 """How results are shown and kept: tables, pictures, pages, the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -73,6 +74,17 @@ def test_pages_come_from_the_data(tmp_path: Path) -> None:
     pages = {"synthetic.md", "probes.md", "index.md"}
     assert written == pages | {"pictures/layer0_all.svg", "pictures/wang_probe.svg"}
     assert "[wang_probe](probes.md#wang_probe)" in (tmp_path / "index.md").read_text(encoding="utf-8")
+
+
+def test_layers_of_a_study_lie_beside_each_other(tmp_path: Path) -> None:
+    for variant in ("", "layer2"):
+        save(replace(result("wang_probe", "probes"), variant=variant), tmp_path)
+    assert [one.key for one in read(tmp_path / "data")] == ["wang_probe", "wang_probe-layer2"]
+    write_pages(tmp_path)
+    page = (tmp_path / "probes.md").read_text(encoding="utf-8")
+    assert "## wang_probe-layer2\n" in page
+    assert "(pictures/wang_probe-layer2.svg)" in page
+    assert "(probes.md#wang_probe-layer2)" in (tmp_path / "index.md").read_text(encoding="utf-8")
 
 
 def test_what_is_no_result_is_named(tmp_path: Path) -> None:

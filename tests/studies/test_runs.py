@@ -1,12 +1,16 @@
 """Every study on a tiny budget: which rows it has, out of how many, and that proofs never exceed the attack."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from prooflens.models import load
-from prooflens.studies import Result, neighbourhoods, pruning, widths
+from prooflens.studies import Result, base, neighbourhoods, pretrained, pruning, widths
 from prooflens.studies.base import COUNT
 from prooflens.studies.prompts import paraphrase_sets
+from prooflens.studies.render import save
 from tests.families import bert
 from tests.studies.conftest import Run
 
@@ -100,13 +104,35 @@ def test_the_model_that_was_asked_is_named(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_headlines_are_rows_of_other_studies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prooflens.studies import pretrained
-
     kept = {k: v for k, v in pretrained.HEADLINES.items() if v[0] in ("layer0_all", "bert_layer1")}
     monkeypatch.setattr(pretrained, "HEADLINES", kept)
     rows = run("main_results", model="toy").rows
     assert {row.group for row in rows} == set(kept)
-    assert all(row.paper == (85.0 if row.group.startswith("synthetic") else 92.5) for row in rows)
+    assert {row.engine: row.paper for row in rows if row.group.startswith("BERT")} == {
+        "crown": 51.2,
+        "interval": 3.8,
+        "jacobian": 92.5,
+    }
+
+
+def test_headlines_are_read_where_they_are_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pretrained, "HEADLINES", {"layer 0": ("layer0_all", "ε = 0.02", "Q1")})
+    held = run("layer0_all", samples=1)
+    save(replace(held, rows=held.rows[:1], quick=False), tmp_path)
+    monkeypatch.setattr(base, "_RESULTS", {})
+    assert len(run("main_results", kept=tmp_path).rows) == 4, "what is kept was not quick, so it is run"
+    save(replace(held, rows=[row for row in held.rows if row.engine == "cpz"]), tmp_path)
+    again = run("main_results", samples=2, kept=tmp_path)
+    assert [(row.label, row.n) for row in again.rows] == [("ε = 0.02, Q1", 8)]
+    assert again.notes[0] == f"layer 0: `{held.command}`."
+
+
+def test_a_folder_without_text_is_asked_about_its_examples() -> None:
+    toy = load("toy")
+    prompts = pretrained.prompts_for(toy, 3)
+    assert [torch.equal(p.x, toy.example(i).x) for i, p in enumerate(prompts)] == [True] * 3
 
 
 def test_paraphrases(run: Run) -> None:

@@ -31,6 +31,7 @@ def reproduce(
     layer: Annotated[int | None, typer.Option(help="Another layer, where a study has a choice.")] = None,
     samples: Annotated[int | None, typer.Option(help="So many inputs.")] = None,
     device: Device = None,
+    jobs: Annotated[int, typer.Option(help="Processes, of the probes of pretrained models.")] = 1,
     seed: Seed = 0,
     out: Annotated[
         Path | None,
@@ -66,7 +67,7 @@ def reproduce(
     results: list[Result] = []
     missing: dict[str, str] = {}
     with shown(not as_json) as tell:
-        settings = Settings(quick, model, engine, layer, samples, device, seed, tell)
+        settings = Settings(quick, model, engine, layer, samples, device, seed, tell, out, jobs)
         for number, one in enumerate(studies):
             tell(one.name, number / len(studies))
             try:

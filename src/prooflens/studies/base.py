@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from prooflens.certify import checked_device
@@ -106,6 +107,10 @@ class Sheet:
         self.notes.append(text)
 
 
+def silent(stage: str, share: float) -> None:
+    """Progress that nobody is told."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a study runs: how much of it, on which model, by whom."""
@@ -118,11 +123,17 @@ class Settings:
     samples: int | None = None
     device: str | None = None
     seed: int = 0
-    tell: Progress = field(default=lambda stage, share: None, compare=False)
+    tell: Progress = field(default=silent, compare=False)
+    kept: Path | None = field(default=None, compare=False)
+    """The folder of results that a study about other studies may read."""
+    jobs: int = field(default=1, compare=False)
+    """How many processes answer, where a study can use several: nothing that is counted depends on it."""
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.samples < 1:
             raise StudyError(f"a study needs at least one input, got --samples {self.samples}")
+        if self.jobs < 1:
+            raise StudyError(f"a study needs at least one process, got --jobs {self.jobs}")
 
     def count(self, full: int, quick: int) -> int:
         """How many inputs: as asked, few where it must be quick, else as many as the paper."""
@@ -136,6 +147,11 @@ class Settings:
         """The model that was asked for, or the usual one, on the device."""
         model = load(self.model or usual, self.tell)
         return model if self.device is None else model.to(checked_device(self.device))
+
+    @property
+    def model_name(self) -> str | None:
+        """The model that was asked for; of a folder, its name."""
+        return Path(self.model).name if self.model and Path(self.model).expanduser().is_dir() else self.model
 
     @property
     def arguments(self) -> list[str]:
@@ -162,10 +178,19 @@ class Result:
     rows: list[Row]
     notes: list[str]
     data: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""
+    """What sets it apart from the usual result of its study: `layer2`."""
+
+    @property
+    def key(self) -> str:
+        """The name of its file, picture and section."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON document."""
         found = asdict(self)
+        if not self.variant:
+            del found["variant"]
         found["rows"] = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in self.rows]
         return found
 
@@ -173,7 +198,7 @@ class Result:
     def from_dict(cls, document: dict[str, Any]) -> Result:
         """Read back `to_dict`."""
         known = {entry.name for entry in fields(cls)}
-        if set(document) != known:
+        if set(document) | {"variant"} != known:
             raise StudyError(f"not the result of a study: expected {', '.join(sorted(known))}")
         return cls(**{**document, "rows": [Row(**row) for row in document["rows"]]})
 
@@ -207,10 +232,10 @@ class Study:
 
         sheet, start = Sheet(), time.perf_counter()
         self.run(settings, sheet)
-        model = settings.model or sheet.model or self.model
+        model = settings.model_name or sheet.model or self.model
         return Result(
             name=self.name,
-            title=self.titled(model, settings.model is not None),
+            title=self.titled(model, settings.model is not None and model != self.model),
             group=self.group,
             command=shlex.join(["prooflens", "reproduce", self.name, *settings.arguments]),
             model=model,
@@ -220,6 +245,7 @@ class Study:
             rows=[replace(row, seconds=rounded(row.seconds)) for row in sheet.rows],
             notes=sheet.notes,
             data=sheet.data,
+            variant="" if settings.layer is None else f"layer{settings.layer}",
         )
 
 

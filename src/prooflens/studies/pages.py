@@ -66,13 +66,13 @@ def write_pages(folder: Path) -> list[Path]:
         if not held:
             continue
         sections = [markdown(result, "pictures") for result in held]
-        contents = [f"- [`{result.name}`](#{result.name}): {result.title}" for result in held]
+        contents = [f"- [`{result.key}`](#{result.key}): {result.title}" for result in held]
         page = folder / f"{group}.md"
         text = "\n".join([f"# {title}", "", about, "", PREFACE, *contents, "", *sections])
         page.write_text(text.rstrip() + "\n", encoding="utf-8")
         written.append(page)
         for result in held:
-            drawn = pictures / f"{result.name}.svg"
+            drawn = pictures / f"{result.key}.svg"
             drawn.write_text(picture(result), encoding="utf-8")
             written.append(drawn)
     index = folder / "index.md"
@@ -81,7 +81,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _index(results: list[Result]) -> str:
-    pages = {result.name: f"{result.group}.md#{result.name}" for result in results}
+    pages = {result.key: f"{result.group}.md#{result.key}" for result in results}
     return "\n".join(
         [
             "# The paper's tables and figures",

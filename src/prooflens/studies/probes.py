@@ -1,8 +1,8 @@
 """Mechanisms that single inputs find, asked on a ball: which heads that look alike split? (The paper's Section 4.4.)
 
 The paper probes GPT-2's layer 0. The stand-in has no duplicate-token head there: its heads look at the token before,
-or at the token itself. Its first duplicate-token heads are 1.8 and 2.4, which `--layer 1` and `--layer 2` ask about
-with an engine for depth (`--engine taylor`, better on a GPU: `--device cuda`).
+or at the token itself. Its first duplicate-token heads are 1.8 and 2.4, and layer 8 is the first with two of them, 8.0
+and 8.1: `--layer 8` asks about them with an engine for depth (`--engine taylor`, on a GPU: `--device cuda --jobs 8`).
 """
 
 from __future__ import annotations
@@ -10,32 +10,29 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from prooflens.engines import Problem
-from prooflens.engines.attack import Budget
 from prooflens.models import Transformer
-from prooflens.queries import Circuit
-from prooflens.queries.attention import Entropy, Specialised
+from prooflens.queries.attention import Entropy
 from prooflens.queries.base import Claim, Query
 from prooflens.regions import Ball
 from prooflens.statistics import clopper_pearson
-from prooflens.studies.base import Row, Settings, Sheet, StudyError, study
-from prooflens.studies.measure import Case, answered, attacked, bind, rows_of
+from prooflens.studies.base import Row, Settings, Sheet, study
+from prooflens.studies.measure import Case, bind, rows_of
+from prooflens.studies.probing import CHECK, PROBE, Asked, Probe, joint_name
 from prooflens.studies.prompts import OTHERS, Duplicate, ioi_prompts, repeated_sequences
 
 RADII = (5e-4, 1e-3, 2e-3)
 """The paper's ε."""
 
-SMALLER = (1e-4, 3e-4, *RADII)
-"""… and two below, where deeper layers are still within reach."""
-
-PROBE = Budget(64, 1, 10)
-CHECK = Budget(8, 1, 3)
-"""Attacks on what is open, and on what is proved: a check."""
+FIRST_LAYER = (3e-4, *RADII)
+NEXT_LAYERS = (1e-4, 3e-4, 5e-4, 1e-3)
+DEEP = (3e-5, 1e-4, 3e-4)
+"""… and smaller ones, down to where deeper layers are still within reach (layers 1 and 2, and beyond)."""
 
 SLACK = 0.1
 """Q3 of the induction probe: the entropy stays within so many nats of its clean value (the paper does not say)."""
@@ -48,27 +45,6 @@ def role_of(key: int, place: Duplicate) -> str:
     if key == place.second:
         return "itself"
     return "previous" if key == place.second - 1 else "first token" if key == 0 else "other"
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Per head: its roles on the clean prompts; per ε and name, which prompts are proved and which stand."""
-
-    layer: int
-    n: int
-    roles: dict[int, Counter[str]]
-    circuits: tuple[tuple[int, ...], ...]
-    proved: dict[float, dict[str, list[bool]]]
-    standing: dict[float, dict[str, list[bool]]]
-    seconds: float
-
-    def name(self, head: int) -> str:
-        """`0.6`."""
-        return f"{self.layer}.{head}"
-
-    def role(self, head: int) -> tuple[str, int]:
-        """The most frequent role, and on how many prompts."""
-        return self.roles[head].most_common(1)[0]
 
 
 def alike(roles: dict[int, Counter[str]], n: int) -> dict[str, list[int]]:
@@ -101,75 +77,9 @@ def clean_roles(model: Transformer, places: Sequence[Duplicate], layer: int) -> 
     return roles
 
 
-def joint_margins(case: Case, heads: Sequence[int], layer: int, position: int) -> Query:
-    """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
-    parts = []
-    setting = case.problem.setting([layer])
-    keys = setting.keys(position)
-    for head in heads:
-        scores = setting.scores[layer][head, position]
-        first, second = sorted(keys, key=lambda key: -float(scores[key]))[:2]
-        parts.append(Specialised((first,), (second,), heads=f"{layer}.{head}", positions=(position,)))
-    return Circuit(tuple(parts), (1.0,) * len(parts))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Who is asked how: a model cut after a layer, and an engine."""
-
-    settings: Settings
-    model: Transformer
-    layer: int
-    engine: str
-
-    @classmethod
-    def of(cls, settings: Settings, usual: str = "smollm2") -> Asked:
-        """The layer and engine that were asked for, or layer 0 by `layer0`."""
-        layer = settings.layer or 0
-        engine = settings.engine or ("layer0" if layer == 0 else "crown")
-        return cls(settings, settings.load(usual).cut(layer + 1), layer, engine)
-
-    def probe(
-        self,
-        places: Sequence[Duplicate],
-        radii: Sequence[float],
-        roles: dict[int, Counter[str]],
-        circuits: tuple[tuple[int, ...], ...] = (),
-    ) -> Probe:
-        """Q1 at the second occurrence of the name: every head of the layer, every prompt, every ε."""
-        found = Probe(self.layer, len(places), roles, circuits, {}, {}, 0.0)
-        seconds, total = 0.0, len(radii) * len(places)
-        for step, (eps, place) in enumerate(itertools.product(radii, places)):
-            self.settings.tell(f"ε = {eps:g}", step / total)
-            seconds += self._one(place, eps, found)
-        return replace(found, seconds=seconds / total)
-
-    def _one(self, place: Duplicate, eps: float, found: Probe) -> float:
-        """One prompt at one ε, entered into `found`; the engine's seconds."""
-        case = Case.of(self.model, place.prompt, eps, {"Q1": "top1"}, self.layer, [place.second])
-        setting = case.problem.setting([self.layer])
-        joint = {
-            _joint(circuit): joint_margins(case, circuit, self.layer, place.second).bind(setting)
-            for circuit in found.circuits
-        }
-        case = Case(case.problem, {**case.claims, **joint})
-        tally = answered(self.engine, [case])
-        if tally.reason:
-            raise StudyError(f"{self.engine} cannot answer: {tally.reason}")
-        left = attacked([case], PROBE, self.settings.seed, tally, CHECK)
-        for kept, source in ((found.proved, tally.holds), (found.standing, left.holds)):
-            held = kept.setdefault(eps, {})
-            for head, holds in enumerate(source["Q1"]):
-                held.setdefault(found.name(head), []).append(holds)
-            for name in joint:
-                held.setdefault(name, []).append(source[name][0])
-        if any(
-            p and not s
-            for name in tally.holds
-            for p, s in zip(tally.holds[name], left.holds[name], strict=True)
-        ):
-            raise StudyError(f"{self.engine} proved a claim that the attack breaks: report this")
-        return tally.seconds
+def radii_at(layer: int) -> Sequence[float]:
+    """The ε that a layer is asked at."""
+    return FIRST_LAYER if layer == 0 else NEXT_LAYERS if layer <= 2 else DEEP
 
 
 @lru_cache(maxsize=4)
@@ -178,7 +88,7 @@ def probe(settings: Settings) -> Probe:
     asked = Asked.of(settings)
     places = ioi_prompts(asked.model, settings.count(60, 3))
     roles = clean_roles(asked.model, places, asked.layer)
-    radii = settings.some((SMALLER if asked.layer else SMALLER[1:])[::-1], 2)
+    radii = settings.some(radii_at(asked.layer)[::-1], 2)
     return asked.probe(places, radii, roles, circuits_of(roles, len(places)))
 
 
@@ -187,10 +97,6 @@ def probe_others(settings: Settings, radii: Sequence[float]) -> Probe:
     asked = Asked.of(settings)
     places = ioi_prompts(asked.model, settings.count(60, 3), OTHERS)
     return asked.probe(places, radii, clean_roles(asked.model, places, asked.layer))
-
-
-def _joint(circuit: Sequence[int]) -> str:
-    return f"joint {','.join(map(str, circuit))}"
 
 
 @study(
@@ -295,7 +201,7 @@ def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
             sum(all(parts) for parts in zip(*(table[eps][name] for name in names), strict=True))
             for table in (found.proved, found.standing)
         ]
-        joint = [sum(table[eps][_joint(circuit)]) for table in (found.proved, found.standing)]
+        joint = [sum(table[eps][joint_name(circuit)]) for table in (found.proved, found.standing)]
         for label, (proved, standing) in (("AND", both), ("joint sum of margins", joint)):
             sheet.add(
                 Row(

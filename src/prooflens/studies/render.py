@@ -56,11 +56,11 @@ def published(row: Row) -> str:
 
 def markdown(result: Result, pictures: str | None = None, level: int = 2) -> str:
     """A section: title, command, table by table, notes; with the picture where a folder for pictures is named."""
-    lines = [f"{'#' * level} {result.name}", "", f"{result.title}.", ""]
+    lines = [f"{'#' * level} {result.key}", "", f"{result.title}.", ""]
     lines += [f"    {result.command}", ""]
     lines += [f"{result.minutes:g} minutes{', quick' if result.quick else ''}; model: {result.model}.", ""]
     if pictures is not None:
-        lines += [f"![{result.title}]({pictures}/{result.name}.svg)", ""]
+        lines += [f"![{result.title}]({pictures}/{result.key}.svg)", ""]
     for group, rows in itertools.groupby(result.rows, key=lambda row: row.group):
         held = list(rows)
         plain = all(row.measured is not None for row in held)
@@ -113,9 +113,7 @@ def summary(results: Sequence[Result], page_of: dict[str, str] | None = None) ->
         row = headline(result)
         if row is None:
             continue
-        link = (
-            f"[{result.name}]({page_of[result.name]})" if page_of and result.name in page_of else result.name
-        )
+        link = f"[{result.key}]({page_of[result.key]})" if page_of and result.key in page_of else result.key
         shown = cells(row)
         lines.append(
             "| "
@@ -150,7 +148,7 @@ def picture(result: Result) -> str:
     counts = any(row.unit == COUNT for row in known)
     rows = [row for row in known if (row.unit == COUNT) is counts][:MOST_ROWS]
     made = Drawing(WIDTH, TOP + LINE * (len(rows) + 1) + 30, result.title)
-    made.text(10, 18, f"{result.name}: {result.title}", anchor="start")
+    made.text(10, 18, f"{result.key}: {result.title}", anchor="start")
     _legend(made)
     scale = _Scale(rows, counts)
     bottom = TOP + LINE * len(rows)
@@ -236,8 +234,8 @@ class _Scale:
 
 
 def save(result: Result, folder: Path) -> Path:
-    """Write `folder`/data/NAME.json."""
-    path = folder / "data" / f"{result.name}.json"
+    """Write `folder`/data/NAME.json, or NAME-layer2.json."""
+    path = folder / "data" / f"{result.key}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
@@ -247,17 +245,18 @@ def read(folder: Path) -> list[Result]:
     """The results in a folder, in the order of the studies."""
     from prooflens.studies.base import study_names
 
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found[path.stem] = Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise StudyError(f"{path} is not the result of a study: {error}") from error
+    found = [read_one(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise StudyError(
             f"{folder} holds no results: make some with `prooflens reproduce NAME -o {folder.parent}`"
         )
-    order = study_names()
-    return sorted(
-        found.values(), key=lambda result: order.index(result.name) if result.name in order else 10**6
-    )
+    order = {name: place for place, name in enumerate(study_names())}
+    return sorted(found, key=lambda one: (order.get(one.name, len(order)), len(one.variant), one.variant))
+
+
+def read_one(path: Path) -> Result:
+    """One kept result."""
+    try:
+        return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise StudyError(f"{path} is not the result of a study: {error}") from error
