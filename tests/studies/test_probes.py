@@ -72,9 +72,7 @@ def test_heads_that_split() -> None:
     (pair,) = furthest(probe(1, 10))
     assert (pair.strong, pair.weak) == (1, 0)
     text = told(Pair("previous", 0, 1, 1e-3), probe(10, 1))
-    assert text.startswith(
-        "0.0 and 0.1 both look at: previous (10 and 9 of 10 prompts). At ε = 0.001 10 of 10"
-    )
+    assert text.startswith("0.0 and 0.1 look at: previous, on 10 and 9 of 10 prompts. At ε = 0.001 10 of 10")
     assert "they split (95 % intervals)" in text
     assert "they are not told apart" in told(Pair("previous", 0, 1, 1e-3), probe(6, 5))
 
@@ -93,9 +91,10 @@ def test_pairs_are_asked_again_on_other_prompts(run: Run, monkeypatch: pytest.Mo
     rows = [row for row in result.rows if row.group.startswith("other prompts")]
     assert [row.label.split(" ")[0] for row in rows] == ["0.0", "0.1"]
     assert {(row.group, row.n) for row in rows} == {("other prompts, ε = 0.002", 2)}
-    (first, again) = [note for note in result.notes if "both look at" in note]
-    assert first.startswith("0.1 and 0.0 both look at: previous")
-    assert again.startswith("Other prompts: 0.1 and 0.0 both look at: previous")
+    (first, again) = [note for note in result.notes if " look at: " in note]
+    assert first.startswith("0.1 and 0.0 look at: previous")
+    assert again.startswith("Other prompts: 0.1 and 0.0 look at: previous")
+    assert result.notes[-1] == "So 0 of 1 pairs split where they were chosen, and 0 on the other prompts."
     assert set(result.data["roles on other prompts"]) == {"0.0", "0.1"}
 
 

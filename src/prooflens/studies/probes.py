@@ -133,6 +133,11 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
     )
     for pair in pairs:
         sheet.note(f"Other prompts: {told(pair, others, len(pairs))}")
+    again = sum(apart(pair, others, len(pairs)) for pair in pairs)
+    first = sum(apart(pair, found) for pair in pairs)
+    sheet.note(
+        f"So {first} of {len(pairs)} pairs split where they were chosen, and {again} on the other prompts."
+    )
 
 
 def _of_head(found: Probe, head: int, eps: float, group: str, engine: str) -> Row:
@@ -172,21 +177,33 @@ def furthest(found: Probe) -> list[Pair]:
     return chosen
 
 
-def told(pair: Pair, found: Probe, tests: int = 1) -> str:
-    """What some prompts say of a pair. Intervals are at 95 % for all of so many tests together (Bonferroni).
+def apart(pair: Pair, found: Probe, tests: int = 1) -> bool:
+    """Whether the interval of what is proved of the one lies above that of what an attack leaves of the other.
 
-    They split where the interval of what is proved of the one lies above that of what an attack leaves of the other.
+    Intervals are at 95 % for all of so many tests together (Bonferroni).
     """
+    proved = sum(found.proved[pair.eps][found.name(pair.strong)])
+    left = sum(found.standing[pair.eps][found.name(pair.weak)])
+    level = confidence(tests)
+    return clopper_pearson(proved, found.n, level)[0] > clopper_pearson(left, found.n, level)[1]
+
+
+def confidence(tests: int) -> float:
+    """Of each interval, for 95 % of all together."""
+    return 1.0 - 0.05 / tests
+
+
+def told(pair: Pair, found: Probe, tests: int = 1) -> str:
+    """What some prompts say of a pair."""
     names = strong, weak = found.name(pair.strong), found.name(pair.weak)
     proved, few = (sum(found.proved[pair.eps][name]) for name in names)
     left = sum(found.standing[pair.eps][weak])
-    confidence = 1.0 - 0.05 / tests
-    apart = clopper_pearson(proved, found.n, confidence)[0] > clopper_pearson(left, found.n, confidence)[1]
     looks = [found.roles[head][pair.role] for head in (pair.strong, pair.weak)]
+    verdict = "they split" if apart(pair, found, tests) else "they are not told apart"
     return (
-        f"{strong} and {weak} both look at: {pair.role} ({looks[0]} and {looks[1]} of {found.n} prompts). At ε = "
+        f"{strong} and {weak} look at: {pair.role}, on {looks[0]} and {looks[1]} of {found.n} prompts. At ε = "
         f"{pair.eps:g} {proved} of {found.n} are proved to stay for {strong}; of {weak} {few} are, and an attack "
-        f"leaves {left}: {'they split' if apart else 'they are not told apart'} ({100 * confidence:g} % intervals)."
+        f"leaves {left}: {verdict} ({100 * confidence(tests):g} % intervals)."
     )
 
 
