@@ -1,7 +1,6 @@
 """One JSON line per result, at once, and time and memory of a piece of work."""
 
 import json
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -9,6 +8,7 @@ from types import TracebackType
 import torch
 
 from prooflens.engines.base import Stopwatch
+from prooflens.peak import Peak, resident
 
 Line = dict[str, object]
 
@@ -36,15 +36,17 @@ def known(lines: Sequence[Line], **wanted: object) -> bool:
 
 
 class Meter:
-    """Seconds, and peak GiB: allocated on the device, or on a cpu the largest the process ever was."""
+    """Seconds, and peak GiB: allocated on the device, or on a cpu the size of the process, sampled."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds = self.gib = 0.0
+        self._peak = Peak(device)
 
     def __enter__(self) -> "Meter":
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self._peak.__enter__()
+        on_device = self.device.type == "cuda"
+        self._before = torch.cuda.memory_allocated(self.device) if on_device else resident()
         self._watch = Stopwatch(self.device)
         return self
 
@@ -52,7 +54,5 @@ class Meter:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.seconds = self._watch.seconds()
-        if self.device.type == "cuda":
-            self.gib = torch.cuda.max_memory_allocated(self.device) / 2**30
-        else:
-            self.gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        self._peak.__exit__(kind, value, trace)
+        self.gib = (self._before + self._peak.bytes) / 2**30
