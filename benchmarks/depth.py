@@ -29,7 +29,7 @@ from prooflens.engines.functionals import bound_claims
 from prooflens.engines.taylor import Taylor, bound_part, factors
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_walk import Chain, Walk
-from prooflens.models import Transformer, scores_name
+from prooflens.models import OUTPUT, Transformer, scores_name
 from prooflens.queries import Claim, parse_query
 from prooflens.studies.measure import attained_entropies
 from thresholds import share_between
@@ -59,16 +59,23 @@ def jacobian_seconds(problem: Problem, layer: int) -> float:
 
 
 def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
-    """How far values move beyond first order, by their linear reach: mean e/τ of every value."""
+    """Mean e/τ of every value up to a layer's scores; of the last layer, up to the output.
+
+    e is how far a value moves beyond first order, τ its linear reach.
+    """
+    found: dict[str, float] = {}
+
+    def visit(chain: Chain) -> None:
+        found.update(
+            (name, round(float((value.e / value.tau).mean()), 3)) for name, value in chain.values.items()
+        )
+
+    last = layer == problem.model.architecture.n_layers - 1
+    program = problem.model.program(problem.n_tokens, OUTPUT if last else scores_name(layer))
     with torch.no_grad():
-        setting = problem.setting([layer])
-        forms = forms_of([f for claim in parse_query("top1").bind(setting) for f in claim.functionals])
-        walk = Taylor(memory=memory).walk(problem, forms)
-        return {
-            name: round(float((value.e / value.tau).mean()), 3)
-            for chain in walk.chains
-            for name, value in chain.values.items()
-        }
+        walk = Walk(memory, kept=frozenset(), visit=visit)
+        walk.forward(segments_of(program), problem.region.center, factors(problem.region))
+    return found
 
 
 def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterator[Line]:
