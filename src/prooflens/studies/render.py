@@ -77,8 +77,48 @@ def markdown(result: Result, pictures: str | None = None, level: int = 2) -> str
         lines.append("")
         remarks = list(dict.fromkeys(f"- {row.label}: {row.note}." for row in held if row.note))
         lines += [*remarks, ""] if remarks else []
-    lines += [f"- {note}" for note in result.notes]
+    lines += [f"- {note}" for note in (*result.notes, *against_paper(result))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def against_paper(result: Result) -> list[str]:
+    """Where the paper's figures are not ours, in words: its rates to our intervals, its values to ours."""
+    rates = [(row, place) for row in result.rows if (place := row.against_paper) is not None]
+    values = [
+        (
+            row,
+            "half as large or less"
+            if ours >= 2 * paper
+            else "twice as large or more"
+            if ours <= paper / 2
+            else "",
+        )
+        for row in result.rows
+        if row.unit != COUNT and (paper := row.paper) and (ours := row.figure or row.attack)
+    ]
+    found = []
+    if rates:
+        parts = [f"{sum(place == 'inside' for _, place in rates)} inside them"]
+        parts += [_named(rates, place, f"{place} them") for place in ("above", "below")]
+        found.append(f"The paper's {len(rates)} rates to our intervals: {', '.join(filter(None, parts))}.")
+    if values:
+        parts = [f"{sum(not place for _, place in values)} within a factor of two"]
+        parts += [
+            _named(values, place, place) for place in ("twice as large or more", "half as large or less")
+        ]
+        found.append(f"The paper's {len(values)} values to ours: {', '.join(filter(None, parts))}.")
+    return found
+
+
+def _named(rows: Sequence[tuple[Row, str]], place: str, text: str) -> str:
+    """How many rows lie there, and one of them."""
+    held = [row for row, where in rows if where == place]
+    if not held:
+        return ""
+    row = held[0]
+    ours = amount(row, row.figure if row.figure is not None else row.attack).partition(" [")[0]
+    unit = " %" if row.unit == COUNT else ""
+    return f"{len(held)} {text} (such as {row.group}, {row.label}, `{row.engine}`: {row.paper:g}{unit}, ours {ours})"
 
 
 def agreement(result: Result) -> str:
