@@ -100,7 +100,7 @@ def alphacrown(settings: Settings, sheet: Sheet) -> None:
     "BERT-tiny of the paper",
 )
 def k_j_sweep(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `k_j_sweep`: a sound bound can only get better with more columns; certificates that break are counted."""
+    """Tab. `k_j_sweep`: a sound bound can only get better with more columns; estimates that break are counted."""
     model = settings.load("bert-tiny-sst2")
     prompts = sst2_sentences(model, settings.count(30, 3))
     for eps in (0.02,) if settings.quick else (0.002, 0.02):
@@ -116,7 +116,17 @@ def k_j_sweep(settings: Settings, sheet: Sheet) -> None:
         rows = rows_of(f"ε = {eps:g}", cases, engines, budget, paper, settings.seed)
         sheet.add(*rows)
         broken = [f"{row.false} of {row.estimated:g} ({row.engine})" for row in rows if row.false]
-        sheet.note(f"ε = {eps:g}: false certificates: {', '.join(broken) or 'none'}.")
+        sheet.note(
+            f"ε = {eps:g}: the attack breaks, of what is estimated to hold: {', '.join(broken) or 'nothing'}."
+        )
+        if (most := rows[-1].estimated or 0) < (least := rows[0].estimated or 0):
+            sheet.note(
+                f"ε = {eps:g}: the rate falls from {least:g} to {most:g} of {rows[0].n} with more columns."
+            )
+    sheet.note(
+        "The paper's rate falls with more columns, from 96.7 to 90.0 %. No bound can do that which pays for the "
+        "columns that it leaves out: those certificates are estimates."
+    )
 
 
 @study(
