@@ -108,8 +108,12 @@ def test_failure_modes_need_a_clean_start() -> None:
         "Q3 of 0.1": 10,
     }
     proved = {"Q1 of 0.0": 1, "Q2 of 0.0": 9, "Q3 of 0.0": 5, "Q1 of 0.1": 9, "Q2 of 0.1": 0, "Q3 of 0.1": 9}
-    (text,) = failure_modes(clean, proved, 10)
-    assert text.startswith("0.0 keeps Q2 and loses Q1 ")
+    (text,) = failure_modes(clean, proved, proved, 10)
+    assert text.startswith(
+        "0.0 keeps Q2 and loses Q1 (proved: Q1 1, Q2 9, Q3 5 of 10; an attack leaves: Q1 1, "
+    )
+    (text,) = failure_modes(clean, proved, {**proved, "Q1 of 0.0": 8}, 10)
+    assert text.startswith("no head"), "what is not proved is not lost"
 
 
 def test_and_is_never_more_than_its_heads(run: Run) -> None:

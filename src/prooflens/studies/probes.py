@@ -252,8 +252,9 @@ def induction_probe(settings: Settings, sheet: Sheet) -> None:
         labels = {name: f"{name} (clean {count}/{len(places)})" for name, count in clean.items()}
         rows = rows_of(f"ε = {eps:g}", cases, {"CPZ": engine}, PROBE, None, settings.seed, CHECK, labels)
         sheet.add(*rows)
-        counts = {name: int(row.proved or 0) for name, row in zip(clean, rows, strict=True)}
-        for text in failure_modes(clean, counts, len(places)):
+        proved = {name: int(row.proved or 0) for name, row in zip(clean, rows, strict=True)}
+        standing = {name: int(row.attack or 0) for name, row in zip(clean, rows, strict=True)}
+        for text in failure_modes(clean, proved, standing, len(places)):
             sheet.note(f"ε = {eps:g}: {text}")
     sheet.data["looks at"] = {f"{layer}.{head}": dict(found) for head, found in roles.items()}
     sheet.note("Paper, ε = 1e-3: H5 47, 90, 100 %; ε = 2e-3: H10 73, 100, 0 % (Q1, Q2, Q3).")
@@ -274,16 +275,27 @@ def _three(model: Transformer, place: Duplicate, eps: float, layer: int) -> Case
     return Case(problem, claims)
 
 
-def failure_modes(clean: Mapping[str, int], proved: Mapping[str, int], n: int) -> list[str]:
-    """Heads that have all queries on three quarters of the clean prompts, keep some of them there and lose others."""
+def failure_modes(
+    clean: Mapping[str, int], proved: Mapping[str, int], standing: Mapping[str, int], n: int
+) -> list[str]:
+    """Heads that have queries on three quarters of the clean prompts, keep some of them there and lose others.
+
+    A query is kept where it is proved on three quarters of the prompts, and lost where an attack leaves a quarter.
+    """
     notes = []
     for head in dict.fromkeys(name.partition(" of ")[2] for name in clean):
         had = [query for query in ("Q1", "Q2", "Q3") if 4 * clean[f"{query} of {head}"] >= 3 * n]
         kept = [query for query in had if 4 * proved[f"{query} of {head}"] >= 3 * n]
-        lost = [query for query in had if 4 * proved[f"{query} of {head}"] <= n]
+        lost = [query for query in had if 4 * standing[f"{query} of {head}"] <= n]
         if kept and lost:
-            counts = ", ".join(f"{query} {proved[f'{query} of {head}']}" for query in ("Q1", "Q2", "Q3"))
+            counts = [
+                ", ".join(f"{query} {table[f'{query} of {head}']}" for query in ("Q1", "Q2", "Q3"))
+                for table in (proved, standing)
+            ]
             notes.append(
-                f"{head} keeps {' and '.join(kept)} and loses {' and '.join(lost)} (proved: {counts} of {n})."
+                f"{head} keeps {' and '.join(kept)} and loses {' and '.join(lost)} (proved: {counts[0]} of {n}; an "
+                f"attack leaves: {counts[1]})."
             )
-    return notes or ["no head keeps one query on three quarters of the prompts and loses another on as many."]
+    return notes or [
+        "no head keeps one query (proved on 3/4 of the prompts) and loses another (broken on 3/4)."
+    ]
