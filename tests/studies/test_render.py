@@ -49,7 +49,7 @@ def test_a_table_keeps_proofs_estimates_and_attacks_apart() -> None:
     assert "- A remark.\n" in text
     assert text.rstrip().endswith(
         "- The paper's 2 rates to our intervals: 1 inside them, 1 below them (such as ε = 0.1, Q1, `jacobian`: 10 %, "
-        "ours 39 = 97.5 %).\n- The paper's 1 values to ours: 0 within a factor of two, 1 half as large or less "
+        "ours 39 = 97.5 %).\n- The paper's 2 values to ours: 0 within a factor of two, 2 half as large or less "
         "(such as ε = 0.1, Q3, `cpz`: 0.01, ours 0.02 nat)."
     )
 

@@ -94,7 +94,7 @@ def against_paper(result: Result) -> list[str]:
             else "",
         )
         for row in result.rows
-        if row.unit != COUNT and (paper := row.paper) and (ours := row.figure or row.attack)
+        if row.unit != COUNT and (paper := row.paper) and (ours := row.figure or row.attack or row.measured)
     ]
     found = []
     if rates:
@@ -116,9 +116,10 @@ def _named(rows: Sequence[tuple[Row, str]], place: str, text: str) -> str:
     if not held:
         return ""
     row = held[0]
-    ours = amount(row, row.figure if row.figure is not None else row.attack).partition(" [")[0]
+    value = next((v for v in (row.figure, row.attack, row.measured) if v is not None), None)
     unit = " %" if row.unit == COUNT else ""
-    return f"{len(held)} {text} (such as {row.group}, {row.label}, `{row.engine}`: {row.paper:g}{unit}, ours {ours})"
+    name = ", ".join(filter(None, (row.group, row.label, row.engine and f"`{row.engine}`")))
+    return f"{len(held)} {text} (such as {name}: {row.paper:g}{unit}, ours {amount(row, value).partition(' [')[0]})"
 
 
 def agreement(result: Result) -> str:

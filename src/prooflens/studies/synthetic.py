@@ -7,7 +7,6 @@ paper's two ratios over uniform attention; the paper does not say which τ and w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from prooflens.engines import Engine
 from prooflens.models import Prompt, Transformer, load
@@ -16,7 +15,7 @@ from prooflens.models.load import TRAINED
 from prooflens.models.train import train
 from prooflens.queries.circuit import Circuit
 from prooflens.queries.parse import parse_query
-from prooflens.studies.base import Row, Settings, Sheet, study
+from prooflens.studies.base import Row, Settings, Sheet, rounded, study
 from prooflens.studies.measure import FULL, QUICK, Case, Published, Tally, answered, attacked, rows_of
 
 METHODS: Mapping[str, str | Engine] = {"CPZ": "cpz", "PZ": "pz", "CROWN": "crown", "IBP": "interval"}
@@ -282,5 +281,4 @@ def timing(settings: Settings, sheet: Sheet) -> None:
 
 def _timed(group: str, engine: str, tally: Tally, paper: float) -> Row:
     seconds = tally.seconds / max(1, tally.cases)
-    row = Row(group, f"by {engine}", unit="s", engine=engine, paper=paper, n=tally.cases)
-    return replace(row, attack=seconds) if engine == "attack" else replace(row, proved=seconds)
+    return Row(group, f"by {engine}", "s", engine, paper, measured=rounded(seconds), n=tally.cases)
