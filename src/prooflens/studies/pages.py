@@ -28,10 +28,10 @@ beyond layer 0 samples its remainder: it is the engine `jacobian` here, and an e
         "Probes and neighbourhoods",
         """\
 Mechanisms that single inputs find, asked on a neighbourhood. 60 prompts with a name that occurs twice (three
-templates, ten names, six places, five things), asked at its second occurrence; 30 random sequences whose last token
-is the first again; three sets of five paraphrases; nearest tokens of a vocabulary. "Looks at" says what the most
-attended token of the clean prompt is, and on how many prompts. Q3 of the induction probe: the entropy stays within
-0.1 nat of its clean value.
+templates, ten names, six places, five things), asked at its second occurrence, and as many with other words on which
+what was chosen is asked again; 30 random sequences whose last token is the first again; three sets of five paraphrases;
+nearest tokens of a vocabulary. "Looks at" says what the most attended token of the clean prompt is, and on how many
+prompts. Q3 of the induction probe: the entropy stays within 0.1 nat of its clean value.
 """,
     ),
     "pruning": (
@@ -51,7 +51,8 @@ PREFACE = """\
 *attack leaves standing* is what a search did not break, which no proof can exceed. Brackets are 95 % Clopper–Pearson
 intervals, in per cent. The paper's figure is beside each, with its MC+PGD in brackets; its models have other weights,
 or are other models, so that rates compare in kind. Seconds are of the wall clock, per input, one thread, on a shared
-machine with two cores: upper ends. *quick* results are of few inputs.
+machine with two cores: upper ends. With `--device cuda` they are of one NVIDIA H200, and folders `carry/…` are slices of
+the models with their names (`benchmarks/slice_model.py`). *quick* results are of few inputs.
 """
 
 
@@ -90,7 +91,7 @@ def _index(results: list[Result]) -> str:
             "    prooflens reproduce all -o docs/studies      # --quick: minutes, few inputs",
             "    prooflens reproduce --pages docs/studies      # these pages, from the data",
             "    prooflens reproduce gpt2 --model gpt2         # the original, where a hub is at hand",
-            "    prooflens reproduce wang_probe --layer 2 --engine taylor --device cuda --samples 10",
+            "    prooflens reproduce wang_probe --layer 8 --engine taylor --device cuda --jobs 6 --samples 30",
             "",
             "One line per label of the paper: the first row that it has a figure for. All rows are on the pages of the "
             "studies, all numbers in `data/*.json`.",
