@@ -3,10 +3,10 @@
 python benchmarks/growth.py MODEL [--part tokens layers moving generators] [--device cuda] [--memory 120] [--json FILE]
 python benchmarks/growth.py --plot PICTURE.svg --json FILE
 
-MODEL is a short name, or a folder made by `slice_model.py` from a text of at least 32 tokens: the first S embedded
-tokens of it are the input. Every part changes one thing and leaves the others at S = 8, layer 1, all tokens moving;
-each row is all top-1 queries of one layer (the last depth: eight coordinates of the output), as one JSON line with
-seconds, peak GiB and how many are proved. Rows that FILE holds are left out.
+MODEL is a short name, or a folder made by `slice_model.py` from a text of at least 32 tokens, such as TEXT below: the
+first S embedded tokens of it are the input. Every part changes one thing and leaves the others at S = 8, layer 1, all
+tokens moving; each row is all top-1 queries of one layer (the last depth: eight coordinates of the output), as one JSON
+line with seconds, peak GiB and how many are proved. Rows that FILE holds are left out.
 """
 
 import argparse
@@ -113,7 +113,8 @@ def measure(model: Transformer, x: Tensor, asked: Asked, options: argparse.Names
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The rows that are not there yet."""
     model = load(options.model).to(options.device)
-    prompt = model.example() if model.tokenizer is None else model.prompt(options.text)
+    held = model.examples is not None and options.text is None
+    prompt = model.example() if held else model.prompt(options.text or TEXT)
     x = prompt.x.to(model.device)
     done = told(options.json)
     todo = [
@@ -151,7 +152,9 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?")
     parser.add_argument("--part", nargs="+", choices=list(LABELS), default=list(LABELS))
-    parser.add_argument("--text", default=TEXT, help="the prompt of a model with a vocabulary")
+    parser.add_argument(
+        "--text", help="another prompt than the model's embedded example, or than TEXT where it has none"
+    )
     parser.add_argument("--eps", type=float, default=0.0005)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=int, default=8, help="GiB for the engine")

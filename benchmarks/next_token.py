@@ -30,7 +30,7 @@ from prooflens.engines.taylor import Taylor
 from prooflens.engines.vocabulary import bound_outputs, is_tail
 from prooflens.output import Names, winner_of
 from prooflens.queries import Argmax, Claim
-from thresholds import largest
+from thresholds import FAR, largest
 
 PROMPTS = (
     *IOI,
@@ -61,6 +61,9 @@ FURTHER = 8.0
 """… and stronger where the last one came to nothing."""
 
 MOST_ATTACKS = 8
+
+NEAR = 1.6
+"""Prompts differ by about this factor: the first step from the last one's answer."""
 
 BELOW = 0.8
 """Proofs are not begun nearer than this to what is broken."""
@@ -170,7 +173,7 @@ class Breaks:
         return math.nextafter(float((center + high * move - center).abs().max()), math.inf)
 
 
-def measure(model: Transformer, text: str, start: float, options: argparse.Namespace) -> Line:
+def measure(model: Transformer, text: str, start: float, step: float, options: argparse.Namespace) -> Line:
     """One prompt: both ends."""
     prompt = model.prompt(text)
     problem = Problem(model, Ball(start).around(prompt.x.to(model.device)))
@@ -197,7 +200,7 @@ def measure(model: Transformer, text: str, start: float, options: argparse.Names
         }
     proofs = Proofs(problem, claim, OneWalk(Taylor(memory=options.memory * 2**30, thorough=False)))
     first = start if broken is None else min(start, BELOW * broken)
-    bracket = largest(proofs.used, first, options.tolerance, options.proofs)
+    bracket = largest(proofs.used, first, options.tolerance, options.proofs, step)
     proved = bracket.good
     if broken is not None and proved is not None and broken <= proved:
         raise AssertionError(f"{text!r}: the answer is proved at {proved!r} and broken at {broken!r}")
@@ -219,21 +222,27 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     if options.layers is not None:
         model = model.cut(options.layers)
     done = told(options.json)
-    start = options.start
+    start, step = options.start, FAR
     about = {"model": options.model, "layers": model.architecture.n_layers}
     for text in sorted(options.prompt or PROMPTS, key=lambda text: len(model.prompt(text)))[
         : options.samples
     ]:
-        if known(done, **about, prompt=text):
+        if held := [line for line in done if known([line], **about, prompt=text)]:
+            start, step = after(held[0], start, step)
             continue
         if time.perf_counter() > end:
             print("time is up; the same command goes on here", file=sys.stderr)
             return
         print(text, file=sys.stderr, flush=True)
-        line = measure(model, text, start, options)
-        if isinstance(proved := line.get("proved ε"), float):
-            start = proved
+        line = measure(model, text, start, step, options)
+        start, step = after(line, start, step)
         yield line
+
+
+def after(line: Line, start: float, step: float) -> tuple[float, float]:
+    """Where the next search starts, and how boldly."""
+    proved = line.get("proved ε")
+    return (proved, NEAR) if isinstance(proved, float) else (start, step)
 
 
 def main() -> None:

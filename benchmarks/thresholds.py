@@ -8,7 +8,7 @@ SLOPES = (1.0, 6.0)
 """A linear part is used up in proportion to ε, a remainder faster; beyond the sixth power a fit is no guide."""
 
 FAR = 8.0
-"""The largest step without a second side of the bracket."""
+"""The largest step while one side of the bracket is missing."""
 
 
 @dataclass
@@ -16,6 +16,8 @@ class Bracket:
     """Looks so far: (ε, share of the margin that is used up there). Less than 1 is good; ∞ says nothing more."""
 
     tolerance: float
+    step: float = FAR
+    """The first step while one side is missing; it is squared from look to look."""
     looks: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -55,18 +57,24 @@ class Bracket:
                 slope = math.log(used / there) / math.log(eps / other)
             low, high = SLOPES
             found = eps * (aim / used) ** (1.0 / min(high, max(low, slope)))
+        far = min(FAR, self.step ** (2 ** (len(self.looks) - 1)))
         if good is None:
             assert bad is not None
-            return bad / FAR if found is None else min(max(found, bad / FAR), bad / self.tolerance)
+            return bad / far if found is None else min(max(found, bad / far), bad / self.tolerance)
         if bad is None:
-            return good * FAR if found is None else max(min(found, good * FAR), good * self.tolerance)
+            return good * far if found is None else max(min(found, good * far), good * self.tolerance)
         inside = found is not None and good < found < bad
         return found if inside and found is not None else math.sqrt(good * bad)
 
 
-def largest(used: Callable[[float], float], start: float, tolerance: float = 1.15, most: int = 5) -> Bracket:
-    """Look at so many ε for the largest that is good, twice as many where none is."""
-    bracket = Bracket(tolerance)
+def largest(
+    used: Callable[[float], float], start: float, tolerance: float = 1.15, most: int = 5, step: float = FAR
+) -> Bracket:
+    """Look at so many ε for the largest that is good, twice as many where none is.
+
+    A small `step` says that `start` is a good guess.
+    """
+    bracket = Bracket(tolerance, step)
     eps = start
     while not bracket.closed and len(bracket.looks) < (2 * most if bracket.good is None else most):
         bracket.looks.append((eps, used(eps)))

@@ -57,6 +57,16 @@ def test_the_largest_good_radius_is_found(used: Callable[[float], float], off: f
         assert len(seen) <= 5
 
 
+@pytest.mark.parametrize("used", [linear, curved, exploding, cliff])
+@pytest.mark.parametrize("off", [0.6, 0.8, 0.99, 1.01, 1.3, 1.7])
+def test_a_good_guess_with_a_small_step_saves_looks(used: Callable[[float], float], off: float) -> None:
+    end = end_of(used)
+    found = largest(used, off * end, TOLERANCE, most=7 if used is cliff else 5, step=1.6)
+    assert found.closed
+    assert found.good is not None
+    assert end / TOLERANCE <= found.good * (1.0 + 1e-12)
+
+
 def test_looks_are_limited_but_something_good_is_looked_for_longer() -> None:
     found = largest(cliff, 1.0, TOLERANCE, most=3)
     assert len(found.looks) == 6
