@@ -82,7 +82,7 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
     """All layers of --layer in one walk by ellipsoids: proved and attacked claims of each, and e/τ of its queries."""
     problem = Problem(model, region_of(model, options.text, eps, options.device))
     wanted = sorted(options.layer)
-    claims = {layer: asked(problem, options, layer) for layer in wanted}
+    claims = {layer: asked(problem, options, layer, options.query[0]) for layer in wanted}
     forms = {layer: forms_of([f for c in claims[layer] for f in c.functionals]) for layer in wanted}
     found: dict[int, tuple[list[bool], list[torch.Tensor], float, float]] = {}
     start = time.perf_counter()
@@ -122,7 +122,7 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
         }
 
 
-def asked(problem: Problem, options: argparse.Namespace, layer: int, query: str = "top1") -> list[Claim]:
+def asked(problem: Problem, options: argparse.Namespace, layer: int, query: str) -> list[Claim]:
     """The claims of one layer that hold on the clean input."""
     claims = parse_query(query).bind(problem.setting([layer]))
     claims = [claim for claim in claims if claim.functionals and claim.clean_holds]
