@@ -9,7 +9,7 @@ import pytest
 
 from prooflens.studies import Result, Row, StudyError
 from prooflens.studies.pages import write_pages
-from prooflens.studies.render import agreement, markdown, picture, read, save, summary
+from prooflens.studies.render import against_paper, agreement, markdown, picture, read, save, summary
 from tests.conftest import Call
 
 
@@ -51,6 +51,19 @@ def test_a_table_keeps_proofs_estimates_and_attacks_apart() -> None:
         "- The paper's 2 rates to our intervals: 1 inside them, 1 below them (such as ε = 0.1, Q1, `jacobian`: 10 %, "
         "ours 39 = 97.5 %).\n- The paper's 2 values to ours: 0 within a factor of two, 2 half as large or less "
         "(such as ε = 0.1, Q3, `cpz`: 0.01, ours 0.02 nat)."
+    )
+
+
+def test_what_the_paper_says_against_itself() -> None:
+    rows = [
+        Row("a", "Q1", paper=90.0, paper_attack=80.0, proved=1, n=2),
+        Row("b", "Q1", paper=90.0, paper_attack=80.0, estimated=1, n=2),
+        Row("a", "Q2", paper=80.0, paper_attack=80.0, proved=1, n=2),
+        Row("a", "Q3", unit="nat", paper=0.1, paper_attack=0.2, proved=0.3, n=2),
+        Row("a", "Q3", unit="nat", paper=0.3, paper_attack=0.2, proved=0.3, n=2),
+    ]
+    assert against_paper(replace(result(), rows=rows))[-1] == (
+        "The paper's own figure is beyond its own MC+PGD, where no proof can be: Q1: 90 and 80; Q3: 0.1 and 0.2."
     )
 
 

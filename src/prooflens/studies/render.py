@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prooflens.report.svg import Drawing, number
@@ -107,7 +107,22 @@ def against_paper(result: Result) -> list[str]:
             _named(values, place, place) for place in ("twice as large or more", "half as large or less")
         ]
         found.append(f"The paper's {len(values)} values to ours: {', '.join(filter(None, parts))}.")
+    beyond = [f"{label}: {paper:g} and {mc:g}" for label, paper, mc in dict.fromkeys(_beyond_attack(result))]
+    if beyond:
+        found.append(
+            f"The paper's own figure is beyond its own MC+PGD, where no proof can be: {'; '.join(beyond)}."
+        )
     return found
+
+
+def _beyond_attack(result: Result) -> Iterator[tuple[str, float, float]]:
+    """Where the paper has a higher rate than its attack leaves, or a narrower range than its attack attains."""
+    for row in result.rows:
+        if row.paper is None or row.paper_attack is None:
+            continue
+        higher = row.paper > row.paper_attack
+        if higher if row.unit == COUNT else row.paper < row.paper_attack:
+            yield row.label, row.paper, row.paper_attack
 
 
 def _named(rows: Sequence[tuple[Row, str]], place: str, text: str) -> str:
