@@ -27,8 +27,10 @@ from prooflens.engines.attack import break_claims
 from prooflens.engines.attack_search import Budget
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.taylor import Taylor, bound_part, factors
+from prooflens.engines.taylor_readings import Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_walk import Chain, Walk
+from prooflens.memory import keep_freed
 from prooflens.models import OUTPUT, Transformer, scores_name
 from prooflens.queries import Claim, parse_query
 from prooflens.studies.measure import attained_entropies
@@ -91,7 +93,7 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
         layer = chain.segment.layer
         if layer not in forms or chain.scores is None:
             return
-        part = bound_part(walk, problem, forms[layer], thorough=False)
+        part = bound_part(walk, problem, forms[layer], Supports())
         sizes = [len(c.functionals) for c in claims[layer]]
         lower, upper = part.lower.cpu().split(sizes), part.upper.cpu().split(sizes)
         holds = [c.decide(a, b) == "holds" for c, a, b in zip(claims[layer], lower, upper, strict=True)]
@@ -292,6 +294,7 @@ def main() -> None:
         help="append the rows to this file, one JSON document a line; those that it holds are left out",
     )
     options = parser.parse_args()
+    keep_freed()
     model = load(options.model).to(options.device)
     for line in lines(model, options):
         tell(line, options.json)

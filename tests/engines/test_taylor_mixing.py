@@ -1,7 +1,7 @@
 """Softmax mixing in `taylor`, term by term: each polynomial in its own ellipsoid.
 
-The sum of all terms hides a small one that is missing, so second order, third order, products of scores, what e adds
-and what is left beyond third order are asked one by one, in the worst direction of every point.
+The sum of all terms hides a small one that is missing, so second, third and fourth order, products of scores, what e
+adds and what is left beyond are asked one by one, in the worst direction of every point.
 """
 
 import pytest
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from prooflens import Ball
 from prooflens.engines import Problem
-from prooflens.engines.taylor_attention import budget
-from prooflens.engines.taylor_mixing import MixShape
-from prooflens.engines.taylor_shapes import total
+from prooflens.engines.taylor_hessian import Hessian
+from prooflens.engines.taylor_mixing import Budget, MixShape
+from prooflens.engines.taylor_shapes import image, total
 from prooflens.engines.taylor_values import Value
 from prooflens.engines.taylor_walk import Chain
 from prooflens.models.sites import Softmax, share_heads
@@ -61,6 +61,26 @@ class Terms:
         weights = 0.5 * self.s * (b.square() - variance)
         return cubic, torch.einsum("nhj,dhc,njhc->nd", weights, self.mix.out, moved)
 
+    def fourth(self, b: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Σ c (b⁴/24 − b²m₂/4), −Σ c b m₃/6, Σ s (b³/6 − b m₂/2) W_O δV and −Σ s m₃/6 W_O δV."""
+        m2, m3 = ((self.s * b**k).sum(-1, keepdim=True) for k in (2, 3))
+        even, odd = (
+            torch.einsum("dhj,nhj->nd", self.c, x) for x in (b**4 / 24.0 - b**2 * m2 / 4.0, -b * m3 / 6.0)
+        )
+        weights = self.s * (b**3 / 6.0 - b * m2 / 2.0), -self.s * m3 / 6.0
+        return even, odd, *(torch.einsum("nhj,dhc,njhc->nd", w, self.mix.out, moved) for w in weights)
+
+    def linear_in(self, b_e: Tensor) -> list[Tensor]:
+        """What is linear in b_e of second and third order, and ½ Σ c b_e²."""
+        b, s = self.b, self.s
+        mean = (s * b * b_e).sum(-1, keepdim=True)
+        variance = (s * b.square()).sum(-1, keepdim=True)
+        alone = b * b_e, 0.5 * b_e.square(), 0.5 * (b.square() - variance) * b_e, b * mean
+        weights = s * b_e, s * (b * b_e - mean)
+        return [torch.einsum("dhj,nhj->nd", self.c, x) for x in alone] + [
+            torch.einsum("nhj,dhc,njhc->nd", x, self.mix.out, self.A_v) for x in weights
+        ]
+
     def products(self, q: Tensor, k: Tensor) -> Tensor:
         """scale Σ c q·k."""
         return self.mix.scale * torch.einsum("dhj,nhc,njhc->nd", self.c, q, k)
@@ -89,20 +109,53 @@ def test_every_term_lies_in_its_ellipsoid(name: str) -> None:
             rows = mix.weighted(t).flatten(0, 1)
             K, c = rows @ rows.T, at.c.flatten(1)
             keys = shapes._pairs(k, shapes.key_grams, t)
+            products = shapes._products(keys, t)
             pairs = shapes._pairs(v, shapes.value_grams, t)
-            assert outside(shapes._second(c, s, rows, K, pairs, t), at.second(at.b, at.A_v)) <= 1e-13
-            for M, points in zip(shapes._third(c, s, K, pairs), at.third(at.b, at.A_v), strict=True):
+            second = at.second(at.b, at.A_v) + at.products(at.A_q, at.A_k)
+            assert outside(shapes._second(c, s, K, pairs, products, t), second) <= 1e-13
+            ellipsoids = shapes._third(c, s, K, pairs) + shapes._fourth(c, s, K, pairs)
+            terms = at.third(at.b, at.A_v) + at.fourth(at.b, at.A_v)
+            for M, points in zip(ellipsoids, terms, strict=True):
                 assert outside(M, points) <= 1e-13
-            assert outside(shapes._products(c, keys, t), at.products(at.A_q, at.A_k)) <= 1e-13
+            assert outside(image(c, products), at.products(at.A_q, at.A_k)) <= 1e-13
             e_k = torch.stack([at.members(k, "shape_e", j) for j in range(len(k.u))], 1)
             crossed = at.products(at.members(q, "shape", t), e_k)
             crossed = crossed + at.products(at.members(q, "shape_e", t), at.A_k)
             assert outside(shapes._cross(c, keys, t), crossed) <= 1e-13
+            budget = Budget.of(mix, t)
+            K_e = shapes._nonlinear(budget, at.g.flatten(1), products, t)
+            w = torch.randn(POINTS, len(K_e), generator=at.generator, dtype=torch.float64)
+            b_e = ((w @ K_e) / (w @ K_e * w).sum(-1, keepdim=True).sqrt()).reshape(at.b.shape)
+            b_e = b_e * (budget.E / b_e.abs()).clamp(max=1.0).amin((1, 2), keepdim=True)
+            found = shapes._linear_in_e(at.g.flatten(1), budget, K, K_e, pairs)
+            for M, points in zip(found, at.linear_in(b_e), strict=True):
+                assert outside(M, points) <= 1e-13
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("spread", [1e-3, 0.02])
-def test_what_is_beyond_third_order_lies_in_its_ellipsoid(name: str, spread: float) -> None:
+def test_second_order_is_one_gram_matrix(name: str) -> None:
+    """All inner products of the quadratic forms, also between kinds: against forms written out as matrices."""
+    for chain, _ in chains(name, 0.01):
+        mix = chain.mix
+        assert mix is not None
+        for t in chain.goes_on[-2:]:
+            at = Terms(chain, t, chain.root.half[None], 0)
+            w, d = mix.weights[t], len(at.g)
+            reading = Hessian(w, d)
+            reading._add_mixing(mix, t, torch.eye(d, dtype=torch.float64))
+            forms = 0.5 * (reading.G + reading.G.mT)
+            shapes, (_, k, v) = at.shapes, at.values
+            rows = mix.weighted(t).flatten(0, 1)
+            products = shapes._products(shapes._pairs(k, shapes.key_grams, t), t)
+            pairs = shapes._pairs(v, shapes.value_grams, t)
+            found = shapes._second(at.c.flatten(1), at.s, rows @ rows.T, pairs, products, t)
+            wanted = torch.einsum("iab,jab->ij", forms, forms)
+            assert torch.linalg.matrix_norm(found - wanted) <= 1e-8 * torch.linalg.matrix_norm(wanted)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("spread", [1e-3, 0.02, 0.1])
+def test_scores_and_what_is_beyond_fourth_order_lie_in_their_ellipsoids(name: str, spread: float) -> None:
     """At real points, with their real scores and values."""
     for number, (chain, problem) in enumerate(chains(name, spread)):
         alpha = problem.region.sample(POINTS, number, corners=0.7)[1]
@@ -121,14 +174,14 @@ def test_what_is_beyond_third_order_lies_in_its_ellipsoid(name: str, spread: flo
             at = Terms(chain, t, alpha * chain.root.half, number)
             b = ((scores - center) * step.mask)[:, :, t]
             b = (b - (at.s * b).sum(-1, keepdim=True)) * step.mask[t]
+            shapes, g = at.shapes, at.g.flatten(1)
+            K_e = shapes._nonlinear(
+                Budget.of(mix, t), g, shapes._products(shapes._pairs(shapes.k, shapes.key_grams, t), t), t
+            )
+            assert outside(K_e, ((b - at.b) * step.mask[t]).flatten(1)) <= 1e-12
             weights = pattern[:, :, t]
             rest = torch.einsum("nhj,dhj->nd", weights - at.s - at.s * b, at.g)
             rest = rest + torch.einsum("nhj,dhc,njhc->nd", weights - at.s, mix.out, moved)
-            rest = rest - at.second(b, moved) - sum(at.third(b, moved))
-            E, high = mix.E[:, t], mix.high[:, t]
-            e_part = (high * E.square()).sum(-1)
-            W = (budget(high.flatten(), mix.weighted(t).flatten(0, 1)).sqrt() + e_part.sum().sqrt()).square()
-            W_head = (mix.swing[:, t] + e_part.sqrt()).square()[:, None]
-            hat = (mix.beta + mix.mean)[:, t]
-            M = total(at.shapes._beyond(at.g.flatten(1), high, hat, (W, W_head), mix.ds[:, t]))
+            rest = rest - at.second(b, moved) - sum(at.third(b, moved)) - sum(at.fourth(b, moved))
+            M = total(shapes._beyond(g, Budget.of(mix, t)))
             assert outside(M, rest) <= 1e-13

@@ -27,12 +27,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
+from prooflens.engines.taylor_hessian import HOPE, Beyond, Hessian, hessian_batch
 from prooflens.engines.taylor_norms import grow, length
+from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
 from prooflens.engines.taylor_values import Value
@@ -84,12 +86,10 @@ class Taylor:
             raise EngineError(reason)
         with torch.no_grad():
             walk = self.walk(problem, forms)
-            found = self._parts(walk, problem, forms, thorough=False)
-            open_ = ((found.lower <= 0.0) & (found.upper >= 0.0)).nonzero()[:, 0]
-            if walk.kept is None and len(open_):
-                again = self._parts(walk, problem, forms.select(open_.cpu()), thorough=True)
-                found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
-                found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
+            found = self._parts(walk, problem, forms, Supports())
+            if walk.kept is None:
+                self._refine(walk, problem, forms, found, Eigenvalues())
+                self._refine(walk, problem, forms, found, None)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem) -> HiddenBounds:
@@ -111,15 +111,34 @@ class Taylor:
             return nothing_known(asked)
         return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
-    def _parts(self, walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
-        """All forms, so many at a time as fit into memory."""
-        size = walk.batch(problem.n_tokens) if thorough else walk.wide_batch()
+    def _refine(
+        self, walk: Walk, problem: Problem, forms: Forms, found: Part, reading: Supports | None
+    ) -> None:
+        """Ask again about forms whose sign is open, as far as the answer may change that."""
+        chosen = ((found.lower <= 0.0) & (found.upper >= 0.0) & found.hopeful).nonzero()[:, 0]
+        if reading is None and len(chosen):
+            beyond = Beyond(walk.chains[0].root.half)
+            least = self._parts(walk, problem, forms.select(chosen.cpu()), beyond)
+            chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
+        if len(chosen):
+            again = self._parts(walk, problem, forms.select(chosen.cpu()), reading)
+            found.lower[chosen] = torch.maximum(found.lower[chosen], again.lower)
+            found.upper[chosen] = torch.minimum(found.upper[chosen], again.upper)
+
+    def _parts(self, walk: Walk, problem: Problem, forms: Forms, reading: Supports | None) -> Part:
+        """All forms, so many at a time as fit into memory; without a reading, with a Hessian for each."""
+        half = walk.chains[0].root.half
+        if reading is None:
+            size, stage = hessian_batch(walk.memory, len(half)), "Hessians"
+        elif reading.deep:
+            size, stage = walk.batch(problem.n_tokens), "open functionals"
+        else:
+            size, stage = walk.wide_batch(), "functionals"
         parts = []
         for start in range(0, forms.size, size):
-            chosen = torch.arange(start, min(start + size, forms.size))
-            parts.append(bound_part(walk, problem, forms.select(chosen), thorough))
+            some = forms.select(torch.arange(start, min(start + size, forms.size)))
+            parts.append(bound_part(walk, problem, some, reading or Hessian(half, some.size)))
             if self.progress is not None:
-                stage = "open functionals" if thorough else "functionals"
                 self.progress(stage, min(1.0, (start + size) / forms.size))
         return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
@@ -149,6 +168,8 @@ class Part(NamedTuple):
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
     corner: Float[Tensor, "F p"]
+    hopeful: Bool[Tensor, " F"]
+    """Whether the linear part alone leaves the sign open to a proof."""
 
 
 def factors(region: Region) -> Float[Tensor, "S d p"]:
@@ -183,8 +204,8 @@ def taylor_work(problem: Problem, depth: int) -> float:
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
-def bound_part(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Part:
-    """f(0) ± (‖a‖₁ + what the stand-ins miss)."""
+def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) -> Part:
+    """f(0) ± (‖a‖₁ + what the stand-ins miss), as the reading knows them."""
     center = problem.region.center
     F = forms.size
     value, missed = torch.zeros(F).to(center), torch.zeros(F, 2).to(center)
@@ -193,21 +214,22 @@ def bound_part(walk: Walk, problem: Problem, forms: Forms, thorough: bool) -> Pa
     a = torch.zeros(F, len(half)).to(center)
     for chain in walk.chains:
         if chain.scores is not None and chain.segment.layer in forms.layers:
-            found, own, seeds = _score_seeds(chain, forms)
+            found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
             value, missed = value + found, missed + own[:, None]
             noise = noise + gamma(64) * found.abs()
-            rest, linear = walk.remainder(chain, seeds, thorough)
+            rest, linear = walk.remainder(chain, seeds, reading)
             a, missed = a + linear, missed + rest
     if forms.logits is not None:
         found, rounding, chain, seeds = _output_seeds(walk, problem, forms)
         value, noise = value + found, noise + rounding
-        rest, linear = walk.remainder(chain, seeds, thorough)
+        rest, linear = walk.remainder(chain, seeds, reading)
         a, missed = a + linear, missed + rest
-    steep = a.abs() @ half + gamma(a.shape[-1] + 64) * 4.0 * length(a) * length(half)
-    spread = grow(steep[:, None] + missed + noise[:, None] + 2.0**-1000)
+    slope = a * half
+    spread = grow(reading.spread(slope) + missed + noise[:, None] + 2.0**-1000)
     spread = torch.where(spread.isfinite(), spread, torch.inf)
     corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
-    return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner)
+    hopeful = value.abs() > HOPE * slope.abs().sum(-1)
+    return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, hopeful)
 
 
 def last_value(walk: Walk, problem: Problem) -> tuple[Value, int]:
@@ -223,7 +245,9 @@ def last_token(problem: Problem) -> int:
     return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
 
 
-def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
+def _score_seeds(
+    chain: Chain, forms: Forms, products: Float[Tensor, "H S S"]
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
     """The forms' part in one layer's scores: its value, what the products of q and k miss, covectors of q and k."""
     scores = chain.scores
     assert scores is not None
@@ -234,14 +258,13 @@ def _score_seeds(chain: Chain, forms: Forms) -> tuple[Float[Tensor, " F"], Float
     weight = forms.weight[here].to(q.u)
     each = (q.u[i, h] * k.u[j, h]).sum(-1) * step.scale
     each = each if step.bias is None else each + step.bias[h, i, j]
-    second, cross = scores.products
     zero = torch.zeros(forms.size).to(q.u)
     value = zero.index_add(0, form, weight * each)
     # Adding up a form's entries rounds as well.
     rounding = gamma(2 * len(form) + 64) * (
         each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale
     )
-    own = zero.index_add(0, form, weight.abs() * ((second + cross)[h, i, j] + rounding))
+    own = zero.index_add(0, form, weight.abs() * (products[h, i, j] + rounding))
     S, H, c = q.u.shape
     groups = chain.values[scores.names[1]].heads
     at_q = torch.zeros(forms.size, S, H, c).to(q.u)

@@ -8,7 +8,7 @@ With centred score deviations b_j (Σ s_j b_j = 0), weights s, values centred at
       + ½ Σ c_j b_j² + Σ s_j b_j p_j                           (second order; Σ c_j = 0 removes the mean)
       + third order and beyond (`taylor_mixing`),
 
-and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|, and s⁺ the weights.
+and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
+from prooflens.engines.taylor_norms import (
+    bilinear,
+    frobenius,
+    grow,
+    half,
+    length,
+    product_error,
+    top_eigenvalue,
+)
 from prooflens.engines.taylor_segments import Attention
 from prooflens.engines.taylor_shapes import supports
 from prooflens.engines.taylor_values import Factors, Value
@@ -77,26 +85,25 @@ class ScoreSite:
     def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
         """Per score: sup of its second-order part, and of what e adds to it, with rounding."""
         q, k, scale = self.q, self.k, self.step.scale
-        cross = torch.minimum(
-            self._traces(q.P, k.B) + self._traces(q.B, k.P), _outer(q.tau, k.e) + _outer(q.e, k.tau)
-        )
-        cross = cross + torch.minimum(self._traces(q.B, k.B), _outer(q.e, k.e))
+        cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
         rounding = gamma(4 * q.u.shape[-1] + 64) * scale * _outer(q.n + q.reach, k.n + k.reach)
         if self.step.bias is not None:
             rounding = rounding + gamma(8) * self.step.bias.abs()
-        second = torch.minimum(self._traces(q.P, k.P), _outer(q.tau, k.tau))
         mask = self.step.mask
-        return grow(scale * second * mask), grow((scale * cross + rounding) * mask)
+        return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
 
     @staticmethod
-    def _traces(M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
-        """√tr(MK) ≥ sup |x·y| over the two ellipsoids, for all pairs of tokens."""
-        square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
-        slack = product_error(M.shape[-1] ** 2, _outer(frobenius(M), frobenius(K)))
-        return grow((square + slack).sqrt())
+    def _pairs(M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
+        """sup |x·y| over the two ellipsoids, for all pairs of tokens."""
+        S, H, c, _ = M.shape
+        shape = (S, S, c, c)
+        found = []
+        for left, L, right in zip(*(x.movedim(1, 0) for x in (M, half(M), K)), strict=True):
+            found.append(bilinear(left[:, None].expand(shape), L[:, None].expand(shape), right.expand(shape)))
+        return torch.stack(found)
 
-    def rest(self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]) -> Float[Tensor, "H S S"]:
-        """sup |e| of centred scores: their own products, and what q and k miss."""
+    def rest(self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]) -> tuple[Tensor, Tensor]:
+        """sup |b_e| of centred scores (own products, and what q and k miss), and of what is beyond first order in e."""
         second, cross = self.products
         mask, scale = self.step.mask, self.step.scale
         q, k = self.q, self.k
@@ -106,7 +113,8 @@ class ScoreSite:
         own = supports(q.B.movedim(1, 0)[:, :, None].expand(*shape, -1, -1), keys)
         each = second + cross + scale * far * mask
         each = each + (s * each).sum(-1, keepdim=True)
-        return grow((each + scale * own) * mask)
+        cross = cross + (s * cross).sum(-1, keepdim=True)
+        return grow((each + scale * own) * mask), grow(cross * mask)
 
 
 def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b"]:
@@ -148,7 +156,7 @@ class MixSite:
         self.out = weight.reshape(len(weight), H, c)
         self.out_size = frobenius(self.out.movedim(1, 0))
         self.rows = self._rows()
-        half = self.factors.half
+        widths = self.factors.half
         p = self.rows.shape[-1]
         size = self.scale * (
             q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
@@ -156,20 +164,11 @@ class MixSite:
             + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
         )
         # What the rows' own rounding leaves out counts as e.
-        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(half) * self.mask
-        self.E = grow(self.scores.rest(self.s, self.keys) + rounding)
-        self.rho = grow((self.rows.abs() @ half + rounding) * self.mask)
+        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(widths) * self.mask
+        whole, cross = self.scores.rest(self.s, self.keys)
+        self.E, self.E_cross = grow(whole + rounding), grow(cross + rounding)
+        self.rho = grow((self.rows.abs() @ widths + rounding) * self.mask)
         self.beta = grow(self.rho + self.E + 2.0**-45)
-        self.high = grow(torch.minimum(self.s * torch.exp(self.beta), torch.ones_like(self.s)) * self.mask)
-        ceiling = (self.s * torch.exp(self.beta)).sum(-1, keepdim=True)
-        low = self.s * torch.exp(-self.beta) / ceiling * (1.0 - 2.0**-40)
-        self.ds = grow(torch.maximum(self.high - self.s, self.s - low))
-        # The mean of b along the way: its slope is the variance of b.
-        self.mean = grow(torch.minimum((self.high * self.beta).sum(-1), self._variance()))[..., None]
-
-    def _variance(self) -> Float[Tensor, "H S"]:
-        """sup Σ s⁺b²."""
-        return grow(self.swing + (self.high * self.E.square()).sum(-1).sqrt()).square()
 
     def _rows(self) -> Float[Tensor, "H S S p"]:
         """The centred scores' linear parts."""
@@ -191,12 +190,6 @@ class MixSite:
     def weighted(self, t: int) -> Float[Tensor, "H S p"]:
         """The rows of a query token by α̂."""
         return self.rows[:, t] * self.weights[t]
-
-    @cached_property
-    def swing(self) -> Float[Tensor, "H S"]:
-        """sup (Σ_j s⁺_j b_j²)^½ of the linear parts, per head and query token."""
-        found = [budget(self.high[:, t], self.weighted(t)) for t in range(len(self.z))]
-        return grow(torch.stack(found, -1).sqrt())
 
     def tangent(
         self,

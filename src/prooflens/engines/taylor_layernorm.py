@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
-from prooflens.engines.taylor_shapes import ball, image, raised, support, supports, total
+from prooflens.engines.taylor_norms import bilinear, frobenius, grow, half, length, product_error
+from prooflens.engines.taylor_shapes import ball, image, raised, support, supports, total, trace
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import Norm
 from prooflens.numerics import gamma
@@ -92,26 +92,47 @@ class NormSite:
         return l_a, l_e, kappa, bottom
 
     @cached_property
+    def bend(self) -> Float[Tensor, " S"]:
+        """sup |s′|."""
+        l_a, l_e, kappa, bottom = self.ranges
+        most = l_a + l_e + kappa
+        return grow(torch.maximum(0.5 * kappa, 0.375 * bottom**-2.5 * most.square()))
+
+    @cached_property
     def shape(self) -> Float[Tensor, "S d d"]:
         """An ellipsoid of the remainder, rounding included."""
         l_a, l_e, kappa, bottom = self.ranges
-        most = grow(l_a + l_e + kappa)
-        slope = grow(torch.maximum(bottom**-0.5 - 1.0 + 2.0**-45, 0.5 * most))
-        shift = grow(torch.maximum(0.5 * kappa, 0.375 * bottom**-2.5 * most.square()))
+        slope = grow(torch.maximum(bottom**-0.5 - 1.0 + 2.0**-45, 0.5 * (l_a + l_e + kappa)))
         least = self.sigma * (1.0 - 2.0**-40)
-        eye = torch.eye(self.d).to(self.m)
-        centring = eye - 1.0 / self.d if self.step.centred else eye
-        moving = image((self.gain[:, None] * centring).expand_as(self.source.shape), self.source.shape)
-        moving = moving * grow((slope / least).square())[:, None, None]
+        U, d = self.source.shape, self.d
+        eye = torch.eye(d).to(self.m)
+        gained = self.gain[:, None] * (eye - 1.0 / d if self.step.centred else eye)
+        V = image(gained.expand_as(U), U)
+        # ℓ ⊗ Pu, symmetrised: half of |ℓ|²V and half of what it has along ℓ.
+        m = self.m * (2.0 / (d * least.square()))[:, None]
+        along = (gained @ (U @ m[..., None]))[..., 0]
+        pair = supports(U, m).square()[:, None, None] * V + along[:, :, None] * along[:, None, :]
+        size = gained.square().sum() * (frobenius(U) * length(m)).square()
+        pair = raised(0.125 * pair, product_error(8 * d, 4.0 * size))
+        apart = total([pair, V * grow(self.bend.square())[:, None, None]])
+        together = V * grow(slope.square())[:, None, None]
+        moving = torch.where((trace(apart) < trace(together))[:, None, None], apart, together)
+        moving = moving / least.square()[:, None, None]
         m = self.gain * self.m
         fixed = raised(m[:, :, None] * m[:, None, :], gamma(8) * length(m).square())
-        fixed = fixed * grow((shift / least).square())[:, None, None]
+        fixed = fixed * grow((self.bend / least).square())[:, None, None]
         most_gain = self.gain.abs().max()
-        noise = gamma(64 * self.d + 512) * 16.0 * most_gain * self.stretch
-        noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + shift)
+        noise = gamma(64 * d + 512) * 16.0 * most_gain * self.stretch
+        noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + self.bend)
         noise = noise + self._bias_noise + 2.0 * most_gain / least * self.source.noise
-        noise = noise + product_error(2 * self.d, frobenius(self.jacobian) * self.source.stretch)
-        return total([moving, fixed, ball(grow(noise), self.d)])
+        noise = noise + product_error(2 * d, frobenius(self.jacobian) * self.source.stretch)
+        return total([moving, fixed, ball(grow(noise), d)])
+
+    @cached_property
+    def inner(self) -> Float[Tensor, " S"]:
+        """sup |Aα·Pe|: one eigenvalue per token."""
+        shape_a = self.source.shape_a
+        return bilinear(shape_a, half(shape_a), self.source.shape_e)
 
     def pull(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """The covector at the input."""
@@ -124,6 +145,26 @@ class NormSite:
     def bound(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
         """sup of v·r and of −v·r over the region, with rounding."""
         return grow(0.5 * self._second(v, t) + (self._third(v, t) + self.noise(v, t))[:, None])
+
+    def quadratic(
+        self, v: Float[Tensor, "F d"], t: int
+    ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
+        """Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
+        d, m, sigma, J = self.d, self.m[t], self.sigma[t], self.source.J[t]
+        w = v * self.gain
+        along = (w @ m)[:, None, None]
+        centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
+        moved = J - J.mean(0) if self.step.centred else J
+        across, mJ = centred @ J, m @ J
+        pair = mJ[:, None] * across[:, None, :]
+        Q = -(pair + pair.mT + along * (moved.T @ moved)) / (d * sigma**3)
+        Q = Q + along * (3.0 * mJ[:, None] * mJ / (d**2 * sigma**5))
+        size = length(w) * C2 / (d**0.5 * self.least[t].square()) * frobenius(J).square()
+        return 0.5 * (Q + Q.mT), grow(gamma(64 * d + 512) * 128.0 * size * self.stretch[t])
+
+    def rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
+        """sup |v·r − ½xᵀQx|, rounding of v included."""
+        return grow(self._third(v, t) + self.noise(v, t))
 
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Rounding of the output at the centre and of the covector, seen over the region."""
@@ -163,7 +204,7 @@ class NormSite:
         d, source, sigma = self.d, self.source, self.sigma[t]
         w = v * self.gain
         centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
-        tau, e = source.tau[t, 0], source.e[t, 0]
+        e = source.e[t, 0]
         w_a, w_e = support(source.shape_a[t], centred), support(source.shape_e[t], centred)
         along = (w @ self.m[t]).abs() + gamma(d + 8) * length(w) * length(self.m[t])
         q = d * sigma.square() * (1.0 - 2.0**-40)
@@ -171,10 +212,9 @@ class NormSite:
         most = l_a + l_e + kappa
         theta = bottom**-2.5
         swerve = torch.maximum(theta - 1.0, 1.0 - (1.0 + most) ** -2.5)
-        bend = 0.5 * kappa + 0.375 * theta * most.square()
         square = swerve * most.square() + 2.0 * l_a * (l_e + kappa) + (l_e + kappa).square()
-        third = (w_a + w_e) * bend + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
-        third = third + along * ((tau * e + 0.5 * e.square()) / q + 0.375 * square)
+        third = (w_a + w_e) * self.bend[t] + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
+        third = third + along * ((self.inner[t] + 0.5 * e.square()) / q + 0.375 * square)
         # Cancellation in m makes σ, ℓ and κ err by a share of themselves.
         third = third * (1.0 + gamma(64 * d + 512) * 16.0 * self.stretch[t])
         return grow(third / (sigma * (1.0 - 2.0**-40)))

@@ -7,8 +7,8 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
   v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
   order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
   likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron.
-- As a vector, r = W_d(½φ″u² + φ‴u³/6 + φ⁗u⁴/24 + x), |x| ≤ sup|φ⁽⁵⁾|b⁵/120: with K the shape of the pre-activations,
-  the shape of a term φ⁽ᵏ⁾uᵏ/k! is W_dΦ K^∘ᵏ ΦW_dᵀ/k!².
+- As a vector, r = W_d(½φ″u² + φ‴u³/6 + φ⁗u⁴/24 + x) with x in a box (`smooth.gaps`; neurons that move far stop at an
+  earlier order): with K the shape of the pre-activations, the shape of a term φ⁽ᵏ⁾uᵏ/k! is W_dΦ K^∘ᵏ ΦW_dᵀ/k!².
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, THIRD, derivatives
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, gaps
 from prooflens.engines.taylor_norms import (
     frobenius,
     grow,
@@ -35,6 +36,15 @@ from prooflens.engines.taylor_shapes import ball, box, image, raised, support, t
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
+from prooflens.numerics.rounding import UNIT_ROUNDOFF
+
+
+class Quarters(NamedTuple):
+    """Inner products of the gate's pre-activations g, of what they gate, u, and of g with u."""
+
+    g: Float[Tensor, "n n"]
+    u: Float[Tensor, "n n"]
+    both: Float[Tensor, "n n"]
 
 
 @dataclass(eq=False)
@@ -47,7 +57,11 @@ class NetworkSite:
     def __post_init__(self) -> None:
         step, y = self.step, self.source
         self.h, self.b = self._hidden(step.bent)
-        self.first, self.second, self.third, self.fourth = derivatives(step.function, self.h)
+        known = derivatives(step.function, self.h)
+        self.first, self.second, self.third, self.fourth = known
+        self.gaps = torch.stack(gaps(step.function, self.h, self.b, known))
+        # The order that leaves least, neuron by neuron; second order is always kept.
+        self.order = self.gaps[1:].argmin(0) + 2
         self.post = ACTIVATIONS[step.function](self.h)
         b = self.b
         self.d_second = grow(
@@ -109,39 +123,57 @@ class NetworkSite:
     @cached_property
     def shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of the remainder, rounding included."""
-        return torch.stack([self._shape(t) for t in range(len(self.h))])
+        return torch.stack([self._shape(t, whole=True) for t in range(len(self.h))])
 
-    def _shape(self, t: int) -> Float[Tensor, "o o"]:
+    @cached_property
+    def rest_shape(self) -> Float[Tensor, "S o o"]:
+        """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
+        return torch.stack([self._shape(t, whole=False) for t in range(len(self.h))])
+
+    def _shape(self, t: int, whole: bool) -> Float[Tensor, "o o"]:
         step, b = self.step, self.b[t]
         first, second, third, fourth = (x[t] for x in (self.first, self.second, self.third, self.fourth))
         W, U = step.bent.weight, self.source.shape[t]
         slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
-        rest = FIFTH[step.function] / 120.0 * b**5 + slack
+        order = self.order[t]
+        third, fourth = third * (order >= 3), fourth * (order >= 4)
+        rest = self._gap(order, t) + slack
         if step.gate is None:
             K = image(W, U)
-            terms = [
-                [_weighted(K**order, w)]
-                for order, w in ((2, 0.5 * second), (3, third / 6.0), (4, fourth / 24.0))
-            ]
+            higher = ((3, third / 6.0), (4, fourth / 24.0))
+            terms = [[_weighted(K**order, w)] for order, w in higher]
+            if whole:
+                terms.append([_weighted(K * K, 0.5 * second)])
+            else:
+                A, B = image(W, self.source.shape_a[t]), image(W, self.source.shape_e[t])
+                terms += [[_weighted(A * B, second)], [_weighted(B * B, 0.5 * second)]]
             rest = rest + self.kink[t]
         else:
             other, reach = self.other[t], self.b_other[t]
-            both = image(torch.cat((W, step.up.weight)), U)
-            n = len(W)
-            K, M, X = both[:n, :n], both[n:, n:], both[:n, n:]
+            maps = torch.cat((W, step.up.weight))
+            both = _quarters(image(maps, U))
             pairs = (
-                (2, 0.5 * second, first),
-                (3, third / 6.0, 0.5 * second),
-                (4, fourth / 24.0, third / 6.0),
+                (3, third / 6.0, 0.5 * second * (order >= 3)),
+                (4, fourth / 24.0, third / 6.0 * (order >= 4)),
             )
-            terms = [_gated_terms(K, M, X, a * other, c, order) for order, a, c in pairs]
+            terms = [_gated_terms(*both, a * other, c, order) for order, a, c in pairs]
+            a, c = 0.5 * second * other, first
+            if whole:
+                terms.append(_gated_terms(*both, a, c, 2))
+            else:
+                x, e = (_quarters(image(maps, M[t])) for M in (self.source.shape_a, self.source.shape_e))
+                terms += [_gated_cross(x, e, a, c), _gated_terms(*e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
-                FOURTH[step.function] / 24.0 * b**4 + self.kink[t] + slack + DERIVATIVE_ERROR
+                self._gap(order - 1, t) + self.kink[t] + slack + DERIVATIVE_ERROR
             )
         parts = [self._down_image(some) for some in terms]
         noise = product_error(2 * W.shape[1], frobenius(self.jacobian[t]) * self.source.stretch[t])
         noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(t)
         return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
+
+    def _gap(self, order: Int[Tensor, " n"], t: int) -> Float[Tensor, " n"]:
+        """What an expansion of each neuron up to its order leaves."""
+        return self.gaps[:, t].gather(0, order[None] - 1)[0]
 
     def _down_image(self, terms: list[Float[Tensor, "n n"]]) -> Float[Tensor, "o o"]:
         """W_d Σ terms W_dᵀ; the terms are products of a few numbers, which round by a few units of their size."""
@@ -157,6 +189,38 @@ class NetworkSite:
             return (a * self.first[t]) @ self.step.bent.weight
         back = (a * (self.first[t] * self.other[t])) @ self.step.bent.weight
         return back + (a * self.post[t]) @ self.step.up.weight
+
+    def quadratic(
+        self, v: Float[Tensor, "F o"], t: int
+    ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
+        """Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
+        J = self.source.J[t]
+        a = v @ self.down
+        W, second = self.step.bent.weight, self.second[t]
+        rows = W @ J
+        size = a.abs() + gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        if self.step.gate is None:
+            right = (a * second)[:, :, None] * rows
+            weights = size * (second.abs() + 2.0**-8 * DERIVATIVE_ERROR / UNIT_ROUNDOFF)
+            most = weights @ length(W).square()
+        else:
+            up, other = self.step.up.weight, self.other[t]
+            rows, others = torch.cat((rows, up @ J)), up @ J
+            first, second = self.first[t], second * other
+            across = (a * first)[:, :, None]
+            right = torch.cat(
+                ((a * second)[:, :, None] * rows[: len(W)] + across * others, across * rows[: len(W)]), 1
+            )
+            slips = 2.0**-8 * DERIVATIVE_ERROR / UNIT_ROUNDOFF
+            most = (size * (second.abs() + slips * other.abs())) @ length(W).square()
+            most = most + 2.0 * (size * (first.abs() + slips)) @ (length(W) * length(up))
+        Q = rows.T @ right
+        error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most * frobenius(J).square())
+        return 0.5 * (Q + Q.mT), error
+
+    def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+        """sup |v·r − ½xᵀQx|, rounding of v included."""
+        return support(self.rest_shape[t], v) + self.noise(v, t)
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """sup of v·r and of −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
@@ -245,6 +309,23 @@ def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: i
     straight = _weighted(power * K * M / order, c)
     turned = _weighted(power * X * X.T * ((order - 1) / order), c)
     return [_weighted(power * K * K, a), straight, turned, cross, cross.T]
+
+
+def _gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
+    """The Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, in terms.
+
+    It is x_g(2a e_g + c e_u) + x_u(c e_g): products of the inner products of x with those of its partners.
+    """
+    (K, M, X), (L, R, Y) = A, B
+    mixed = 2.0 * a[:, None] * Y * c
+    first = [4.0 * _weighted(L, a), mixed, mixed.T, _weighted(R, c)]
+    turned = 2.0 * a[:, None] * L * c + _weighted(Y.T, c)
+    return [*(K * term for term in first), X * turned, (X * turned).T, M * _weighted(L, c)]
+
+
+def _quarters(M: Float[Tensor, "2n 2n"]) -> Quarters:
+    n = len(M) // 2
+    return Quarters(M[:n, :n], M[n:, n:], M[:n, n:])
 
 
 def _weighted(M: Float[Tensor, "n n"], w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:

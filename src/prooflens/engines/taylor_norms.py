@@ -76,3 +76,28 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
         bound[chosen[proved]] = torch.minimum(bound[chosen[proved]], candidate[proved])
         open_[chosen[proved]] = False
     return bound.clamp(min=0.0)
+
+
+def half(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """L with M ⪯ LLᵀ: M is lifted, and the factor's residual is measured to be less. Infinite where it is not."""
+    size = M.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sum(-1)
+    lift = grow(1e-9 * size) + 2.0**-800
+    lifted = M.clone()
+    lifted.diagonal(dim1=-2, dim2=-1).add_(lift[..., None])
+    L = torch.linalg.cholesky_ex(lifted).L
+    residual = frobenius(L @ L.mT - lifted) + product_error(M.shape[-1], frobenius(L).square())
+    fits = residual + gamma(16) * frobenius(lifted) < lift
+    return torch.where(fits[..., None, None], L, torch.inf)
+
+
+def bilinear(
+    M: Float[Tensor, "*b n n"], L: Float[Tensor, "*b n n"], K: Float[Tensor, "*b n n"]
+) -> Float[Tensor, "*b"]:
+    """sup |x·y| over x ∈ E(M), y ∈ E(K), with L = half(M): the root of LᵀKL's largest eigenvalue, or of tr(MK)."""
+    n = M.shape[-1]
+    turned = L.mT @ K @ L
+    slip = product_error(4 * n, 4.0 * frobenius(L).square() * frobenius(K))
+    top = top_eigenvalue(0.5 * (turned + turned.mT)) + slip
+    crude = torch.einsum("...ij,...ij->...", M, K).clamp(min=0.0)
+    crude = crude + product_error(n * n, frobenius(M) * frobenius(K))
+    return grow(torch.where(top.isfinite(), torch.minimum(top, crude), crude).sqrt())

@@ -1,16 +1,16 @@
 """The walk of `taylor`: forward chain by chain, and covectors back.
 
 `forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
-covectors at values of a chain and adds up, site by site, what the affine stand-ins miss. *Quickly*: the support
-function of each site's ellipsoid, and of the root's. *Thoroughly*: for norms and networks what they miss for this very
-covector (`bound`), where that is less, and on to the input. The sum and the linear part are all there is to know of a
-functional.
+covectors at values of a chain and adds up, site by site, what the affine stand-ins miss, as a *reading* says
+(`taylor_readings`): at this chain's root the root's ellipsoid stands for all before it, or the walk goes on to the
+input. The sum and the linear part are all there is to know of a functional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -48,6 +48,8 @@ class Chain:
     mix: MixSite | None = None
     mixed: Tensor | None = None
     """The shapes of what the mixing misses, by token of the next root."""
+    beyond: Tensor | None = None
+    """The same without the second order of Aα."""
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""
     pool: Pool | None = None
@@ -55,7 +57,28 @@ class Chain:
     def forget(self) -> None:
         """Let go of everything but the segment and the root."""
         self.values, self.shapes, self.sites = {}, {}, {}
-        self.scores = self.mix = self.mixed = None
+        self.scores = self.mix = self.mixed = self.beyond = None
+
+
+class Reading(Protocol):
+    """What covectors miss where they pass (`taylor_readings`)."""
+
+    @property
+    def deep(self) -> bool:
+        """Whether to go on to the input."""
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the ellipsoid of a root may stand for everything before it."""
+
+    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """sup of v·r and of −v·r at a norm or a network, for token t."""
+
+    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
+        """The same at the mixing of the chain, for one token of the next root."""
+
+    def arrive(self, chain: Chain) -> None:
+        """All covectors of a chain have come to its root."""
 
 
 @dataclass(eq=False)
@@ -210,7 +233,9 @@ class Walk:
                 parts[t].append(total(list(image(A[t], shape))))
         noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
         shapes = MixShape(mix, q, k, v)
-        chain.mixed = torch.stack([shapes.shape(t) for t in tokens])
+        missed = [shapes.parts(t) for t in tokens]
+        chain.mixed = torch.stack([total([second, *rest]) for second, rest in missed])
+        chain.beyond = torch.stack([total(rest) for _, rest in missed])
         B = [total([*parts[t], chain.mixed[t], ball(grow(noise[t]), d)]) for t in range(T)]
         u = stream.u + names.output(mix.z)
         return Root(u[tokens], N, torch.stack(B), chain.root.factors)
@@ -264,7 +289,7 @@ class Walk:
         return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
 
     def remainder(
-        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], thorough: bool
+        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: Reading
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
         """What the linear parts of covectors at a chain's values miss, for + and −; and those linear parts."""
         number = next(i for i, c in enumerate(self.chains) if c is chain)
@@ -272,18 +297,21 @@ class Walk:
         missed = some.new_zeros(len(some), 2)
         roots: dict[int, Tensor] = {}
         for t, entries in seeds.items():
-            roots[t], found = self._through(chain, t, dict(entries), thorough)
+            roots[t], found = self._through(chain, t, dict(entries), reading)
             missed = missed + found
+        reading.arrive(chain)
         stopped, linear = self._stop(chain.root, roots)
-        if number == 0 or not thorough:
+        if number == 0 or not reading.deep:
             return grow(missed + stopped[:, None]), linear
-        before, again = self.cross(number - 1, roots)
+        before, again = self.cross(number - 1, roots, reading)
         half = chain.root.half
         # The linear part that is returned is the forward one; the other differs from it by rounding, which is measured.
         slip = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
             length(linear) + length(again)
         ) * length(half)
-        rest = torch.minimum(stopped[:, None], before + slip[:, None])
+        rest = before + slip[:, None]
+        if reading.may_stop:
+            rest = torch.minimum(stopped[:, None], rest)
         return grow(missed + rest), linear
 
     def _stop(self, root: Root, roots: dict[int, Tensor]) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
@@ -298,9 +326,9 @@ class Walk:
         return grow(missed), linear
 
     def cross(
-        self, number: int, roots: dict[int, Tensor]
+        self, number: int, roots: dict[int, Tensor], reading: Reading
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
-        """The same, thoroughly, from covectors at the root that follows chain `number`."""
+        """The same from covectors at the root that follows chain `number`."""
         chain = self.chains[number]
         some = next(iter(roots.values()))
         seeds: Seeds = {}
@@ -313,7 +341,6 @@ class Walk:
             lost = noise[:, None].expand(-1, 2)
         else:
             assert chain.mix is not None
-            assert chain.mixed is not None
             names = chain.mix.attention
             lost = torch.zeros(len(some), 2).to(some)
             heads = {name: chain.values[name].heads for name in (names.q, names.k, names.v)}
@@ -321,8 +348,8 @@ class Walk:
             for place, u in roots.items():
                 t = chain.goes_on[place]
                 found = chain.mix.pull(u, t)
-                missed = support(chain.mixed[place], u) + length(u) * chain.mix.noise(t)
-                lost = lost + missed[:, None]
+                noise = length(u) * chain.mix.noise(t)
+                lost = lost + reading.mixing(chain, place, u) + noise[:, None]
                 seeds.setdefault(t, {})
                 _put(seeds[t], names.stream, u)
                 _put(seeds[t], names.q, found["q"].flatten(1))
@@ -336,11 +363,11 @@ class Walk:
                 entry = seeds.setdefault(j, {})
                 _put(entry, names.k, keys[:, j, :width])
                 _put(entry, names.v, keys[:, j, width:])
-        before, linear = self.remainder(chain, seeds, thorough=True)
+        before, linear = self.remainder(chain, seeds, reading)
         return grow(lost + before), linear
 
     def _through(
-        self, chain: Chain, t: int, seeds: dict[str, Tensor], thorough: bool
+        self, chain: Chain, t: int, seeds: dict[str, Tensor], reading: Reading
     ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
         """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
         some = next(iter(seeds.values()))
@@ -352,8 +379,7 @@ class Walk:
             if isinstance(step, Norm | Network):
                 site = chain.sites[step.out]
                 source = step.source if isinstance(step, Network) else step.inputs[0]
-                found = (support(chain.shapes[step.out][t], v) + site.noise(v, t))[:, None]
-                missed = missed + (torch.minimum(found, site.bound(v, t)) if thorough else found)
+                missed = missed + reading.site(chain, step.out, v, t)
                 _put(seeds, source, site.pull(v, t))
             elif isinstance(step, Affine):
                 missed = missed + affine_noise(step, chain.values[step.inputs[0]], v, t)[:, None]
