@@ -10,8 +10,9 @@ from torch import Tensor
 
 from prooflens import Ball
 from prooflens.engines import Problem
+from prooflens.engines.taylor_budget import Budget, beyond
 from prooflens.engines.taylor_hessian import Hessian
-from prooflens.engines.taylor_mixing import Budget, MixShape
+from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_shapes import image, total
 from prooflens.engines.taylor_values import Value
 from prooflens.engines.taylor_walk import Chain
@@ -32,7 +33,7 @@ class Terms:
         names = mix.attention
         self.mix, self.t, self.alpha = mix, t, alpha
         self.values = tuple(chain.values[name] for name in (names.q, names.k, names.v))
-        self.shapes = MixShape(mix, *self.values)
+        self.shapes = MixShape(mix, *self.values, [t], Grams.of(mix, *self.values[1:]))
         self.generator = torch.Generator().manual_seed(seed)
         self.s = mix.s[:, t]
         self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.spread[:, t])
@@ -104,32 +105,28 @@ def test_every_term_lies_in_its_ellipsoid(name: str) -> None:
         alpha = problem.region.sample(POINTS, number, corners=0.7)[1] * half
         for t in chain.goes_on[-2:]:
             at = Terms(chain, t, alpha, number)
-            shapes, mix, s = at.shapes, at.mix, at.s
-            q, k, v = at.values
-            rows = mix.weighted(t).flatten(0, 1)
-            K, c = rows @ rows.T, at.c.flatten(1)
-            keys = shapes._pairs(k, shapes.key_grams, t)
-            products = shapes._products(keys, t)
-            pairs = shapes._pairs(v, shapes.value_grams, t)
+            shapes, (q, k, _) = at.shapes, at.values
+            products = shapes._products()
             second = at.second(at.b, at.A_v) + at.products(at.A_q, at.A_k)
-            assert outside(shapes._second(c, s, K, pairs, products, t), second) <= 1e-13
-            ellipsoids = shapes._third(c, s, K, pairs) + shapes._fourth(c, s, K, pairs)
+            assert outside(shapes._second(products)[0], second) <= 1e-13
+            ellipsoids = shapes._third() + shapes._fourth()
             terms = at.third(at.b, at.A_v) + at.fourth(at.b, at.A_v)
             for M, points in zip(ellipsoids, terms, strict=True):
-                assert outside(M, points) <= 1e-13
-            assert outside(image(c, products), at.products(at.A_q, at.A_k)) <= 1e-13
+                assert outside(M[0], points) <= 1e-13
+            alone = image(shapes.columns, products)[0]
+            assert outside(alone, at.products(at.A_q, at.A_k)) <= 1e-13
             e_k = torch.stack([at.members(k, "shape_e", j) for j in range(len(k.u))], 1)
             crossed = at.products(at.members(q, "shape", t), e_k)
             crossed = crossed + at.products(at.members(q, "shape_e", t), at.A_k)
-            assert outside(shapes._cross(c, keys, t), crossed) <= 1e-13
-            budget = Budget.of(mix, t)
-            K_e = shapes._nonlinear(budget, at.g.flatten(1), products, t)
-            w = torch.randn(POINTS, len(K_e), generator=at.generator, dtype=torch.float64)
-            b_e = ((w @ K_e) / (w @ K_e * w).sum(-1, keepdim=True).sqrt()).reshape(at.b.shape)
+            assert outside(shapes._cross()[0], crossed) <= 1e-13
+            K_e = shapes._nonlinear(products)
+            budget = Budget.of(at.mix, [t], K_e)
+            w = torch.randn(POINTS, K_e.shape[-1], generator=at.generator, dtype=torch.float64)
+            b_e = ((w @ K_e[0]) / (w @ K_e[0] * w).sum(-1, keepdim=True).sqrt()).reshape(at.b.shape)
             b_e = b_e * (budget.E / b_e.abs()).clamp(max=1.0).amin((1, 2), keepdim=True)
-            found = shapes._linear_in_e(at.g.flatten(1), budget, K, K_e, pairs)
+            found = shapes._linear_in_e(budget, K_e)
             for M, points in zip(found, at.linear_in(b_e), strict=True):
-                assert outside(M, points) <= 1e-13
+                assert outside(M[0], points) <= 1e-13
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -144,11 +141,7 @@ def test_second_order_is_one_gram_matrix(name: str) -> None:
             reading = Hessian(w, d)
             reading._add_mixing(mix, t, torch.eye(d, dtype=torch.float64))
             forms = 0.5 * (reading.G + reading.G.mT)
-            shapes, (_, k, v) = at.shapes, at.values
-            rows = mix.weighted(t).flatten(0, 1)
-            products = shapes._products(shapes._pairs(k, shapes.key_grams, t), t)
-            pairs = shapes._pairs(v, shapes.value_grams, t)
-            found = shapes._second(at.c.flatten(1), at.s, rows @ rows.T, pairs, products, t)
+            found = at.shapes._second(at.shapes._products())[0]
             wanted = torch.einsum("iab,jab->ij", forms, forms)
             assert torch.linalg.matrix_norm(found - wanted) <= 1e-8 * torch.linalg.matrix_norm(wanted)
 
@@ -174,14 +167,13 @@ def test_scores_and_what_is_beyond_fourth_order_lie_in_their_ellipsoids(name: st
             at = Terms(chain, t, alpha * chain.root.half, number)
             b = ((scores - center) * step.mask)[:, :, t]
             b = (b - (at.s * b).sum(-1, keepdim=True)) * step.mask[t]
-            shapes, g = at.shapes, at.g.flatten(1)
-            K_e = shapes._nonlinear(
-                Budget.of(mix, t), g, shapes._products(shapes._pairs(shapes.k, shapes.key_grams, t), t), t
-            )
-            assert outside(K_e, ((b - at.b) * step.mask[t]).flatten(1)) <= 1e-12
+            shapes = at.shapes
+            K_e = shapes._nonlinear(shapes._products())
+            assert outside(K_e[0], ((b - at.b) * step.mask[t]).flatten(1)) <= 1e-12
             weights = pattern[:, :, t]
             rest = torch.einsum("nhj,dhj->nd", weights - at.s - at.s * b, at.g)
             rest = rest + torch.einsum("nhj,dhc,njhc->nd", weights - at.s, mix.out, moved)
             rest = rest - at.second(b, moved) - sum(at.third(b, moved)) - sum(at.fourth(b, moved))
-            M = total(shapes._beyond(g, Budget.of(mix, t)))
+            budget = Budget.of(mix, [t], K_e)
+            M = total(shapes._sized(budget, beyond(budget), "shape"))[0]
             assert outside(M, rest) <= 1e-13

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_norms import (
+    CHUNK,
     bilinear,
     frobenius,
     grow,
@@ -96,11 +97,14 @@ class ScoreSite:
     def _pairs(M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
         """sup |x·y| over the two ellipsoids, for all pairs of tokens."""
         S, H, c, _ = M.shape
-        shape = (S, S, c, c)
+        step = max(1, CHUNK // (S * S * c * c))
         found = []
-        for left, L, right in zip(*(x.movedim(1, 0) for x in (M, half(M), K)), strict=True):
-            found.append(bilinear(left[:, None].expand(shape), L[:, None].expand(shape), right.expand(shape)))
-        return torch.stack(found)
+        for start in range(0, H, step):
+            left, right = (x[:, start : start + step].movedim(1, 0) for x in (M, K))
+            shape = (len(left), S, S, c, c)
+            L = half(left)[:, :, None].expand(shape)
+            found.append(bilinear(left[:, :, None].expand(shape), L, right[:, None].expand(shape)))
+        return torch.cat(found)
 
     def rest(self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]) -> tuple[Tensor, Tensor]:
         """sup |b_e| of centred scores (own products, and what q and k miss), and of what is beyond first order in e."""
@@ -187,10 +191,6 @@ class MixSite:
         shares = [x / x.sum(-1, keepdim=True).clamp(min=2.0**-300) for x in (scores, values)]
         return self.factors.weights(shares[0] + shares[1] + 2.0**-300)
 
-    def weighted(self, t: int) -> Float[Tensor, "H S p"]:
-        """The rows of a query token by α̂."""
-        return self.rows[:, t] * self.weights[t]
-
     def tangent(
         self,
         q: Float[Tensor, "S n m"],
@@ -231,18 +231,19 @@ class MixSite:
             "v": torch.einsum("hj,fhc->fjhc", self.s[:, t], omega),
         }
 
-    def noise(self, t: int) -> Tensor:
+    @cached_property
+    def noise(self) -> Float[Tensor, " S"]:
         """Rounding of weights, mixing and output at the centre, and of unit covectors over the region."""
         q, k, v = self.scores.q, self.scores.k, self.v
         S, H, c = self.z.shape
         n = gamma(8 * (S + c * H + len(self.out)) + 256)
         values = (v.n + v.reach).amax()
-        moves = self.scale * ((q.n + q.reach)[t] * (k.n + k.reach).amax(0)).max()
+        moves = self.scale * ((q.n + q.reach) * (k.n + k.reach).amax(0)).amax(1)
         if self.scores.step.bias is not None:
-            moves = moves + self.scores.step.bias[:, t].abs().max()
+            moves = moves + self.scores.step.bias.abs().amax((0, 2))
         inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
-        return grow(n * (inner * S + bias + self.stream[t]) + 2.0**-44 * self.out_size.sum() * values)
+        return grow(n * (inner * S + bias + self.stream) + 2.0**-44 * self.out_size.sum() * values)
 
 
 def _split(J: Float[Tensor, "S n m"], n_heads: int, c: int) -> Float[Tensor, "S H c m"]:

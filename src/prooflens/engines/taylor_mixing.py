@@ -12,12 +12,8 @@ weights are σ = s e^b/(1 + q) with **q = Σ s (e^b − 1) ≥ 0** (Jensen), so 
     beyond         fifth order of N/(1 + q), fourth order of the weights against δV
 
 In b = b_lin the first three are polynomials in α, with shapes from Gram matrices (`taylor_shapes`); b_e lies in an
-ellipsoid as well, and what is linear in it has such shapes too. The others share a budget: Σ s b² over all heads and
-keys is at most W (one eigenvalue), so with R_n(b) = e^b − Σ_{k<n} b^k/k! and r_n = R_n(β)/β²
-
-    t = s b²/W sums to at most 1,      s|b| = √(sW) √t,      s|R_n(b)| ≤ r_n √(W min(W, sβ²)) √t,
-
-and a sum of x g with |x| ≤ Z√t lies in E(Σ Z² g gᵀ).
+ellipsoid as well, and what is linear in it has such shapes too. The others share budgets (`taylor_budget`). Several
+query tokens are worked on at once.
 """
 
 from __future__ import annotations
@@ -29,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.smooth import exp_tail
-from prooflens.engines.taylor_attention import MixSite, budget
+from prooflens.engines.taylor_attention import MixSite
+from prooflens.engines.taylor_budget import Budget, Sizes, against_e, beyond, with_e
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor_shapes import (
     UNDERFLOW,
@@ -39,7 +35,7 @@ from prooflens.engines.taylor_shapes import (
     image,
     raised,
     spread,
-    total,
+    total_along,
     trace,
     weights_of_sum,
 )
@@ -51,369 +47,338 @@ JOINT = 4.0
 covered by raising the diagonal blocks of all four by four times their own error."""
 
 
-@dataclass(frozen=True, eq=False)
-class Budget:
-    """What the centred scores of one query token share: Σ s b² ≤ W over all heads, W_head in each."""
-
-    s: Float[Tensor, "H S"]
-    E: Float[Tensor, "H S"]
-    beta: Float[Tensor, "H S"]
-    W: Float[Tensor, ""]
-    W_head: Float[Tensor, "H 1"]
-
-    @classmethod
-    def of(cls, mix: MixSite, t: int) -> Budget:
-        """From the eigenvalues of the linear parts, and E."""
-        s, E, beta = (x[:, t] for x in (mix.s, mix.E, mix.beta))
-        rows = mix.weighted(t)
-        linear, heads = budget(s.flatten(), rows.flatten(0, 1)), budget(s, rows)
-        e_part = (s * E.square()).sum(-1)
-        W = grow(linear.sqrt() + e_part.sum().sqrt()).square()
-        return cls(s, E, beta, grow(W), grow((heads.sqrt() + e_part.sqrt()).square())[:, None])
-
-    @property
-    def straight(self) -> Float[Tensor, "H S"]:
-        """Z of s b."""
-        return (self.s * self.W).sqrt()
-
-    @property
-    def curved(self) -> Float[Tensor, "H S"]:
-        """Z of s b²."""
-        return (self.W * torch.minimum(self.W, self.s * self.beta.square())).sqrt()
-
-    def mean(self, r: Float[Tensor, "H S"]) -> Float[Tensor, "H 1"]:
-        """sup Σ_j s b² r, head by head."""
-        each = (self.s * self.beta.square() * r).sum(-1, keepdim=True)
-        return grow(torch.minimum(each, r.amax(-1, keepdim=True) * self.W_head))
-
-
 @dataclass(eq=False)
 class MixShape:
-    """Ellipsoids of what a mixing's tangent misses, token by token."""
+    """Ellipsoids of what a mixing's tangent misses, for some query tokens T.
+
+    Keys and values may have fewer heads than queries: a head h is (g, r), the r-th reader of group g.
+    """
 
     mix: MixSite
     q: Value
     k: Value
     v: Value
+    tokens: list[int]
+    grams: Grams
 
     def __post_init__(self) -> None:
-        self.S, self.H, self.c = self.mix.z.shape
-        self.out = self.mix.out.flatten(1)
-        self.groups = [self.mix.factors.group == g for g in range(self.mix.factors.count)]
-        A_k = self.mix.scores.k.A
-        A_v = self.mix.v.A
-        self.rows_k = A_k[:, :: self.H // self.k.heads].flatten(0, 2)
-        self.rows_v = A_v[:, :: self.H // self.v.heads].flatten(0, 2)
+        mix, t = self.mix, self.tokens
+        self.S, self.H, self.c = mix.z.shape
+        self.T, self.n = len(t), self.H * self.S
+        self.out = mix.out.flatten(1)
+        self.w = mix.weights[t][:, None]
+        self.squares = self.w[:, 0, self.grams.first].square()
+        self.s = mix.s[:, t].movedim(0, 1)
+        self.live = mix.mask[t][:, None].expand(-1, self.H, -1).flatten(1).to(self.s)
+        self.A_q = mix.scores.q.A[t].flatten(1, 2)
+        self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.spread[:, t]).flatten(2)
+        self.weight = self.s.flatten(1)
+        self.columns = self.g * self.weight[:, None]
+        rows = mix.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
+        self.weighted = rows * self.w
+        self.K = raised(rows @ rows.mT, JOINT * product_error(rows.shape[-1] + 8, frobenius(rows).square()))
 
     @cached_property
-    def key_grams(self) -> Float[Tensor, "G n n"]:
-        """A_kA_kᵀ, group by group of factors."""
-        return torch.stack([_live_gram(self.rows_k[:, own]) for own in self.groups])
+    def keys(self) -> Float[Tensor, "T g g jl ce"]:
+        """Inner products of keys as each token weighs factors, [(g, G), (j, l), (c, e)], raised."""
+        return self._pairs(self.k, self.grams.keys)
 
     @cached_property
-    def value_grams(self) -> Float[Tensor, "G n n"]:
-        """A_vA_vᵀ, group by group of factors."""
-        return torch.stack([_live_gram(self.rows_v[:, own]) for own in self.groups])
+    def values(self) -> Float[Tensor, "T g g jl ce"]:
+        """The same of values."""
+        return self._pairs(self.v, self.grams.values)
 
-    @cached_property
-    def cross_grams(self) -> Float[Tensor, "G n m"]:
-        """A_vA_kᵀ, group by group of factors."""
-        return torch.stack([self.rows_v[:, own] @ self.rows_k[:, own].T for own in self.groups])
-
-    def _pairs(self, value: Value, grams: Float[Tensor, "G n n"], t: int) -> Float[Tensor, "H H jl ce"]:
-        """Inner products of rows as token t weighs factors, [(h, k), (j, l), (c, e)], raised."""
+    def _pairs(self, value: Value, grams: Float[Tensor, "G n n"]) -> Float[Tensor, "T g g jl ce"]:
         S, g, c = self.S, value.heads, self.c
-        w = self.mix.weights[t]
-        squares = torch.stack([w[own][0].square() for own in self.groups])
-        K = torch.einsum("gnm,g->nm", grams, squares)
-        p = len(w)
-        K = raised(K, JOINT * product_error(p + 64, trace(K)))
-        K = K.reshape(S, g, c, S, g, c).permute(1, 4, 0, 3, 2, 5).reshape(g, g, S * S, c * c)
-        share = self.H // g
-        return K.repeat_interleave(share, 0).repeat_interleave(share, 1)
+        K = torch.einsum("gnm,tg->tnm", grams, self.squares)
+        K = raised(K, JOINT * product_error(self.w.shape[-1] + 64, trace(K)))
+        K = K.reshape(-1, S, g, c, S, g, c).permute(0, 2, 5, 1, 4, 3, 6)
+        return K.reshape(-1, g, g, S * S, c * c)
 
-    def _blocks(self, value: Value, M: Float[Tensor, "n n"]) -> Float[Tensor, "H H ce"]:
-        """A shape of all heads of a token, by pairs of reading heads."""
-        g, c = value.heads, self.c
-        split = M.reshape(g, c, g, c).permute(0, 2, 1, 3).reshape(g, g, c * c)
-        return split.repeat_interleave(self.H // g, 0).repeat_interleave(self.H // g, 1)
+    def _split(self, M: Float[Tensor, "*b n n"], heads: int) -> Float[Tensor, "*b g c g c"]:
+        return M.reshape(*M.shape[:-2], heads, self.c, heads, self.c)
 
-    def parts(self, t: int) -> tuple[Float[Tensor, "d d"], list[Float[Tensor, "d d"]]]:
-        """What query token t misses: the second order of Aα, and all the rest, rounding included."""
-        mix = self.mix
-        s = mix.s[:, t]
-        g = torch.einsum("dhc,hjc->dhj", mix.out, mix.spread[:, t]).flatten(1)
-        c = g * s.flatten()
-        rows = mix.weighted(t).flatten(0, 1)
-        K = raised(rows @ rows.T, JOINT * product_error(rows.shape[-1] + 8, frobenius(rows).square()))
-        values, keys = self._pairs(self.v, self.value_grams, t), self._pairs(self.k, self.key_grams, t)
-        products = self._products(keys, t)
-        second = self._second(c, s, K, values, products, t)
-        rest = self._third(c, s, K, values) + self._fourth(c, s, K, values)
-        rest.append(self._cross(c, keys, t))
-        at = Budget.of(mix, t)
-        rest += self._linear_in_e(g, at, K, self._nonlinear(at, g, products, t), values)
-        rest += self._with_e(g, at) + self._beyond(g, at)
-        noise = mix.noise(t) * torch.exp(2.0 * at.beta.amax())
-        return second, [*rest, ball(noise, g.shape[0])]
+    def parts(self) -> tuple[Float[Tensor, "T d d"], list[Float[Tensor, "T d d"]]]:
+        """What the tokens miss: the second order of Aα, and all the rest, rounding included."""
+        products = self._products()
+        rest = self._third() + self._fourth()
+        rest.append(self._cross())
+        K_e = self._nonlinear(products)
+        at = Budget.of(self.mix, self.tokens, K_e)
+        rest += self._linear_in_e(at, K_e)
+        rest += self._sized(at, with_e(at).plus(beyond(at)), "shape")
+        rest += [self._values_e(at), *self._sized(at, against_e(at), "shape_e")]
+        noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
+        return self._second(products), [*rest, ball(noise, len(self.out))]
 
-    def _nonlinear(
-        self, at: Budget, g: Float[Tensor, "d n"], products: Float[Tensor, "n n"], t: int
-    ) -> Float[Tensor, "n n"]:
+    def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
         """The shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of what is of second order in e.
 
         It is read against c = s g, so the weights of its parts follow what they do there.
         """
-        mix, (H, S, width) = self.mix, (self.H, self.S, self.c)
-        size = at.s.flatten() * torch.linalg.vector_norm(g, dim=0)
-        size = size + UNREAD * size.mean() + 2.0**-300
-        centring = _less_mean(at.s, 1.0, 1.0)
-        parts = [image(centring, products)]
-        queries = mix.scores.q.u[t]
-        keys = []
-        for j in range(S):
-            e_k = self._blocks(self.k, self.k.shape_e[j]).reshape(H, H, width, width)
-            form = torch.einsum("hc,hkce,ke->hk", queries, e_k, queries)
-            slip = product_error(2 * width, length(queries).square().sum() * frobenius(self.k.shape_e[j]) * H)
-            keys.append(raised(form, slip))
-        spans = [(size.reshape(H, S)[:, j].square() * M.diagonal()).sum().sqrt() for j, M in enumerate(keys)]
-        c = weights_of_sum(torch.stack(spans))
-        shared = g.new_zeros(H, S, H, S)
-        for j, M in enumerate(keys):
-            shared[:, j, :, j] = c[j] * M
-        shared = raised(shared.reshape(H * S, H * S), gamma(4) * torch.linalg.vector_norm(shared))
-        live = mix.mask[t].expand(H, S).flatten().to(g)
-        parts.append(image(centring * live[:, None] * live, shared))
-        shared_q = self._blocks(self.q, self.q.shape_e[t]).reshape(H, H, width, width)
-        moved = torch.einsum("hjc,hkce,kle->hjkl", mix.keys[:, t], shared_q, mix.keys[:, t])
-        sizes = length(mix.keys[:, t].flatten(1)).square().sum() * frobenius(self.q.shape_e[t]) * H
-        parts.append(raised(moved.reshape(H * S, H * S), product_error(2 * width, sizes)))
-        parts = [mix.scale**2 * M for M in parts[1:]] + parts[:1]
-        left = mix.E_cross[:, t].flatten()
-        parts.append(torch.diag(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW))
-        spans = [(size.square() * M.diagonal().clamp(min=0.0)).sum().sqrt() for M in parts]
-        c = weights_of_sum(torch.stack(spans))
-        found = sum((c[i] * M for i, M in enumerate(parts[1:], 1)), c[0] * parts[0])
-        most = torch.stack([frobenius(M) for M in parts]) @ c
-        return raised(found, gamma(64) * most)
+        mix, t, (H, S) = self.mix, self.tokens, (self.H, self.S)
+        size = self.weight * torch.linalg.vector_norm(self.g, dim=1)
+        size = size + UNREAD * size.mean(-1, keepdim=True) + 2.0**-300
+        centring = _less_mean(self.s, 1.0, 1.0)
+        e_k, queries = self._split(self.k.shape_e, self.k.heads), mix.scores.q.u[t]
+        each = queries.reshape(self.T, self.k.heads, -1, self.c)
+        forms = torch.einsum("tgrc,jgcGe,tGRe->tjgrGR", each, e_k, each).reshape(self.T, S, H, H)
+        slip = length(queries).square().sum(-1)[:, None] * frobenius(self.k.shape_e) * H
+        forms = raised(forms, product_error(2 * self.c, slip))
+        by_key = size.reshape(self.T, H, S).movedim(1, 2).square()
+        spans = (by_key * forms.diagonal(dim1=-2, dim2=-1)).sum(-1).sqrt()
+        forms = weights_of_sum(spans)[..., None, None] * forms
+        shared = forms.new_zeros(self.T, H, S, H, S)
+        shared.diagonal(dim1=2, dim2=4).copy_(forms.permute(0, 2, 3, 1))
+        shared = raised(shared.reshape(self.T, self.n, self.n), gamma(4) * frobenius(forms.flatten(1, 2)))
+        far = image(centring * self.live[:, :, None] * self.live[:, None], shared)
+        moved, e_q = mix.keys[:, t].movedim(0, 1), self._split(self.q.shape_e[t], H)
+        own = torch.einsum("thjc,thcke,tkle->thjkl", moved, e_q, moved).reshape(self.T, self.n, self.n)
+        slip = moved.flatten(1).square().sum(1) * frobenius(self.q.shape_e[t]) * H
+        own = raised(own, product_error(2 * self.c, 2.0 * slip))
+        left = mix.E_cross[:, t].movedim(0, 1).flatten(1)
+        alone = torch.diag_embed(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW)
+        parts = torch.stack((image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone), 1)
+        spans = (size.square()[:, None] * parts.diagonal(dim1=-2, dim2=-1).clamp(min=0.0)).sum(-1).sqrt()
+        return total_along(parts, weights_of_sum(spans))
 
-    def _linear_in_e(
-        self,
-        g: Float[Tensor, "d n"],
-        at: Budget,
-        K: Float[Tensor, "n n"],
-        K_e: Float[Tensor, "n n"],
-        pairs: Float[Tensor, "H H jl ce"],
-    ) -> list[Float[Tensor, "d d"]]:
+    def _linear_in_e(self, at: Budget, K_e: Float[Tensor, "T n n"]) -> list[Float[Tensor, "T d d"]]:
         """What is linear in b_e of orders up to three, and ½ Σ c b_e², by b_e's ellipsoid or by |b_e| ≤ E.
 
         Σ c b b_e,  ½ Σ c b_e²,  ½ Σ c (b² − m₂) b_e,  Σ c b Σ s b b_e,  Σ s b_e W_O A_vα,
         Σ s (b b_e − Σ s b b_e) W_O A_vα.
         """
-        s, E, beta = at.s, at.E, at.beta
-        c = g * s.flatten()
+        s, E, beta, K = at.s, at.E, at.beta, self.K
         d1 = (s * beta * E).sum(-1, keepdim=True)
         both = _hadamard(K, K_e)
         bent = _hadamard(image(_less_mean(s, 1.0, 1.0), _hadamard(K, K)), K_e) / 4.0
         mean = _hadamard(K, image(_less_mean(s, 0.0, 1.0), both))
-        parts = [image(c, M) for M in (both, _hadamard(K_e, K_e) / 4.0, bent, mean)]
-        parts += [self._by_values(M, s, pairs) for M in (K_e, image(_less_mean(s, 1.0, 1.0), both))]
+        parts = [image(self.columns, M) for M in (both, _hadamard(K_e, K_e) / 4.0, bent, mean)]
+        parts += [self._by_values(M) for M in (K_e, image(_less_mean(s, 1.0, 1.0), both))]
         alone = 0.5 * E.square(), 0.5 * (beta.square() + at.W_head) * E, beta * d1
-        others = [spread(g, (s * E.square()).flatten()) * at.W]
-        others += [box(g, grow(s * x).flatten()) for x in alone]
+        others = [spread(self.g, (s * E.square() * at.W).flatten(1))]
+        others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
         others += [self._sum_values(grow(s * x), self.v.blocks("shape_a")) for x in (E, beta * E + d1)]
-        return [M if trace(M) <= trace(N) else N for M, N in zip(parts, others, strict=True)]
+        return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
 
-    def _with_e(self, g: Float[Tensor, "d n"], at: Budget) -> list[Float[Tensor, "d d"]]:
-        """What b_e changes beyond that in the polynomials, and e_V against all of them."""
-        s, E, beta, m2 = at.s, at.E, at.beta, at.W_head
-        d1, d2, d3 = ((s * x).sum(-1, keepdim=True) for x in (beta * E, E.square(), 3.0 * beta.square() * E))
-        peak = beta.amax(-1, keepdim=True)
-        third = 0.5 * beta * (E.square() + d2) + E * d1
-        fourth = beta**3 * E / 6.0 + 0.5 * beta * E * m2 + 0.5 * beta.square() * d1
-        fourth = fourth + (E * m2 * peak + beta * d3) / 6.0
-        parts = [box(g, grow(s * (third + fourth)).flatten())]
-        parts.append(self._sum_values(grow(s * (E + beta * E + d1)), self.v.blocks("shape_e")))
-        weights = 0.5 * (E.square() + d2) + 0.5 * (beta.square() * E + E * m2) + beta * d1 + d3 / 6.0
-        parts.append(self._sum_values(grow(s * weights), self.v.blocks("shape")))
-        own = at.straight * (1.0 + 0.5 * m2) + at.curved * (0.5 + beta / 6.0)
-        shared = (at.W * m2).sqrt() * (0.5 + peak / 6.0)
-        squares = grow(own.square()), grow(s * shared.square())
-        return parts + [self._choose_values(x, self.v.blocks("shape_e")) for x in squares]
+    def _values_e(self, at: Budget) -> Float[Tensor, "T d d"]:
+        """Σ s b W_O e_V: by the budget of b, or token by token by the inner products of the heads' scores."""
+        chosen = self._choose_values(grow(at.straight.square()), self.v.blocks("shape_e"))
+        g, T, S = self.v.heads, self.T, self.S
+        own = self.weight[:, :, None] * self.K * self.weight[:, None]
+        own = own.reshape(T, self.H, S, self.H, S).diagonal(dim1=2, dim2=4).movedim(-1, 1)
+        heads = own.reshape(T, S, g, self.H // g, g, self.H // g)
+        form = torch.einsum("tjgrGR,jgcGe->tjgrcGRe", heads, self._split(self.v.shape_e, g))
+        size = frobenius(own) * frobenius(self.v.shape_e) * self.H
+        form = raised(form.reshape(T, S, self.H * self.c, -1), gamma(16) * size)
+        return _smaller(chosen, total_along(image(self.out, form)))
 
-    def _beyond(self, g: Float[Tensor, "d n"], at: Budget) -> list[Float[Tensor, "d d"]]:
-        """Fifth order of N/(1 + q), and fourth order of the weights against the values.
+    def _sized(self, at: Budget, sizes: Sizes, name: str) -> list[Float[Tensor, "T d d"]]:
+        """The shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
+        blocks = self.v.blocks(name)
+        alone = [x for x in (sizes.g, sizes.g_e) if x is not None]
+        squares = [sizes.v.square(), sizes.v_e.square()]
+        squares += [at.s * x.square() for x in (sizes.head, sizes.head_e) if x is not None]
+        parts = [spread(self.g, grow(x.square()).flatten(1)) for x in alone]
+        return parts + [self._choose_values(grow(x), blocks) for x in squares]
 
-        N = N₁ + N₂ + N₃ + …, q = q₂ + q₃ + …, by orders of b, and from n on: N_n⁺ = Σ c R_n(b), q_n⁺ = Σ s R_n(b).
-
-            N/(1 + q)   = … + N₅⁺ − N₁q₄⁺ − N₂q₃⁺ − N₃⁺q + N q²/(1 + q)
-            e^b/(1 + q) = … + R₄(b) − q₄⁺ − b q₃⁺ − R₂(b) q + e^b q²/(1 + q)
-        """
-        beta, s = at.beta, at.s
-        r1 = exp_tail(beta, 1, 1)
-        r2, r3, r4, r5 = (exp_tail(beta, n, 2) for n in (2, 3, 4, 5))
-        q2, q3, q4 = (at.mean(r) for r in (r2, r3, r4))
-        small = q2 * q2.clamp(max=1.0)
-        lone = at.curved * (r5 + 0.5 * q3 + r3 * q2) + at.straight * (q4 + r1 * small)
-        own = at.curved * (r4 + r2 * q2) + at.straight * (q3 + r1 * small)
-        most2, most4 = (r.amax(-1, keepdim=True) for r in (r2, r4))
-        shared = (at.W * at.W_head).sqrt() * (most4 + most2 * q2.clamp(max=1.0))
-        squares = grow(own.square()), grow(s * shared.square())
-        values = [self._choose_values(x, self.v.blocks("shape")) for x in squares]
-        return [spread(g, grow(lone.square()).flatten()), *values]
-
-    def _second(
-        self,
-        c: Float[Tensor, "d n"],
-        s: Float[Tensor, "H S"],
-        K: Float[Tensor, "n n"],
-        pairs: Float[Tensor, "H H jl ce"],
-        products: Float[Tensor, "n n"],
-        t: int,
-    ) -> Float[Tensor, "d d"]:
+    def _second(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:
         """½ Σ c b² + Σ s b W_O A_vα + scale Σ c (A_qα)·(A_kα), symmetrised.
 
         It is one quadratic map, so one Gram matrix of all three kinds of forms, with the inner products between them.
         """
-        H, S, width = self.H, self.S, self.c
-        weighted = self.mix.rows[:, t].flatten(0, 1) * self.mix.weights[t].square()
-        mixed = (weighted @ self.rows_v.T).reshape(H * S, S, -1, width)
-        mixed = mixed.repeat_interleave(H // mixed.shape[2], 2)
-        across = 0.5 * torch.einsum("nkl,kl,nlkc->nkc", K.reshape(-1, H, S), s, mixed).flatten(1)
-        own = s.flatten()[:, None] * K * s.flatten()
-        straight = self._straight(own, pairs)
-        turned = (s.flatten()[:, None, None, None] * mixed).reshape(H, S, S, H, width).permute(0, 3, 1, 2, 4)
-        crossed = torch.einsum("hkjle,khljc->hkce", turned, turned).permute(0, 2, 1, 3)
-        values = 0.5 * (straight + crossed.reshape(H * width, -1))
-        by_scores, by_values, size = self._products_against(weighted, s, t)
-        squares = 0.25 * K * K + products + by_scores + by_scores.T
+        T, n, S, K, g = self.T, self.n, self.S, self.K, self.v.heads
+        mixed = (self.weighted @ self.grams.rows_v.T).reshape(T, n, S, g, self.c)
+        scores = (K * self.weight[:, None]).reshape(T, n, g, self.H // g, S)
+        across = 0.5 * torch.einsum("tngrl,tnlgc->tngrc", scores, mixed).flatten(2)
+        own = self.weight[:, :, None] * K * self.weight[:, None]
+        turned = (self.weight[:, :, None, None, None] * mixed).reshape(T, g, self.H // g, S, S, g, self.c)
+        crossed = torch.einsum("tgrjlGe,tGRljgc->tgrcGRe", turned, turned)
+        values = 0.5 * (self._straight(own) + crossed.reshape(T, self.H * self.c, -1))
+        by_scores, by_values, size = self._products_against()
+        squares = 0.25 * K * K + products + by_scores + by_scores.mT
         across = across + by_values
-        whole = torch.cat((torch.cat((squares, across), 1), torch.cat((across.T, values), 1)), 0)
-        size = size + frobenius(K).square() + frobenius(own) * torch.linalg.vector_norm(pairs)
-        size = size + torch.linalg.vector_norm(mixed) * (frobenius(K) + torch.linalg.vector_norm(mixed))
-        whole = raised(whole, product_error(4 * S * S + 4 * width + 64, 2.0 * size + frobenius(products)))
-        return image(torch.cat((c, self.out), 1), whole)
+        whole = torch.cat((torch.cat((squares, across), 2), torch.cat((across.mT, values), 2)), 1)
+        size = size + frobenius(K).square() + frobenius(own) * _size(self.values)
+        size = size + _size(mixed) * (frobenius(K) + _size(mixed))
+        whole = raised(whole, product_error(4 * S * S + 4 * self.c + 64, 2.0 * size + frobenius(products)))
+        return image(torch.cat((self.columns, self.out.expand(T, -1, -1)), 2), whole)
 
     def _products_against(
-        self, weighted: Float[Tensor, "n p"], s: Float[Tensor, "H S"], t: int
-    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n m"], Float[Tensor, ""]]:
+        self,
+    ) -> tuple[Float[Tensor, "T n n"], Float[Tensor, "T n m"], Float[Tensor, " T"]]:
         """Inner products of ½b² and of Σ s b A_vα with scale (A_qα)·(A_kα), and their size, for rounding.
 
         As symmetric forms, b ⊗ b meets x ⊗ y in (b·x)(b·y), and b ⊗ v in ½[(b·x)(v·y) + (b·y)(v·x)].
         """
-        H, S, width, scale = self.H, self.S, self.c, self.mix.scale
+        T, H, S, width, scale = self.T, self.H, self.S, self.c, self.mix.scale
         g, k = self.v.heads, self.k.heads
-        A_q = self.mix.scores.q.A[t].flatten(0, 1)
-        b_q = (weighted @ A_q.T).reshape(H * S, k, H // k, width)
-        b_k = (weighted @ self.rows_k.T).reshape(H * S, S, k, width)
-        live = self.mix.mask[t].expand(H, S).to(s)
-        by_scores = torch.einsum("ngrc,njgc->ngrj", b_q, b_k).reshape(H * S, H * S)
-        by_scores = (0.5 * scale) * by_scores * live.flatten()
-        squares = torch.stack([self.mix.weights[t][own][0].square() for own in self.groups])
-        v_k = torch.einsum("gnm,g->nm", self.cross_grams, squares).reshape(S, g, width, S, k, width)
-        v_q = (self.rows_v * self.mix.weights[t].square()) @ A_q.T
-        v_q = v_q.reshape(S, g, width, k, H // k, width)
-        b_q, b_k = (x.reshape(g, H // g, S, *x.shape[1:]) for x in (b_q, b_k))
-        b_q, b_k = (s.reshape(g, H // g, S, 1, 1, 1) * x for x in (b_q, b_k))
-        found = torch.einsum("grjGRc,jgaJGc->GRJgra", b_q, v_k)
-        found = found + torch.einsum("grjJGc,jgaGRc->GRJgra", b_k, v_q)
-        by_values = (0.5 * scale) * found.reshape(H * S, H * width) * live.flatten()[:, None]
-        norm = torch.linalg.vector_norm
-        size = norm(b_q) * norm(v_k) + norm(b_k) * norm(v_q) + norm(by_scores)
-        sizes = torch.linalg.vector_norm(weighted) ** 2 * norm(A_q) * norm(self.rows_k)
+        b_q = (self.weighted @ self.A_q.mT).reshape(T, self.n, k, H // k, width)
+        b_k = (self.weighted @ self.grams.rows_k.T).reshape(T, self.n, S, k, width)
+        by_scores = torch.einsum("tngrc,tnjgc->tngrj", b_q, b_k).reshape(T, self.n, self.n)
+        by_scores = (0.5 * scale) * by_scores * self.live[:, None]
+        v_k = torch.einsum("gnm,tg->tnm", self.grams.cross, self.squares)
+        v_k = v_k.reshape(T, S, g, width, S, k, width)
+        v_q = self.grams.rows_v @ (self.A_q * self.w.square()).mT
+        v_q = v_q.reshape(T, S, g, width, k, H // k, width)
+        weights = self.s.reshape(T, g, H // g, S, 1, 1, 1)
+        b_q, b_k = (weights * x.reshape(T, g, H // g, S, *x.shape[2:]) for x in (b_q, b_k))
+        found = torch.einsum("tgrjGRc,tjgaJGc->tGRJgra", b_q, v_k)
+        found = found + torch.einsum("tgrjJGc,tjgaGRc->tGRJgra", b_k, v_q)
+        by_values = (0.5 * scale) * found.reshape(T, self.n, H * width) * self.live[:, :, None]
+        size = _size(b_q) * _size(v_k) + _size(b_k) * _size(v_q) + _size(by_scores)
+        sizes = _size(self.weighted).square() * _size(self.A_q) * torch.linalg.vector_norm(self.grams.rows_k)
         return by_scores, by_values, scale * (size + sizes)
 
-    def _third(
-        self, c: Float[Tensor, "d n"], s: Float[Tensor, "H S"], K: Float[Tensor, "n n"], pairs: Tensor
-    ) -> list[Float[Tensor, "d d"]]:
+    def _third(self) -> list[Float[Tensor, "T d d"]]:
         """⅙ Σ c (b³ − 3b m₂) and ½ Σ s (b² − m₂) W_O A_vα, as cubic forms."""
+        K, s = self.K, self.s
         squares = _hadamard(K, K)
         cubic = _hadamard(K, image(_less_mean(s, 1.0, 3.0), squares)) / 36.0
-        return [image(c, cubic), self._by_values(image(_less_mean(s, 1.0, 1.0), squares) / 4.0, s, pairs)]
+        return [
+            image(self.columns, cubic),
+            self._by_values(image(_less_mean(s, 1.0, 1.0), squares) / 4.0),
+        ]
 
-    def _fourth(
-        self, c: Float[Tensor, "d n"], s: Float[Tensor, "H S"], K: Float[Tensor, "n n"], pairs: Tensor
-    ) -> list[Float[Tensor, "d d"]]:
+    def _fourth(self) -> list[Float[Tensor, "T d d"]]:
         """Σ c (b⁴/24 − b² m₂/4), Σ c b m₃/6, Σ s (b³/6 − b m₂/2) W_O A_vα and Σ s m₃/6 W_O A_vα, as quartic forms."""
+        K, s = self.K, self.s
         squares = _hadamard(K, K)
         cubes = image(_less_mean(s, 0.0, 1.0), _hadamard(K, squares)) / 36.0
         even = _hadamard(squares, image(_less_mean(s, 1.0 / 24.0, 0.25), squares))
         odd = _hadamard(K, image(_less_mean(s, 1.0 / 6.0, 0.5), squares))
-        by_values = [self._by_values(form, s, pairs) for form in (odd, cubes)]
-        return [image(c, even), image(c, _hadamard(K, cubes)), *by_values]
+        alone = [image(self.columns, form) for form in (even, _hadamard(K, cubes))]
+        return alone + [self._by_values(form) for form in (odd, cubes)]
 
-    def _by_values(self, own: Float[Tensor, "n n"], s: Float[Tensor, "H S"], pairs: Tensor) -> Tensor:
+    def _by_values(self, own: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:
         """Σ s x W_O A_vα for polynomials x with these inner products."""
-        own = s.flatten()[:, None] * own * s.flatten()
-        size = frobenius(own) * torch.linalg.vector_norm(pairs)
-        form = raised(self._straight(own, pairs), product_error(4 * self.S**2 + 64, 2.0 * size))
-        return image(self.out, form)
+        own = self.weight[:, :, None] * own * self.weight[:, None]
+        size = frobenius(own) * _size(self.values)
+        return image(self.out, raised(self._straight(own), product_error(4 * self.S**2 + 64, 2.0 * size)))
 
-    def _straight(self, own: Float[Tensor, "n n"], pairs: Float[Tensor, "H H jl ce"]) -> Float[Tensor, "m m"]:
-        """Σ_jl own[hj, kl] pairs[hjc, kle]."""
-        H, S, width = self.H, self.S, self.c
-        weights = own.reshape(H, S, H, S).permute(0, 2, 1, 3).reshape(H, H, 1, S * S)
-        return (weights @ pairs).reshape(H, H, width, width).permute(0, 2, 1, 3).reshape(H * width, -1)
+    def _straight(self, own: Float[Tensor, "T n n"]) -> Float[Tensor, "T m m"]:
+        """Σ_jl own[hj, kl] values[hjc, kle]."""
+        T, S, g, r, c = self.T, self.S, self.v.heads, self.H // self.v.heads, self.c
+        weights = own.reshape(T, g, r, S, g, r, S).permute(0, 1, 4, 2, 5, 3, 6)
+        found = weights.reshape(T, g, g, r * r, S * S) @ self.values
+        found = found.reshape(T, g, g, r, r, c, c).permute(0, 1, 3, 5, 2, 4, 6)
+        return found.reshape(T, self.H * c, self.H * c)
 
-    def _products(self, K: Float[Tensor, "H H jl ce"], t: int) -> Float[Tensor, "n n"]:
+    def _by_keys(self, M: Float[Tensor, "T m m"]) -> Float[Tensor, "T n n"]:
+        """Σ_ce M[hc, ke] keys[hjc, kle]."""
+        T, S, g, r, c = self.T, self.S, self.k.heads, self.H // self.k.heads, self.c
+        blocks = M.reshape(T, g, r, c, g, r, c).permute(0, 1, 4, 2, 5, 3, 6)
+        found = blocks.reshape(T, g, g, r * r, c * c) @ self.keys.mT
+        found = found.reshape(T, g, g, r, r, S, S).permute(0, 1, 3, 5, 2, 4, 6)
+        return found.reshape(T, self.n, self.n)
+
+    def _products(self) -> Float[Tensor, "T n n"]:
         """The shape of scale (A_qα)·(A_kα), symmetrised."""
-        H, S, width = self.H, self.S, self.c
-        w = self.mix.weights[t]
-        A = self.mix.scores.q.A[t].flatten(0, 1) * w
-        own = raised(A @ A.T, JOINT * product_error(A.shape[-1], frobenius(A).square()))
-        blocks = own.reshape(H, width, H, width).permute(0, 2, 1, 3).reshape(H, H, width * width)
-        straight = (K @ blocks[..., None]).reshape(H, H, S, S)
-        mixed = (
-            ((A * w) @ self.rows_k.T).reshape(H, width, S, -1, width).repeat_interleave(H // self.k.heads, 3)
-        )
-        mixed = mixed.permute(0, 3, 2, 1, 4)
-        crossed = torch.einsum("hklce,khjec->hkjl", mixed, mixed)
-        both = (0.5 * (straight + crossed)).permute(0, 2, 1, 3).reshape(H * S, H * S)
-        size = frobenius(own) * torch.linalg.vector_norm(K) + torch.linalg.vector_norm(mixed).square()
-        live = self.mix.mask[t].expand(H, S).flatten().to(both)
-        found = raised(both, product_error(4 * width**2, 2.0 * size)) * live[:, None] * live
-        return found * self.mix.scale**2
+        T, k, r, width = self.T, self.k.heads, self.H // self.k.heads, self.c
+        A = self.A_q * self.w
+        own = raised(A @ A.mT, JOINT * product_error(A.shape[-1], frobenius(A).square()))
+        mixed = ((A * self.w) @ self.grams.rows_k.T).reshape(T, k, r, width, self.S, k, width)
+        crossed = torch.einsum("tgrclGe,tGRejgc->tgrjGRl", mixed, mixed).reshape(T, self.n, self.n)
+        both = 0.5 * (self._by_keys(own) + crossed)
+        size = frobenius(own) * _size(self.keys) + _size(mixed).square()
+        found = raised(both, product_error(4 * width**2, 2.0 * size))
+        return found * (self.live[:, :, None] * self.live[:, None] * self.mix.scale**2)
 
-    def _cross(self, c: Float[Tensor, "d n"], K: Tensor, t: int) -> Float[Tensor, "d d"]:
+    def _cross(self) -> Float[Tensor, "T d d"]:
         """scale Σ c (δq·e_k + e_q·A_kα)."""
-        H, S = self.H, self.S
-        e_q = self._blocks(self.q, self.q.shape_e[t])
-        form = (K @ e_q[..., None]).reshape(H, H, S, S).permute(0, 2, 1, 3).reshape(H * S, H * S)
-        size = frobenius(self.q.shape_e[t]) * torch.linalg.vector_norm(K)
-        parts = [image(c, raised(form, product_error(self.c**2, size)))]
-        moved = self._blocks(self.q, self.q.shape[t])
-        columns = c.reshape(-1, H, S)
-        for j in range(S):
-            e_k = self._blocks(self.k, self.k.shape_e[j])
-            form = (moved * e_k).sum(-1)
-            size = frobenius(self.q.shape[t]) * frobenius(self.k.shape_e[j]) * H
-            parts.append(image(columns[:, :, j], raised(form, product_error(self.c**2, size))))
-        return total(parts) * self.mix.scale**2
+        T, t, S, H, k = self.T, self.tokens, self.S, self.H, self.k.heads
+        form = self._by_keys(self.q.shape_e[t])
+        size = frobenius(self.q.shape_e[t]) * _size(self.keys)
+        first = image(self.columns, raised(form, product_error(self.c**2, size)))
+        moved = self.q.shape[t].reshape(T, k, H // k, self.c, k, H // k, self.c)
+        e_k = self._split(self.k.shape_e, k)
+        forms = torch.einsum("tgrcGRe,jgcGe->tjgrGR", moved, e_k).reshape(T, S, H, H)
+        size = frobenius(self.q.shape[t])[:, None] * frobenius(self.k.shape_e) * H
+        forms = raised(forms, product_error(self.c**2, size))
+        columns = self.columns.reshape(T, -1, H, S).permute(0, 3, 1, 2)
+        whole = torch.cat((first[:, None], image(columns, forms)), 1)
+        return total_along(whole) * self.mix.scale**2
 
-    def _choose_values(self, squares: Float[Tensor, "H S"], shapes: Float[Tensor, "S g c c"]) -> Tensor:
+    def _choose_values(
+        self, squares: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
+    ) -> Float[Tensor, "T d d"]:
         """Σ x_hj W_O δ_hj with Σ x²/squares ≤ 1, or Σ |x|/√squares ≤ 1."""
-        shared = shapes.repeat_interleave(self.H // shapes.shape[1], 1)
-        blocks = torch.einsum("hj,jhce->hce", squares, shared)
-        size = torch.einsum("hj,jh->h", squares, frobenius(shared))
-        return image(self.out, torch.block_diag(*raised(blocks, gamma(self.S + 8) * size)))
+        g = shapes.shape[1]
+        grouped = squares.reshape(self.T, g, self.H // g, self.S)
+        blocks = torch.einsum("tgrj,jgce->tgrce", grouped, shapes).flatten(1, 2)
+        size = torch.einsum("tgrj,jg->tgr", grouped, frobenius(shapes)).flatten(1)
+        blocks = raised(blocks, gamma(self.S + 8) * size)
+        found = torch.einsum("dhc,thce->tdhe", self.mix.out, blocks).flatten(2) @ self.out.T
+        size = 2.0 * frobenius(self.out).square() * _size(blocks)
+        return raised(found, product_error(2 * sum(self.out.shape), size))
 
-    def _sum_values(self, X: Float[Tensor, "H S"], shapes: Float[Tensor, "S g c c"]) -> Tensor:
+    def _sum_values(
+        self, X: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
+    ) -> Float[Tensor, "T d d"]:
         """Σ x_hj W_O δ_hj with |x_hj| ≤ X_hj."""
-        shared = shapes.repeat_interleave(self.H // shapes.shape[1], 1)
-        sizes = X * trace(shared).T.sqrt() * self.mix.out_size[:, None]
-        c = weights_of_sum(sizes.flatten()).reshape(X.shape)
+        sizes = trace(shapes).T.sqrt().repeat_interleave(self.H // shapes.shape[1], 0)
+        sizes = X * sizes * self.mix.out_size[:, None]
+        c = weights_of_sum(sizes.flatten(1)).reshape(X.shape)
         return self._choose_values(grow(X.square() * c), shapes)
 
 
-def _hadamard(M: Float[Tensor, "n n"], K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+@dataclass(eq=False)
+class Grams:
+    """Inner products of the linear parts of keys and values, group by group of factors."""
+
+    mix: MixSite
+    shared_k: int
+    shared_v: int
+
+    def __post_init__(self) -> None:
+        self.groups = [self.mix.factors.group == g for g in range(self.mix.factors.count)]
+        self.first = torch.stack([own.to(torch.int8).argmax() for own in self.groups])
+        self.rows_k = self.mix.scores.k.A[:, :: self.shared_k].flatten(0, 2)
+        self.rows_v = self.mix.v.A[:, :: self.shared_v].flatten(0, 2)
+
+    @classmethod
+    def of(cls, mix: MixSite, k: Value, v: Value) -> Grams:
+        """With every shared head once."""
+        H = mix.z.shape[1]
+        return cls(mix, H // k.heads, H // v.heads)
+
+    @cached_property
+    def keys(self) -> Float[Tensor, "G n n"]:
+        """A_kA_kᵀ."""
+        return torch.stack([_live_gram(self.rows_k[:, own]) for own in self.groups])
+
+    @cached_property
+    def values(self) -> Float[Tensor, "G n n"]:
+        """A_vA_vᵀ."""
+        return torch.stack([_live_gram(self.rows_v[:, own]) for own in self.groups])
+
+    @cached_property
+    def cross(self) -> Float[Tensor, "G n m"]:
+        """A_vA_kᵀ."""
+        return torch.stack([self.rows_v[:, own] @ self.rows_k[:, own].T for own in self.groups])
+
+
+def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
+    """The Frobenius norm of everything that belongs to a token."""
+    return grow(torch.linalg.vector_norm(x.flatten(1), dim=1))
+
+
+def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
+    """Of two shapes of the same, the one with the lesser trace, token by token."""
+    return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
+
+
+def _hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
     return raised(M * K, gamma(8) * frobenius(M) * frobenius(K))
 
 
-def _less_mean(s: Float[Tensor, "H S"], own: float, mean: float) -> Float[Tensor, "n n"]:
-    """own x − mean Σ s x, head by head, as a matrix."""
-    eye = torch.eye(s.shape[1]).to(s)
-    made: Tensor = torch.block_diag(*(own * eye - mean * row.expand(len(row), -1) for row in s))
-    return made
+def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tensor, "T n n"]:
+    """own x − mean Σ s x, head by head, as matrices."""
+    T, H, S = s.shape
+    made = s.new_zeros(T, H, S, H, S)
+    blocks = own * torch.eye(S).to(s) - mean * s[:, :, None, :].expand(-1, -1, S, -1)
+    made.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
+    return made.reshape(T, H * S, H * S)
 
 
 def _live_gram(X: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:

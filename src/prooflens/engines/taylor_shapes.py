@@ -61,17 +61,17 @@ def ball(radius: Float[Tensor, "*b"], n: int) -> Float[Tensor, "*b n n"]:
     return torch.diag_embed(square[..., None].expand(*radius.shape, n))
 
 
-def box(columns: Float[Tensor, "m n"], X: Float[Tensor, " n"]) -> Float[Tensor, "m m"]:
+def box(columns: Float[Tensor, "*b m n"], X: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
     """{Σ_n x_n columns_n : |x_n| ≤ X_n}."""
-    each = grow(X * torch.linalg.vector_norm(columns, dim=0))
+    each = grow(X * torch.linalg.vector_norm(columns, dim=-2))
     return spread(columns, X.square() * weights_of_sum(each))
 
 
-def spread(columns: Float[Tensor, "m n"], squares: Float[Tensor, " n"]) -> Float[Tensor, "m m"]:
+def spread(columns: Float[Tensor, "*b m n"], squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
     """Σ_n squares_n columns_n columns_nᵀ, raised."""
-    found = (columns * squares) @ columns.T
-    size = (columns.square().sum(0) * squares).sum()
-    return raised(found, product_error(2 * len(squares), 4.0 * size))
+    found = (columns * squares[..., None, :]) @ columns.mT
+    size = (columns.square().sum(-2) * squares).sum(-1)
+    return raised(found, product_error(2 * squares.shape[-1], 4.0 * size))
 
 
 def weights_of_sum(sizes: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
@@ -92,6 +92,16 @@ def total(shapes: Sequence[Float[Tensor, "*b n n"]]) -> Float[Tensor, "*b n n"]:
         found = found + c[..., i, None, None] * M
         size = size + c[..., i] * frobenius(M)
     return raised(found, gamma(4 * len(shapes) + 8) * size)
+
+
+def total_along(
+    shapes: Float[Tensor, "*b k n n"], c: Float[Tensor, "*b k"] | None = None
+) -> Float[Tensor, "*b n n"]:
+    """The shape of a sum of k members, one of each; by given weights with Σ 1/c ≤ 1, or those of least trace."""
+    c = weights_of_sum(trace(shapes).sqrt()) if c is None else c
+    found = torch.einsum("...k,...knm->...nm", c, shapes)
+    size = (c * frobenius(shapes)).sum(-1)
+    return raised(found, gamma(4 * shapes.shape[-3] + 8) * size)
 
 
 def support(M: Float[Tensor, "n n"], w: Float[Tensor, "*f n"]) -> Float[Tensor, "*f"]:

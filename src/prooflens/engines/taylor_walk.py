@@ -18,11 +18,11 @@ from torch import Tensor
 
 from prooflens.engines.taylor_attention import Heads, MixSite, ScoreSite
 from prooflens.engines.taylor_layernorm import NormSite
-from prooflens.engines.taylor_mixing import MixShape
+from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_network import NetworkSite, affine_noise
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
-from prooflens.engines.taylor_shapes import ball, image, support, total, trace
+from prooflens.engines.taylor_shapes import ball, image, support, total, total_along, trace
 from prooflens.engines.taylor_values import Factors, Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
@@ -223,22 +223,31 @@ class Walk:
         N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
         stretch = chain.root.stretch
         noise = (error + product_error(S * m, frobenius(A))) @ stretch
-        parts: list[list[Tensor]] = [[] for _ in tokens]
+        chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
+        parts: list[Tensor] = []
         for name in stream.sources | q.sources:
             shape = chain.shapes[name]
             A, error = mix.tangent(_by(q, name), _by(k, name), _by(v, name), _by(stream, name), tokens)
             noise = noise + error @ trace(shape).sqrt()
-            for t in range(T):
-                # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
-                parts[t].append(total(list(image(A[t], shape))))
+            # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
+            parts.append(torch.cat([total_along(image(A[some], shape)) for some in chunks]))
         noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
-        shapes = MixShape(mix, q, k, v)
-        missed = [shapes.parts(t) for t in tokens]
-        chain.mixed = torch.stack([total([second, *rest]) for second, rest in missed])
-        chain.beyond = torch.stack([total(rest) for _, rest in missed])
-        B = [total([*parts[t], chain.mixed[t], ball(grow(noise[t]), d)]) for t in range(T)]
+        grams = Grams.of(mix, k, v)
+        mixed, beyond = [], []
+        for some in chunks:
+            second, rest = MixShape(mix, q, k, v, [tokens[place] for place in some], grams).parts()
+            beyond.append(total(rest))
+            mixed.append(total([second, *rest]))
+        chain.mixed, chain.beyond = torch.cat(mixed), torch.cat(beyond)
+        B = total([*parts, chain.mixed, ball(grow(noise), d)])
         u = stream.u + names.output(mix.z)
-        return Root(u[tokens], N, torch.stack(B), chain.root.factors)
+        return Root(u[tokens], N, B, chain.root.factors)
+
+    def _tokens_at_once(self, mix: MixSite, d: int) -> int:
+        """How many query tokens fit into half of the memory while their ellipsoids are made."""
+        S, H, c = mix.z.shape
+        each = 8 * (8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * mix.rows.shape[-1])
+        return max(1, int(self.memory // (2 * each)))
 
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
         """What the rounding of queries, keys and values becomes at the next root.
@@ -348,7 +357,7 @@ class Walk:
             for place, u in roots.items():
                 t = chain.goes_on[place]
                 found = chain.mix.pull(u, t)
-                noise = length(u) * chain.mix.noise(t)
+                noise = length(u) * chain.mix.noise[t]
                 lost = lost + reading.mixing(chain, place, u) + noise[:, None]
                 seeds.setdefault(t, {})
                 _put(seeds[t], names.stream, u)
