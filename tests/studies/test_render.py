@@ -47,6 +47,7 @@ def test_a_table_keeps_proofs_estimates_and_attacks_apart() -> None:
     assert "| P10 | 0.1 | 0.2 | 7 |" in text
     assert "    prooflens reproduce layer0_all\n" in text
     assert "- A remark.\n" in text
+    assert "- Estimated to hold, and broken by the attack: ε = 0.1, Q1, `jacobian`: 1 of 39.\n" in text
     assert text.rstrip().endswith(
         "- The paper's 2 rates to our intervals: 1 inside them, 1 below them (such as ε = 0.1, Q1, `jacobian`: 10 %, "
         "ours 39 = 97.5 %).\n- The paper's 2 values to ours: 0 within a factor of two, 2 half as large or less "

@@ -77,8 +77,18 @@ def markdown(result: Result, pictures: str | None = None, level: int = 2) -> str
         lines.append("")
         remarks = list(dict.fromkeys(f"- {row.label}: {row.note}." for row in held if row.note))
         lines += [*remarks, ""] if remarks else []
-    lines += [f"- {note}" for note in (*result.notes, *against_paper(result))]
+    lines += [f"- {note}" for note in (*result.notes, *broken_estimates(result), *against_paper(result))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def broken_estimates(result: Result) -> list[str]:
+    """How many of the claims that are estimated to hold an attack breaks."""
+    broken = [
+        f"{row.group}, {row.label}, `{row.engine}`: {row.false} of {row.estimated:g}"
+        for row in result.rows
+        if row.false
+    ]
+    return [f"Estimated to hold, and broken by the attack: {'; '.join(broken)}."] if broken else []
 
 
 def against_paper(result: Result) -> list[str]:
