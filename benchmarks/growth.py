@@ -25,6 +25,7 @@ from prooflens.engines import Problem, forms_of
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.taylor import Taylor
+from prooflens.memory import keep_freed
 from prooflens.queries import parse_query
 
 TEXT = (
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the lines to this file, and go on where it ends")
     parser.add_argument("--plot", type=Path, help="draw the rows of --json there")
     options = parser.parse_args()
+    keep_freed()
     if options.model is not None:
         for line in lines(options):
             tell(line, options.json)

@@ -28,6 +28,7 @@ from prooflens.engines.base import Tail
 from prooflens.engines.hidden import HiddenBounds
 from prooflens.engines.taylor import Taylor
 from prooflens.engines.vocabulary import bound_outputs, is_tail
+from prooflens.memory import keep_freed
 from prooflens.output import Names, winner_of
 from prooflens.queries import Argmax, Claim
 from thresholds import FAR, largest
@@ -265,6 +266,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no prompt after so many")
     parser.add_argument("--json", type=Path, help="append the lines to this file, and go on where it ends")
     options = parser.parse_args()
+    keep_freed()
     for line in lines(options):
         tell(line, options.json)
 

@@ -31,6 +31,7 @@ from prooflens.engines.attack import BUDGETS, Attack, Budget, attack_claims
 from prooflens.engines.functionals import bound_functionals
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.jacobian import Jacobian
+from prooflens.memory import keep_freed
 from prooflens.models.prompt import Prompt
 from prooflens.queries import Argmax, Claim
 from prooflens.statistics import Rate
@@ -365,6 +366,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where minilm and smollm2 run")
     parser.add_argument("--json", type=Path, help="write the tables there as well")
     given = parser.parse_args()
+    keep_freed()
     engines = tuple(name for name in given.engine or USUAL if name in engine_names())
     effort = Effort(
         given.quick, engines, tuple(given.eps or ()), given.samples, tuple(given.layers or ()), given.device

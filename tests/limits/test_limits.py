@@ -1,5 +1,6 @@
 """What a machine may lack: memory, disk space, the right to write, a GPU, a network; and a user who stops it."""
 
+import ctypes
 import errno
 import os
 import resource
@@ -18,7 +19,7 @@ from prooflens.certificate.store import write_atomically
 from prooflens.certify import certify, chunks, halves, least_memory
 from prooflens.engines import Problem
 from prooflens.errors import EngineError, ModelError, PromptError, RunError
-from prooflens.memory import available, is_shortage, parse_memory, written
+from prooflens.memory import KEPT, available, is_shortage, parse_memory, written
 from prooflens.models.pull import pull
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are Linux'")
@@ -118,6 +119,33 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
         halves([3], MemoryError())
     with pytest.raises(RuntimeError, match="another"):
         halves([3, 4], RuntimeError("another"))
+
+
+FAULTS = """
+import resource, sys, torch
+from prooflens.memory import keep_freed
+if sys.argv[1] == "keep":
+    keep_freed()
+held = torch.ones(1024, 1024, dtype=torch.float64)
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        (held + 1.0) * (held - 1.0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt") or (available() or 0) < 16 * KEPT,
+    reason="needs glibc and 8 GiB",
+)
+def test_freed_matrices_are_used_again() -> None:
+    faults = {}
+    for way in ("keep", "leave"):
+        done = subprocess.run([sys.executable, "-c", FAULTS, way], capture_output=True, text=True, check=True)
+        faults[way] = int(done.stdout)
+    assert faults["keep"] <= 50
+    assert faults["keep"] <= faults["leave"]
 
 
 def test_chunks_shrink_with_memory() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.errors import PromptError
-from prooflens.memory import cap, parse_memory
+from prooflens.memory import cap, keep_freed, parse_memory
 
 if TYPE_CHECKING:
     from prooflens.certify import Question
@@ -52,7 +52,9 @@ def settings_of(options: dict[str, Any], engine: str) -> Settings:
 def capped(text: str | None) -> int | None:
     """The bytes of `--memory`; from here on, with the model loaded, this process cannot take more."""
     size = parse_memory(text)
-    if size is not None:
+    if size is None:
+        keep_freed()
+    else:
         import pyarrow as pa
 
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use

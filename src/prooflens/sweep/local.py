@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from prooflens.memory import keep_freed
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
 from prooflens.sweep.work import Report, perform
@@ -129,6 +130,7 @@ def _serve(pipe: Connection, path: Path, threads: int) -> None:
     )  # Ctrl-C reaches the whole group: the driver ends its workers
     threading.Thread(target=_end_with_driver, daemon=True).start()
     torch.set_num_threads(threads)
+    keep_freed()
     store = SweepStore(path)
     with suppress(EOFError, OSError):
         while True:
