@@ -67,14 +67,13 @@ def gaps(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -> list
     if function == "relu":
         return found
     terms = [part / math.factorial(k) for k, part in enumerate(known, 1)]
-    worst = [torch.zeros_like(b) for _ in found]
-    start = ACTIVATIONS[function](x)
-    for place in torch.linspace(-1.0, 1.0, 2 * GRID + 1).tolist():
-        u = place * b
-        gap = ACTIVATIONS[function](x + u) - start
-        for k, term in enumerate(terms):
-            gap = gap - term * u ** (k + 1)
-            worst[k] = torch.maximum(worst[k], gap.abs())
+    places = torch.linspace(-1.0, 1.0, 2 * GRID + 1).to(b)
+    u = places.reshape(-1, *(1 for _ in b.shape)) * b
+    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x)
+    worst = []
+    for k, term in enumerate(terms, 1):
+        gap = gap - term * u**k
+        worst.append(gap.abs().amax(0))
     slack = 2.0**-44 * (1.0 + x.abs() + b) * (1.0 + b) ** 4
     step = 0.51 / GRID
     finer = [w + step * (k + 1) * f + slack for k, (w, f) in enumerate(zip(worst, found, strict=True), 1)]

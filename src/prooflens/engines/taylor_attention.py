@@ -202,16 +202,15 @@ class MixSite:
         """∂(next root)_t/∂(something of token t′) from the Jacobians of q, k, v and the stream by it; its rounding."""
         S, H, c = self.z.shape
         Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
-        made = stream.new_zeros(len(tokens), S, stream.shape[1], stream.shape[2])
-        pulled = self.s[..., None] * self.spread
-        for place, t in enumerate(tokens):
-            beta = self.scale * torch.einsum("jhcd,hc->hjd", Jk, self.scores.q.u[t])
-            alpha = self.scale * torch.einsum("hcd,hjc->hjd", Jq[t], self.keys[:, t])
-            inner = torch.einsum("hj,jhcd->jhcd", self.s[:, t], Jv)
-            inner = inner + torch.einsum("hjc,hjd->jhcd", pulled[:, t], beta)
-            inner[t] += torch.einsum("hjc,hjd->hcd", pulled[:, t], alpha)
-            made[place] = self.out.flatten(1) @ inner.flatten(1, 2)
-            made[place, t] += stream[t]
+        chosen = torch.arange(len(tokens))
+        pulled = (self.s[..., None] * self.spread)[:, tokens]
+        beta = self.scale * torch.einsum("jhcd,thc->thjd", Jk, self.scores.q.u[tokens])
+        alpha = self.scale * torch.einsum("thcd,htjc->thjd", Jq[tokens], self.keys[:, tokens])
+        inner = torch.einsum("htj,jhcd->tjhcd", self.s[:, tokens], Jv)
+        inner = inner + torch.einsum("htjc,thjd->tjhcd", pulled, beta)
+        inner[chosen, tokens] += torch.einsum("htjc,thjd->thcd", pulled, alpha)
+        made = self.out.flatten(1) @ inner.flatten(2, 3)
+        made[chosen, tokens] += stream[tokens]
         values, keys, queries = self.v.n.amax(), self.scores.k.n.amax(), self.scores.q.n.amax()
         head = frobenius(v) + 2.0 * values * self.scale * (queries * frobenius(k) * H**0.5)
         size = (self.out_size.square().sum().sqrt() * head).expand(S, -1).clone()

@@ -15,6 +15,7 @@ Rounding of the computed output and of the computed covector is added where it h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, gaps
 from prooflens.engines.taylor_norms import (
+    CHUNK,
     frobenius,
     grow,
     length,
@@ -32,7 +34,7 @@ from prooflens.engines.taylor_norms import (
     top_eigenvalue,
 )
 from prooflens.engines.taylor_segments import Network
-from prooflens.engines.taylor_shapes import ball, box, image, raised, support, total
+from prooflens.engines.taylor_shapes import ball, box, image, raised, support, supports_of, total
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
@@ -42,9 +44,9 @@ from prooflens.numerics.rounding import UNIT_ROUNDOFF
 class Quarters(NamedTuple):
     """Inner products of the gate's pre-activations g, of what they gate, u, and of g with u."""
 
-    g: Float[Tensor, "n n"]
-    u: Float[Tensor, "n n"]
-    both: Float[Tensor, "n n"]
+    g: Float[Tensor, "T n n"]
+    u: Float[Tensor, "T n n"]
+    both: Float[Tensor, "T n n"]
 
 
 @dataclass(eq=False)
@@ -86,19 +88,16 @@ class NetworkSite:
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
         """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
         y, W = self.source, affine.weight
+        half, N = y.root.half, y.root.N
         h = torch.nn.functional.linear(y.u, W, affine.bias)
-        far = torch.stack([self._range(W, t) for t in range(len(h))])
+        joint, apart = (supports_of(M, W) for M in (y.shape, y.shape_e))
+        size = length(W) * (frobenius(y.J) * frobenius(N) * length(half))[:, None]
+        exact = torch.stack([(row @ part).abs() @ half for row, part in zip(W @ y.J, N, strict=True)])
+        exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
+        far = torch.minimum(joint, grow(exact + apart))
         size = length(W) * y.size[:, None] + h.abs()
         size = size if affine.bias is None else size + affine.bias.abs()
         return h, grow(far + gamma(W.shape[1] + 16) * size)
-
-    def _range(self, W: Float[Tensor, "n d"], t: int) -> Float[Tensor, " n"]:
-        y = self.source
-        half, N = y.root.half, y.root.N[t]
-        joint = support(y.shape[t], W)
-        size = length(W) * (frobenius(y.J[t]) * frobenius(N) * length(half))
-        exact = ((W @ y.J[t]) @ N).abs() @ half + gamma(2 * sum(N.shape) + W.shape[1] + 64) * size
-        return torch.minimum(joint, grow(exact + support(y.shape_e[t], W)))
 
     @cached_property
     def down(self) -> Tensor:
@@ -123,17 +122,24 @@ class NetworkSite:
     @cached_property
     def shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of the remainder, rounding included."""
-        return torch.stack([self._shape(t, whole=True) for t in range(len(self.h))])
+        return torch.cat([self._shape(some, whole=True) for some in self._chunks()])
 
     @cached_property
     def rest_shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
-        return torch.stack([self._shape(t, whole=False) for t in range(len(self.h))])
+        return torch.cat([self._shape(some, whole=False) for some in self._chunks()])
 
-    def _shape(self, t: int, whole: bool) -> Float[Tensor, "o o"]:
+    def _chunks(self) -> Sequence[Tensor]:
+        """So many tokens at a time that their matrices of neurons fit."""
+        n = self.h.shape[1] * (1 if self.step.gate is None else 2)
+        room = 8 * CHUNK if self.h.is_cuda else CHUNK // 4
+        found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
+        return found
+
+    def _shape(self, t: Int[Tensor, " T"], whole: bool) -> Float[Tensor, "T o o"]:
         step, b = self.step, self.b[t]
         first, second, third, fourth = (x[t] for x in (self.first, self.second, self.third, self.fourth))
-        W, U = step.bent.weight, self.source.shape[t]
+        source, W, U = self.source, step.bent.weight, self.source.shape[t]
         slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
         order = self.order[t]
         third, fourth = third * (order >= 3), fourth * (order >= 4)
@@ -145,7 +151,7 @@ class NetworkSite:
             if whole:
                 terms.append([_weighted(K * K, 0.5 * second)])
             else:
-                A, B = image(W, self.source.shape_a[t]), image(W, self.source.shape_e[t])
+                A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
                 terms += [[_weighted(A * B, second)], [_weighted(B * B, 0.5 * second)]]
             rest = rest + self.kink[t]
         else:
@@ -161,24 +167,25 @@ class NetworkSite:
             if whole:
                 terms.append(_gated_terms(*both, a, c, 2))
             else:
-                x, e = (_quarters(image(maps, M[t])) for M in (self.source.shape_a, self.source.shape_e))
+                x, e = (_quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
                 terms += [_gated_cross(x, e, a, c), _gated_terms(*e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
                 self._gap(order - 1, t) + self.kink[t] + slack + DERIVATIVE_ERROR
             )
         parts = [self._down_image(some) for some in terms]
-        noise = product_error(2 * W.shape[1], frobenius(self.jacobian[t]) * self.source.stretch[t])
-        noise = noise + frobenius(self.jacobian[t]) * self.source.noise[t] + self._centre_noise(t)
+        J = frobenius(self.jacobian[t])
+        noise = product_error(2 * W.shape[1], J * source.stretch[t]) + J * source.noise[t]
+        noise = noise + self._centre_noise[t]
         return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
 
-    def _gap(self, order: Int[Tensor, " n"], t: int) -> Float[Tensor, " n"]:
+    def _gap(self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]) -> Float[Tensor, "T n"]:
         """What an expansion of each neuron up to its order leaves."""
         return self.gaps[:, t].gather(0, order[None] - 1)[0]
 
-    def _down_image(self, terms: list[Float[Tensor, "n n"]]) -> Float[Tensor, "o o"]:
+    def _down_image(self, terms: list[Float[Tensor, "T n n"]]) -> Float[Tensor, "T o o"]:
         """W_d Σ terms W_dᵀ; the terms are products of a few numbers, which round by a few units of their size."""
         M = raised(
-            sum(terms[1:], terms[0]), gamma(64) * torch.stack([frobenius(term) for term in terms]).sum()
+            sum(terms[1:], terms[0]), gamma(64) * torch.stack([frobenius(term) for term in terms]).sum(0)
         )
         return M if self.step.down is None else image(self.step.down.weight, M)
 
@@ -271,10 +278,11 @@ class NetworkSite:
         """Rounding of the output at the centre and of the covector, seen over the region."""
         a = v @ self.down
         a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
-        found = length(v) * self._centre_noise(t)
+        found = length(v) * self._centre_noise[t]
         return grow(found + DERIVATIVE_ERROR * ((a.abs() + a_noise) @ self.sway[t]))
 
-    def _centre_noise(self, t: int) -> Tensor:
+    @cached_property
+    def _centre_noise(self) -> Float[Tensor, " S"]:
         """The part of `noise` that is the same for all covectors of length 1.
 
         Every product is a sum of at most n terms, and fewer than eight stand between the input and the output or the
@@ -282,18 +290,18 @@ class NetworkSite:
         """
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
-        moved = y.size[t] + y.stretch[t]
+        moved = (y.size + y.stretch)[:, None]
         size = 1.0 + length(step.bent.weight) * moved
         if step.bent.bias is not None:
             size = size + step.bent.bias.abs()
         # φ′ + φ″b + φ‴b²/2 + φ⁗b³/6: how strongly the remainder's terms read an error of the pre-activation.
-        slope = 1.2 * (1.0 + self.b[t]) ** 3
+        slope = 1.2 * (1.0 + self.b) ** 3
         if step.gate is not None:
             size = size + length(step.up.weight) * moved
             if step.up.bias is not None:
                 size = size + step.up.bias.abs()
-            slope = slope * (1.0 + self.other[t].abs() + self.b_other[t]) + self.post[t].abs()
-        reached = length(self.down.abs() @ grow((1.0 + slope) * size))
+            slope = slope * (1.0 + self.other.abs() + self.b_other) + self.post.abs()
+        reached = length(grow((1.0 + slope) * size) @ self.down.abs().T)
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
         return grow(gamma(8 * n) * (8.0 * reached + bias))
 
@@ -305,10 +313,10 @@ def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: i
     form, one meets u.
     """
     power = K ** (order - 2)
-    cross = a[:, None] * (power * K * X) * c
+    cross = a[..., :, None] * (power * K * X) * c[..., None, :]
     straight = _weighted(power * K * M / order, c)
-    turned = _weighted(power * X * X.T * ((order - 1) / order), c)
-    return [_weighted(power * K * K, a), straight, turned, cross, cross.T]
+    turned = _weighted(power * X * X.mT * ((order - 1) / order), c)
+    return [_weighted(power * K * K, a), straight, turned, cross, cross.mT]
 
 
 def _gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
@@ -317,19 +325,19 @@ def _gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]
     It is x_g(2a e_g + c e_u) + x_u(c e_g): products of the inner products of x with those of its partners.
     """
     (K, M, X), (L, R, Y) = A, B
-    mixed = 2.0 * a[:, None] * Y * c
-    first = [4.0 * _weighted(L, a), mixed, mixed.T, _weighted(R, c)]
-    turned = 2.0 * a[:, None] * L * c + _weighted(Y.T, c)
-    return [*(K * term for term in first), X * turned, (X * turned).T, M * _weighted(L, c)]
+    mixed = 2.0 * a[..., :, None] * Y * c[..., None, :]
+    first = [4.0 * _weighted(L, a), mixed, mixed.mT, _weighted(R, c)]
+    turned = 2.0 * a[..., :, None] * L * c[..., None, :] + _weighted(Y.mT, c)
+    return [*(K * term for term in first), X * turned, (X * turned).mT, M * _weighted(L, c)]
 
 
-def _quarters(M: Float[Tensor, "2n 2n"]) -> Quarters:
-    n = len(M) // 2
-    return Quarters(M[:n, :n], M[n:, n:], M[:n, n:])
+def _quarters(M: Float[Tensor, "T 2n 2n"]) -> Quarters:
+    n = M.shape[-1] // 2
+    return Quarters(M[:, :n, :n], M[:, n:, n:], M[:, :n, n:])
 
 
-def _weighted(M: Float[Tensor, "n n"], w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
-    return w[:, None] * M * w
+def _weighted(M: Float[Tensor, "T n n"], w: Float[Tensor, "T n"]) -> Float[Tensor, "T n n"]:
+    return w[..., :, None] * M * w[..., None, :]
 
 
 def gram(

@@ -110,6 +110,13 @@ def support(M: Float[Tensor, "n n"], w: Float[Tensor, "*f n"]) -> Float[Tensor, 
     return grow((square + product_error(2 * w.shape[-1], length(w).square() * frobenius(M))).sqrt())
 
 
+def supports_of(M: Float[Tensor, "*b n n"], w: Float[Tensor, "f n"]) -> Float[Tensor, "*b f"]:
+    """√(wᵀMw) of every matrix with every covector."""
+    square = ((w @ M) * w).sum(-1).clamp(min=0.0)
+    size = length(w).square() * frobenius(M)[..., None]
+    return grow((square + product_error(2 * w.shape[-1], size)).sqrt())
+
+
 def supports(M: Float[Tensor, "*b n n"], w: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """√(wᵀMw) with a matrix of its own for each covector."""
     square = ((M @ w[..., None])[..., 0] * w).sum(-1).clamp(min=0.0)
