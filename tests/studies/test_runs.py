@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from prooflens.models import load
-from prooflens.studies import Result, base, neighbourhoods, pretrained, pruning, widths
+from prooflens.studies import (
+    Result,
+    Settings,
+    base,
+    get_study,
+    neighbourhoods,
+    pretrained,
+    pruning,
+    widths,
+)
 from prooflens.studies.base import COUNT
 from prooflens.studies.prompts import paraphrase_sets
 from prooflens.studies.render import save
@@ -127,7 +136,8 @@ def test_headlines_are_read_where_they_are_kept(
     monkeypatch.setattr(base, "_RESULTS", {})
     assert len(run("main_results", kept=tmp_path).rows) == 4, "what is kept was not quick, so it is run"
     save(replace(held, rows=[row for row in held.rows if row.engine == "cpz"]), tmp_path)
-    again = run("main_results", samples=2, kept=tmp_path)
+    monkeypatch.setattr(base, "_RESULTS", {})
+    again = get_study("main_results")(Settings(kept=tmp_path))
     assert [(row.label, row.n) for row in again.rows] == [("ε = 0.02, Q1", 8)]
     assert again.notes[0] == f"layer 0: `{held.command}`."
 

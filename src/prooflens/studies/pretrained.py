@@ -255,9 +255,9 @@ def main_results(settings: Settings, sheet: Sheet) -> None:
 
 
 def _kept(settings: Settings, name: str) -> Result | None:
-    """The result of a study that is kept already, and was as quick as this one is to be."""
+    """The result of a study that is kept already; a quick study does not read a full one."""
     path = None if settings.kept is None else settings.kept / "data" / f"{name}.json"
     if path is None or not path.is_file() or settings.model is not None:
         return None
     result = read_one(path)
-    return result if result.quick == settings.quick else None
+    return None if settings.quick and not result.quick else result
