@@ -228,13 +228,13 @@ def gpt2_medium(settings: Settings, sheet: Sheet) -> None:
 HEADLINES = {
     "synthetic, layer 0": ("layer0_all", "ε = 0.02", "Q1"),
     "BERT-tiny, layer 1": ("bert_layer1", "ε = 0.002", "Q1"),
-    "d = 768, layer 0": ("gpt2", "ε = 0.001", "Q1"),
-    "d = 768, layer 1": ("gpt2_layer1", "ε = ", "Q1"),
-    "another family, layer 1": ("gpt2_medium", "ε = ", "Q1"),
+    "GPT-2 small, layer 0": ("gpt2", "ε = 0.001", "Q1"),
+    "GPT-2 small, layer 1": ("gpt2_layer1", "ε = ", "Q1"),
+    "GPT-2 medium, layer 1": ("gpt2_medium", "ε = ", "Q1"),
     "BERT-tiny, class": ("output_verification", "ε = 0.002", "class"),
-    "next token, full vocabulary": ("output_verification_gpt2", "ε = ", "next token"),
+    "GPT-2 small, next token": ("output_verification_gpt2", "ε = ", "next token"),
 }
-"""Tab. `main_results`: study, part of its group, label."""
+"""Tab. `main_results`: the paper's setting, and our study of it, part of its group, label."""
 
 
 @study(
