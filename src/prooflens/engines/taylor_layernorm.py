@@ -72,13 +72,17 @@ class NormSite:
         return torch.zeros(()).to(self.m) if bias is None else gamma(8) * length(bias)
 
     @cached_property
+    def centring(self) -> Float[Tensor, "d d"]:
+        """P."""
+        eye = torch.eye(self.d).to(self.m)
+        return eye - 1.0 / self.d if self.step.centred else eye
+
+    @cached_property
     def jacobian(self) -> Float[Tensor, "S d d"]:
         """The Jacobian of the output by the input."""
-        eye = torch.eye(self.d).to(self.m)
-        moved = eye - 1.0 / self.d if self.step.centred else eye
         along = self.m / (self.d * self.sigma.square())[:, None]
         scale = self.gain[:, None] / self.sigma[:, None, None]
-        made: Tensor = (moved - self.m[:, :, None] * along[:, None, :]) * scale
+        made: Tensor = (self.centring - self.m[:, :, None] * along[:, None, :]) * scale
         return made
 
     @cached_property
@@ -105,8 +109,7 @@ class NormSite:
         slope = grow(torch.maximum(bottom**-0.5 - 1.0 + 2.0**-45, 0.5 * (l_a + l_e + kappa)))
         least = self.sigma * (1.0 - 2.0**-40)
         U, d = self.source.shape, self.d
-        eye = torch.eye(d).to(self.m)
-        gained = self.gain[:, None] * (eye - 1.0 / d if self.step.centred else eye)
+        gained = self.gain[:, None] * self.centring
         V = image(gained.expand_as(U), U)
         # ℓ ⊗ Pu, symmetrised: half of |ℓ|²V and half of what it has along ℓ.
         m = self.m * (2.0 / (d * least.square()))[:, None]
@@ -132,7 +135,8 @@ class NormSite:
     def inner(self) -> Float[Tensor, " S"]:
         """sup |Aα·Pe|: one eigenvalue per token."""
         shape_a = self.source.shape_a
-        return bilinear(shape_a, half(shape_a), self.source.shape_e)
+        moved = image(self.centring.expand_as(shape_a), shape_a)
+        return bilinear(moved, half(moved), self.source.shape_e)
 
     def pull(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """The covector at the input."""

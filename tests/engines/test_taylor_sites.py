@@ -1,0 +1,111 @@
+"""Norms and networks of `taylor` one by one, where their input moves in few directions.
+
+In a model shapes have many half-axes, and what one term leaves out hides behind the slack of the others. Here the
+linear part and e are segments or planar, so every term is nearly attained, and each site's ellipsoid, its bound of a
+covector and what it leaves beyond its second order are asked alone.
+"""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from prooflens.engines.taylor_layernorm import NormSite
+from prooflens.engines.taylor_network import NetworkSite
+from prooflens.engines.taylor_segments import Network
+from prooflens.engines.taylor_values import Factors, Root, Value
+from prooflens.models.architecture import Activation
+from prooflens.models.sites import ACTIVATIONS, Affine, Norm
+from tests.engines.support import outside
+
+SLACK = 1e-14
+SIZES = [(0.3, 0.003), (0.003, 0.3), (0.1, 0.1), (1.0, 1.0), (1e-3, 1e-4)]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def value_of(u: Tensor, a: Tensor, b: Tensor) -> Value:
+    """u + aα + e with |α_k| ≤ 1 and e = bη, ‖η‖ ≤ 1, for one token."""
+    p = a.shape[1]
+    factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
+    B = (b @ b.T)[None]
+    eye = torch.eye(len(u), dtype=torch.float64)[None]
+    return Value(
+        u[None], eye, Root(u[None], a[None], B, factors), {"r": eye}, {"r": B}, torch.zeros(1).double()
+    )
+
+
+def moves(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """aα at corners and inside, each with e at both ends of its half-axes and in between."""
+    corners = torch.tensor(list(itertools.product([-1.0, -0.4, 0.0, 1.0], repeat=a.shape[1]))).double()
+    angles = torch.linspace(0.0, 6.283185307179586, 17, dtype=torch.float64)[:-1]
+    circle = torch.stack((angles.cos(), angles.sin()), -1)[:, : b.shape[1]]
+    linear, e = corners @ a.T, circle @ b.T
+    return linear.repeat_interleave(len(e), 0), e.repeat(len(linear), 1)
+
+
+def assert_site_holds(site: NormSite | NetworkSite, linear: Tensor, rest: Tensor) -> None:
+    """r lies in the ellipsoid and below the bounds, and less its second order below what is left."""
+    assert outside(site.shape[0], rest) <= SLACK
+    u = site.source.u[0]
+    some = (
+        torch.cat((u[None], normal(1, 6, len(u))))
+        if isinstance(site, NormSite)
+        else normal(1, 6, rest.shape[1])
+    )
+    v = torch.cat((some, rest[:: max(1, len(rest) // 40)]))
+    v = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=1e-280)
+    far = rest @ v.T
+    limit = site.bound(v, 0)
+    assert bool((far.amax(0) <= limit[:, 0] + SLACK).all())
+    assert bool((-far.amin(0) <= limit[:, 1] + SLACK).all())
+    beyond = far - 0.5 * torch.einsum("ni,fij,nj->nf", linear, site.quadratic(v, 0)[0], linear)
+    assert bool((beyond.abs().amax(0) <= site.rest(v, 0) + SLACK).all())
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_norms(centred: bool, sizes: tuple[float, float]) -> None:
+    d = 6
+    for seed in range(12):
+        u, a, b = 2.0 * normal(seed, d), normal(seed + 50, d, 1), normal(seed + 100, d, 1 + seed % 2)
+        if seed % 3:
+            # Along u nothing moves, so that ‖Pu‖² is all there is.
+            m = (u - u.mean() if centred else u)[:, None]
+            a, b = (x - m * (m.T @ x) / (m.T @ m) for x in (a, b))
+        if seed % 3 == 2:
+            b = b - a * (a.T @ b) / (a.T @ a)
+        a, b = (size * x / torch.linalg.vector_norm(x) for size, x in zip(sizes, (a, b), strict=True))
+        step = Norm("n", ("r",), 1.0 + 0.3 * normal(seed + 150, d), normal(seed, d), 1e-5, centred)
+        site = NormSite(step, value_of(u, a, b))
+        linear, e = moves(a, b)
+        rest = step(u + linear + e) - step(u) - (linear + e) @ site.jacobian[0].T
+        assert_site_holds(site, linear, rest)
+
+
+@pytest.mark.parametrize("function", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_networks(function: Activation, gated: bool, sizes: tuple[float, float]) -> None:
+    d, n = 3, 4
+    for seed in range(6):
+        u, a, b = normal(seed, d), normal(seed + 50, d, 1), normal(seed + 100, d, 1 + seed % 2)
+        a, b = (size * x / torch.linalg.vector_norm(x) for size, x in zip(sizes, (a, b), strict=True))
+        up, gate = (
+            Affine("h", ("r",), normal(seed + k, n, d), normal(seed + k + 1, n), 1, (n,)) for k in (200, 300)
+        )
+        down = Affine("n", ("p",), normal(seed + 400, 5, n), normal(seed, 5), 1, (5,)) if seed % 2 else None
+        step = Network("n", "r", function, up, gate if gated else None, down)
+        site = NetworkSite(step, value_of(u, a, b))
+
+        def run(x: Tensor, step: Network = step) -> Tensor:
+            post = ACTIVATIONS[step.function](step.bent(x))
+            post = post if step.gate is None else post * step.up(x)
+            return post if step.down is None else step.down(post)
+
+        linear, e = moves(a, b)
+        rest = run(u + linear + e) - run(u) - (linear + e) @ site.jacobian[0].T
+        assert_site_holds(site, linear, rest)
