@@ -4,7 +4,7 @@ python benchmarks/blame.py MODEL --eps 0.0005 [--layer 1] [--text "…"] [--devi
 
 The functionals are top-1 margins of a layer or, without `--layer`, coordinates of what the model's head reads. Two
 readings: what the ellipsoids of each site say of the covectors (`ellipsoids`), and what is left once all second orders
-stand in one matrix (`beyond`). Means over the functionals of site / linear part, in the order of the model;
+stand in one matrix (`beyond`). Sums over the functionals, of site by linear part, in the order of the model;
 `charts.py FILE OUT.svg --key ellipsoids` draws them.
 """
 
@@ -39,8 +39,8 @@ class Ledger:
         return found
 
     def shares(self) -> dict[str, float]:
-        """Means of site / linear part."""
-        return {name: float((found / self.linear).mean()) for name, found in self.sites.items()}
+        """What sites added to all functionals, by all linear parts."""
+        return {name: float(found.sum() / self.linear.sum()) for name, found in self.sites.items()}
 
 
 class Deep(Supports):

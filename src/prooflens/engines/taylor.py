@@ -38,7 +38,7 @@ from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
 from prooflens.engines.taylor_values import Value
-from prooflens.engines.taylor_walk import Chain, Seeds, Walk
+from prooflens.engines.taylor_walk import Chain, Seeds, Walk, one_token
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
@@ -186,9 +186,8 @@ def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
     H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
     depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
     kept = depth if whole else min(depth, len(forms.layers))
-    shared = S * architecture.kv_heads * c
     chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
-    mixing = 2 * min(S + 1, p) * shared**2 + 5 * (S * H * c) ** 2 + 3 * (S * d) ** 2
+    mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
     work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
     return 8 * ((kept + 1) * chain + work)
 

@@ -81,16 +81,16 @@ class MixShape:
     @cached_property
     def keys(self) -> Float[Tensor, "T g g jl ce"]:
         """Inner products of keys as each token weighs factors, [(g, G), (j, l), (c, e)], raised."""
-        return self._pairs(self.k, self.grams.keys)
+        return self._pairs(self.k, self.grams.rows_k)
 
     @cached_property
     def values(self) -> Float[Tensor, "T g g jl ce"]:
         """The same of values."""
-        return self._pairs(self.v, self.grams.values)
+        return self._pairs(self.v, self.grams.rows_v)
 
-    def _pairs(self, value: Value, grams: Float[Tensor, "G n n"]) -> Float[Tensor, "T g g jl ce"]:
+    def _pairs(self, value: Value, rows: Float[Tensor, "n p"]) -> Float[Tensor, "T g g jl ce"]:
         S, g, c = self.S, value.heads, self.c
-        K = torch.einsum("gnm,tg->tnm", grams, self.squares)
+        K = self.grams.weighed(rows, rows, self.squares)
         K = raised(K, JOINT * product_error(self.w.shape[-1] + 64, trace(K)))
         K = K.reshape(-1, S, g, c, S, g, c).permute(0, 2, 5, 1, 4, 3, 6)
         return K.reshape(-1, g, g, S * S, c * c)
@@ -217,7 +217,7 @@ class MixShape:
         b_k = (self.weighted @ self.grams.rows_k.T).reshape(T, self.n, S, k, width)
         by_scores = torch.einsum("tngrc,tnjgc->tngrj", b_q, b_k).reshape(T, self.n, self.n)
         by_scores = (0.5 * scale) * by_scores * self.live[:, None]
-        v_k = torch.einsum("gnm,tg->tnm", self.grams.cross, self.squares)
+        v_k = self.grams.weighed(self.grams.rows_v, self.grams.rows_k, self.squares)
         v_k = v_k.reshape(T, S, g, width, S, k, width)
         v_q = self.grams.rows_v @ (self.A_q * self.w.square()).mT
         v_q = v_q.reshape(T, S, g, width, k, H // k, width)
@@ -324,7 +324,7 @@ class MixShape:
 
 @dataclass(eq=False)
 class Grams:
-    """Inner products of the linear parts of keys and values, group by group of factors."""
+    """The linear parts of keys and values, and their inner products, group by group of factors."""
 
     mix: MixSite
     shared_k: int
@@ -342,20 +342,19 @@ class Grams:
         H = mix.z.shape[1]
         return cls(mix, H // k.heads, H // v.heads)
 
-    @cached_property
-    def keys(self) -> Float[Tensor, "G n n"]:
-        """A_kA_kᵀ."""
-        return torch.stack([_live_gram(self.rows_k[:, own]) for own in self.groups])
-
-    @cached_property
-    def values(self) -> Float[Tensor, "G n n"]:
-        """A_vA_vᵀ."""
-        return torch.stack([_live_gram(self.rows_v[:, own]) for own in self.groups])
-
-    @cached_property
-    def cross(self) -> Float[Tensor, "G n m"]:
-        """A_vA_kᵀ."""
-        return torch.stack([self.rows_v[:, own] @ self.rows_k[:, own].T for own in self.groups])
+    def weighed(
+        self, left: Float[Tensor, "n p"], right: Float[Tensor, "m p"], squares: Float[Tensor, "T G"]
+    ) -> Float[Tensor, "T n m"]:
+        """left diag(w²) rightᵀ for weights that are the same within a group; each group is multiplied once."""
+        found = left.new_zeros(len(squares), len(left) * len(right))
+        for group, own in enumerate(self.groups):
+            # In the first layer most rows do not depend on a group and are 0.
+            kept = [X[:, own] for X in (left, right)]
+            rows, columns = ((X != 0).any(1).nonzero()[:, 0] for X in kept)
+            gram = left.new_zeros(len(left), len(right))
+            gram[rows[:, None], columns] = kept[0][rows] @ kept[1][columns].T
+            found.addr_(squares[:, group], gram.flatten())
+        return found.reshape(len(squares), len(left), len(right))
 
 
 def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
@@ -379,13 +378,3 @@ def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tens
     blocks = own * torch.eye(S).to(s) - mean * s[:, :, None, :].expand(-1, -1, S, -1)
     made.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
     return made.reshape(T, H * S, H * S)
-
-
-def _live_gram(X: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
-    """XXᵀ; in the first layer most rows do not depend on a group and are 0."""
-    live = (X != 0).any(1).nonzero()[:, 0]
-    if len(live) == len(X):
-        return X @ X.T
-    found = X.new_zeros(len(X), len(X))
-    found[live[:, None], live] = X[live] @ X[live].T
-    return found

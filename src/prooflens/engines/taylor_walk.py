@@ -246,8 +246,7 @@ class Walk:
     def _tokens_at_once(self, mix: MixSite, d: int) -> int:
         """How many query tokens fit into half of the memory while their ellipsoids are made."""
         S, H, c = mix.z.shape
-        each = 8 * (8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * mix.rows.shape[-1])
-        return max(1, int(self.memory // (2 * each)))
+        return max(1, int(self.memory // (16 * one_token(S, H, c, d, mix.rows.shape[-1]))))
 
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
         """What the rounding of queries, keys and values becomes at the next root.
@@ -405,6 +404,11 @@ class Walk:
                     _put(seeds, name, v)
         root = seeds[chain.segment.root]
         return root, grow(missed)
+
+
+def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
+    """About how many numbers are held for one query token while its ellipsoids are made."""
+    return 8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * p
 
 
 def _input(
