@@ -113,7 +113,7 @@ def test_failure_modes_need_a_clean_start() -> None:
         "0.0 keeps Q2 and loses Q1 (proved: Q1 1, Q2 9, Q3 5 of 10; an attack leaves: Q1 1, "
     )
     (text,) = failure_modes(clean, proved, {**proved, "Q1 of 0.0": 8}, 10)
-    assert text.startswith("no head"), "what is not proved is not lost"
+    assert text.startswith("there is no head"), "what is not proved is not lost"
 
 
 def test_and_is_never_more_than_its_heads(run: Run) -> None:
