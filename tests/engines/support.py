@@ -1,5 +1,7 @@
 """What engine tests share: small problems of every family, random forms, and a search for violations."""
 
+from unittest.mock import patch
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from prooflens.engines import FormBounds, Forms, Problem
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.taylor import Taylor
 from prooflens.engines.taylor_shapes import support
-from prooflens.engines.taylor_walk import Walk
+from prooflens.engines.taylor_walk import Chain, Walk
 from prooflens.models import Transformer
 from prooflens.queries import Row
 from tests.families import FAMILIES
@@ -89,12 +91,13 @@ def assert_contains(
     assert bool((values <= found.upper).all())
 
 
-def walk_of(problem: Problem) -> Walk:
-    """The walk of `taylor` up to the output."""
+def walk_of(problem: Problem, quick: bool = False) -> Walk:
+    """The walk of `taylor` up to the output, with nothing forgotten."""
     architecture = problem.model.architecture
     width = architecture.d_out or architecture.d_model
-    with torch.no_grad():
-        return Taylor().walk(problem, output_forms(torch.zeros(1, width, dtype=torch.float64)))
+    forms = output_forms(torch.zeros(1, width, dtype=torch.float64))
+    with torch.no_grad(), patch.object(Chain, "forget"):
+        return Taylor().walk(problem, forms, quick)
 
 
 def worst_covectors(M: Tensor, points: Tensor) -> Tensor:

@@ -121,6 +121,8 @@ class Forms:
     key: Int[Tensor, " N"]
     weight: Float[Tensor, " N"]
     logits: Float[Tensor, "F C"] | None = None
+    signs: bool = False
+    """Whether only the signs of the forms are asked for: an engine may then stop where they are decided."""
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Row, int, float]], size: int) -> Forms:
@@ -149,6 +151,7 @@ class Forms:
             self.key[kept],
             self.weight[kept],
             None if self.logits is None else self.logits[chosen],
+            self.signs,
         )
 
     def negated(self) -> Forms:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -50,6 +50,8 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
     curvature = _Curved.of(problem, [functionals[i] for i in curved]) if curved else None
     if curvature is not None:
         forms = _joined(forms, curvature.forms)
+    elif not any(functionals[i].constant for i in linear):
+        forms = replace(forms, signs=True)
     lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
     for i in fixed:
         lower[i] = upper[i] = functionals[i].constant

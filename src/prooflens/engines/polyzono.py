@@ -15,7 +15,7 @@ what is propagated, `polyzono_steps` what each step does, `polyzono_forms` how s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -204,8 +204,8 @@ def _sum_down(x: Tensor, y: Tensor) -> Tensor:
 
 def _of_layer(forms: Forms, layer: int) -> Forms:
     here = forms.layer == layer
-    parts = (t[here] for t in (forms.index, forms.layer, forms.head, forms.position, forms.key, forms.weight))
-    return Forms(forms.size, *parts)
+    names = ("index", "layer", "head", "position", "key", "weight")
+    return replace(forms, logits=None, **{name: getattr(forms, name)[here] for name in names})
 
 
 def _touched(forms: Forms) -> Tensor:

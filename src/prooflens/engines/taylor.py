@@ -27,18 +27,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
+from prooflens.engines.taylor_chain import Chain, Seeds
 from prooflens.engines.taylor_hessian import HOPE, Beyond, Hessian, hessian_batch
 from prooflens.engines.taylor_norms import grow, length
 from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
 from prooflens.engines.taylor_values import Value
-from prooflens.engines.taylor_walk import Chain, Seeds, Walk, one_token
+from prooflens.engines.taylor_walk import Walk, one_token
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
@@ -85,11 +86,16 @@ class Taylor:
         if reason := self.refuses(problem, forms):
             raise EngineError(reason)
         with torch.no_grad():
-            walk = self.walk(problem, forms)
-            found = self._parts(walk, problem, forms, Supports())
-            if walk.kept is None:
-                self._refine(walk, problem, forms, found, Eigenvalues())
-                self._refine(walk, problem, forms, found, None)
+            if not forms.signs:
+                found = self._found(problem, forms)
+            else:
+                walk = self.walk(problem, forms, quick=True)
+                found = self._parts(walk, problem, forms, Supports())
+                if walk.kept is None:
+                    self._refine(walk, problem, forms, found, Eigenvalues())
+                del walk
+                if len(chosen := found.open()):
+                    found.improve(chosen, self._found(problem, forms.select(chosen.cpu())))
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem) -> HiddenBounds:
@@ -111,19 +117,26 @@ class Taylor:
             return nothing_known(asked)
         return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
+    def _found(self, problem: Problem, forms: Forms) -> Part:
+        """All readings, each where the one before leaves a sign open."""
+        walk = self.walk(problem, forms)
+        found = self._parts(walk, problem, forms, Supports())
+        if walk.kept is None:
+            self._refine(walk, problem, forms, found, Eigenvalues())
+            self._refine(walk, problem, forms, found, None)
+        return found
+
     def _refine(
         self, walk: Walk, problem: Problem, forms: Forms, found: Part, reading: Supports | None
     ) -> None:
         """Ask again about forms whose sign is open, as far as the answer may change that."""
-        chosen = ((found.lower <= 0.0) & (found.upper >= 0.0) & found.hopeful).nonzero()[:, 0]
+        chosen = found.open()
         if reading is None and len(chosen):
             beyond = Beyond(walk.chains[0].root.half)
             least = self._parts(walk, problem, forms.select(chosen.cpu()), beyond)
             chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
         if len(chosen):
-            again = self._parts(walk, problem, forms.select(chosen.cpu()), reading)
-            found.lower[chosen] = torch.maximum(found.lower[chosen], again.lower)
-            found.upper[chosen] = torch.minimum(found.upper[chosen], again.upper)
+            found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
 
     def _parts(self, walk: Walk, problem: Problem, forms: Forms, reading: Supports | None) -> Part:
         """All forms, so many at a time as fit into memory; without a reading, with a Hessian for each."""
@@ -142,8 +155,8 @@ class Taylor:
                 self.progress(stage, min(1.0, (start + size) / forms.size))
         return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
-    def walk(self, problem: Problem, forms: Forms) -> Walk:
-        """Everything about the region that no form enters."""
+    def walk(self, problem: Problem, forms: Forms, quick: bool = False) -> Walk:
+        """Everything about the region that no form enters; quickly, so that no Hessian can be asked for."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
         )
@@ -152,7 +165,7 @@ class Taylor:
         spare = allowed - least_memory(problem, forms) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept)
+        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept, quick)
         segments = segments_of(program)
         read = None
         if segments[-1].final is not None:
@@ -170,6 +183,15 @@ class Part(NamedTuple):
     corner: Float[Tensor, "F p"]
     hopeful: Bool[Tensor, " F"]
     """Whether the linear part alone leaves the sign open to a proof."""
+
+    def open(self) -> Int[Tensor, " M"]:
+        """The forms whose sign is not known yet, but may be."""
+        return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.hopeful).nonzero()[:, 0]
+
+    def improve(self, chosen: Int[Tensor, " M"], again: Part) -> None:
+        """Take over what was found for some forms, where it is better."""
+        self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
+        self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
 
 
 def factors(region: Region) -> Float[Tensor, "S d p"]:

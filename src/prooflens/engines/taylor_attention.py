@@ -81,6 +81,8 @@ class ScoreSite:
     names: tuple[str, str]
     q: Heads
     k: Heads
+    quick: bool = False
+    """Whether traces do, without eigenvalues."""
 
     @cached_property
     def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
@@ -93,10 +95,12 @@ class ScoreSite:
         mask = self.step.mask
         return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
 
-    @staticmethod
-    def _pairs(M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
+    def _pairs(self, M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
         """sup |x·y| over the two ellipsoids, for all pairs of tokens."""
         S, H, c, _ = M.shape
+        if self.quick:
+            square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
+            return grow((square + product_error(c * c, _outer(frobenius(M), frobenius(K)))).sqrt())
         step = max(1, CHUNK // (S * S * c * c))
         found = []
         for start in range(0, H, step):
@@ -106,8 +110,10 @@ class ScoreSite:
             found.append(bilinear(left[:, :, None].expand(shape), L, right[:, None].expand(shape)))
         return torch.cat(found)
 
-    def rest(self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]) -> tuple[Tensor, Tensor]:
-        """sup |b_e| of centred scores (own products, and what q and k miss), and of what is beyond first order in e."""
+    def rest(
+        self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """sup |b_e| of centred scores: own products and what q and k miss; of all products; of those with e alone."""
         second, cross = self.products
         mask, scale = self.step.mask, self.step.scale
         q, k = self.q, self.k
@@ -115,10 +121,11 @@ class ScoreSite:
         shape = (H, S, S)
         far = supports(k.B.movedim(1, 0)[:, None].expand(*shape, -1, -1), _per_key(q.u.movedim(1, 0), S))
         own = supports(q.B.movedim(1, 0)[:, :, None].expand(*shape, -1, -1), keys)
-        each = second + cross + scale * far * mask
-        each = each + (s * each).sum(-1, keepdim=True)
-        cross = cross + (s * cross).sum(-1, keepdim=True)
-        return grow((each + scale * own) * mask), grow(cross * mask)
+        whole, products, cross = (
+            each + (s * each).sum(-1, keepdim=True)
+            for each in (second + cross + scale * far * mask, second + cross, cross)
+        )
+        return grow((whole + scale * own) * mask), grow(products * mask), grow(cross * mask)
 
 
 def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b"]:
@@ -169,8 +176,8 @@ class MixSite:
         )
         # What the rows' own rounding leaves out counts as e.
         rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(widths) * self.mask
-        whole, cross = self.scores.rest(self.s, self.keys)
-        self.E, self.E_cross = grow(whole + rounding), grow(cross + rounding)
+        bounds = self.scores.rest(self.s, self.keys)
+        self.E, self.E_products, self.E_cross = (grow(bound + rounding) for bound in bounds)
         self.rho = grow((self.rows.abs() @ widths + rounding) * self.mask)
         self.beta = grow(self.rho + self.E + 2.0**-45)
 

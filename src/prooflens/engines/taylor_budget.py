@@ -38,19 +38,21 @@ class Budget:
     W_e_head: Float[Tensor, "T H 1"]
 
     @classmethod
-    def of(cls, mix: MixSite, tokens: list[int], K_e: Float[Tensor, "T n n"]) -> Budget:
-        """From the eigenvalues of the linear parts and of b_e's shape, or E."""
+    def of(cls, mix: MixSite, tokens: list[int], K_e: Float[Tensor, "T n n"] | None = None) -> Budget:
+        """From the eigenvalues of the linear parts and, if it is known, of b_e's shape, or from E."""
         s, E, beta = (x[:, tokens].movedim(0, 1) for x in (mix.s, mix.E, mix.beta))
         T, H, S = s.shape
         rows = mix.rows[:, tokens].movedim(0, 1) * mix.weights[tokens][:, None, None]
         linear, heads = budget(s.flatten(1), rows.flatten(1, 2)), budget(s, rows)
-        root = s.flatten(1).sqrt()
-        even = root[:, :, None] * K_e * root[:, None]
-        even = raised(even, gamma(8) * frobenius(even))
-        blocks = even.reshape(T, H, S, H, S).diagonal(dim1=1, dim2=3).movedim(-1, 1)
         each = (s * E.square()).sum(-1)
-        W_e = torch.minimum(top_eigenvalue(even), each.sum(-1))
-        W_e_head = torch.minimum(top_eigenvalue(blocks.contiguous()), each)
+        W_e, W_e_head = each.sum(-1), each
+        if K_e is not None:
+            root = s.flatten(1).sqrt()
+            even = root[:, :, None] * K_e * root[:, None]
+            even = raised(even, gamma(8) * frobenius(even))
+            blocks = even.reshape(T, H, S, H, S).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+            W_e = torch.minimum(top_eigenvalue(even), W_e)
+            W_e_head = torch.minimum(top_eigenvalue(blocks.contiguous()), W_e_head)
         W, W_head = (grow((x.sqrt() + y.sqrt()).square()) for x, y in ((linear, W_e), (heads, W_e_head)))
         wide = (x[:, None, None] for x in (W, grow(W_e)))
         narrow = (x[:, :, None] for x in (W_head, grow(W_e_head)))
@@ -157,4 +159,16 @@ def beyond(at: Budget) -> Sizes:
     v = at.curved * (r4 + r2 * q2) + at.straight * (q3 + r1 * small)
     most2, most4 = (r.amax(-1, keepdim=True) for r in (r2, r4))
     head = (at.W * at.W_head).sqrt() * (most4 + most2 * q2.clamp(max=1.0))
+    return Sizes(v, torch.zeros_like(v), head, g=g)
+
+
+def at_once(at: Budget) -> Sizes:
+    """Everything beyond first order in b, without polynomials.
+
+    N/(1 + q) = N₁ + N₂⁺ − N q/(1 + q) alone, and s(e^b/(1 + q) − 1) = s(e^b − 1)/(1 + q) − s q/(1 + q) against δV.
+    """
+    r1, r2 = exp_tail(at.beta, 1, 1), exp_tail(at.beta, 2, 2)
+    g = at.curved * r2 + at.straight * r1 * at.mean(r2).clamp(max=1.0)
+    v = at.straight * r1
+    head = (at.W * at.W_head).sqrt() * r2.amax(-1, keepdim=True)
     return Sizes(v, torch.zeros_like(v), head, g=g)

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from prooflens.engines.base import Forms
 from prooflens.engines.taylor_attention import MixSite
+from prooflens.engines.taylor_chain import Chain
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error, top_eigenvalue
 from prooflens.engines.taylor_readings import Supports
 from prooflens.engines.taylor_shapes import support
-from prooflens.engines.taylor_walk import Chain
 from prooflens.numerics import gamma
 
-HOPE = 0.9
+HOPE = 0.97
 """Second order may take back so much of the linear part that this is left, but hardly more."""
 EVEN = 0.05
 """No row of H counts as shorter than this share of the mean."""

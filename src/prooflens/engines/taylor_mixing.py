@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_attention import MixSite
-from prooflens.engines.taylor_budget import Budget, Sizes, against_e, beyond, with_e
+from prooflens.engines.taylor_budget import Budget, Sizes, against_e, at_once, beyond, with_e
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor_shapes import (
     UNDERFLOW,
@@ -110,6 +110,15 @@ class MixShape:
         rest += [self._values_e(at), *self._sized(at, against_e(at), "shape_e")]
         noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
         return self._second(products), [*rest, ball(noise, len(self.out))]
+
+    def quick(self) -> list[Float[Tensor, "T d d"]]:
+        """The same in few steps: all by budgets, products of scores by their sizes."""
+        at = Budget.of(self.mix, self.tokens)
+        E = self.mix.E_products[:, self.tokens].movedim(0, 1)
+        most = (self.s * E.square()).flatten(1).sum(1)[:, None]
+        noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
+        parts = [spread(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
+        return parts + self._sized(at, at_once(at), "shape")
 
     def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
         """The shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of what is of second order in e.

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.base import Forms
+from prooflens.engines.taylor_chain import Chain
 from prooflens.engines.taylor_norms import length
 from prooflens.engines.taylor_shapes import support
-from prooflens.engines.taylor_walk import Chain
 from prooflens.numerics import gamma
 
 

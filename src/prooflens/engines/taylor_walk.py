@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor_attention import Heads, MixSite, ScoreSite
+from prooflens.engines.taylor_chain import Chain, Reading, Seeds, by, moved, slip, turn
 from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_network import NetworkSite, affine_noise
@@ -31,55 +31,6 @@ from prooflens.numerics.rounding import UNIT_ROUNDOFF
 FLOOR = 0.3
 """No factor's weight is less than this share of the mean."""
 
-Seeds = dict[int, dict[str, Tensor]]
-"""Covectors [F, n] by token and by the name of the value they read."""
-
-
-@dataclass(eq=False)
-class Chain:
-    """A segment with its values and sites, and how it goes on."""
-
-    segment: Segment
-    root: Root
-    values: dict[str, Value] = field(default_factory=dict)
-    shapes: dict[str, Tensor] = field(default_factory=dict)
-    sites: dict[str, NormSite | NetworkSite] = field(default_factory=dict)
-    scores: ScoreSite | None = None
-    mix: MixSite | None = None
-    mixed: Tensor | None = None
-    """The shapes of what the mixing misses, by token of the next root."""
-    beyond: Tensor | None = None
-    """The same without the second order of Aα."""
-    goes_on: list[int] = field(default_factory=list)
-    """The tokens that the next root has."""
-    pool: Pool | None = None
-
-    def forget(self) -> None:
-        """Let go of everything but the segment and the root."""
-        self.values, self.shapes, self.sites = {}, {}, {}
-        self.scores = self.mix = self.mixed = self.beyond = None
-
-
-class Reading(Protocol):
-    """What covectors miss where they pass (`taylor_readings`)."""
-
-    @property
-    def deep(self) -> bool:
-        """Whether to go on to the input."""
-
-    @property
-    def may_stop(self) -> bool:
-        """Whether the ellipsoid of a root may stand for everything before it."""
-
-    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """sup of v·r and of −v·r at a norm or a network, for token t."""
-
-    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """The same at the mixing of the chain, for one token of the next root."""
-
-    def arrive(self, chain: Chain) -> None:
-        """All covectors of a chain have come to its root."""
-
 
 @dataclass(eq=False)
 class Walk:
@@ -89,6 +40,8 @@ class Walk:
     progress: Callable[[str, float], None] = lambda stage, share: None
     kept: frozenset[int] | None = None
     """Layers whose chains are kept whole; None for all, as walking back needs them."""
+    quick: bool = False
+    """Whether mixings are bounded in few steps."""
     visit: Callable[[Chain], None] = lambda chain: None
     """Called with every chain as soon as its scores are known."""
     chains: list[Chain] = field(default_factory=list)
@@ -116,7 +69,9 @@ class Walk:
             if segment.scores is not None:
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
                 q, k = (chain.values[name] for name in names)
-                chain.scores = ScoreSite(segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads))
+                chain.scores = ScoreSite(
+                    segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads), self.quick
+                )
             self.visit(chain)
             if number + 1 < len(segments):
                 stage = "output" if segment.layer is None else f"layer {segment.layer}"
@@ -165,14 +120,14 @@ class Walk:
             u = torch.nn.functional.linear(source.u, step.weight, step.bias)
             heads = step.out_shape[0] if len(step.out_shape) > 1 else 1
             most = frobenius(step.weight)
-            noise = _slip(source, step.weight.shape[1], most)
+            noise = slip(source, step.weight.shape[1], most)
             if step.bias is not None:
                 noise = noise + gamma(step.weight.shape[1] + 8) * length(step.bias)
-            values[step.out] = _moved(source, u, lambda J: step.weight @ J, noise, heads)
+            values[step.out] = moved(source, u, lambda J: step.weight @ J, noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
-            noise = _slip(source, 8, torch.full((), 2.0).to(source.u))
-            values[step.out] = _moved(
+            noise = slip(source, 8, torch.full((), 2.0).to(source.u))
+            values[step.out] = moved(
                 source,
                 turn(step, source.u),
                 lambda J: turn(step, J.movedim(-1, 0)).movedim(0, -1).contiguous(),
@@ -199,7 +154,7 @@ class Walk:
             u = site.output
         chain.sites[step.out] = site
         chain.shapes[step.out] = site.shape
-        made = _moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
+        made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
         eye = torch.eye(u.shape[1]).to(u).expand(len(u), -1, -1)
         made.sources[step.out] = eye
         return made
@@ -227,7 +182,7 @@ class Walk:
         parts: list[Tensor] = []
         for name in stream.sources | q.sources:
             shape = chain.shapes[name]
-            A, error = mix.tangent(_by(q, name), _by(k, name), _by(v, name), _by(stream, name), tokens)
+            A, error = mix.tangent(by(q, name), by(k, name), by(v, name), by(stream, name), tokens)
             noise = noise + error @ trace(shape).sqrt()
             # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
             parts.append(torch.cat([total_along(image(A[some], shape)) for some in chunks]))
@@ -235,10 +190,15 @@ class Walk:
         grams = Grams.of(mix, k, v)
         mixed, beyond = [], []
         for some in chunks:
-            second, rest = MixShape(mix, q, k, v, [tokens[place] for place in some], grams).parts()
+            shapes = MixShape(mix, q, k, v, [tokens[place] for place in some], grams)
+            if self.quick:
+                mixed.append(total(shapes.quick()))
+                continue
+            second, rest = shapes.parts()
             beyond.append(total(rest))
             mixed.append(total([second, *rest]))
-        chain.mixed, chain.beyond = torch.cat(mixed), torch.cat(beyond)
+        chain.mixed = torch.cat(mixed)
+        chain.beyond = torch.cat(beyond) if beyond else None
         B = total([*parts, chain.mixed, ball(grow(noise), d)])
         u = stream.u + names.output(mix.z)
         return Root(u[tokens], N, B, chain.root.factors)
@@ -257,8 +217,8 @@ class Walk:
         scores = mix.scores
         queries, keys, values = ((x.n + x.reach).amax() for x in (scores.q, scores.k, mix.v))
         heads = (mix.out_size.square().sum() * len(mix.out_size)).sqrt()
-        moved = 5.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
-        return grow(heads * (v.noise.max() + moved))
+        shifted = 5.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
+        return grow(heads * (v.noise.max() + shifted))
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
         tokens = self.chains[-2].goes_on if len(self.chains) > 1 else list(range(len(pool.weights)))
@@ -314,10 +274,10 @@ class Walk:
         before, again = self.cross(number - 1, roots, reading)
         half = chain.root.half
         # The linear part that is returned is the forward one; the other differs from it by rounding, which is measured.
-        slip = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
+        gap = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
             length(linear) + length(again)
         ) * length(half)
-        rest = before + slip[:, None]
+        rest = before + gap[:, None]
         if reading.may_stop:
             rest = torch.minimum(stopped[:, None], rest)
         return grow(missed + rest), linear
@@ -420,43 +380,6 @@ def _input(
     if bool((half != 1.0).any()):
         radius = grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
     return Root(center, generators / half, ball(radius, d), Factors.of(generators, half))
-
-
-def _slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
-    """Rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians."""
-    return grow(gamma(inner + 64) * 2.0 * most * (source.size + source.stretch) + most * source.noise)
-
-
-def _moved(
-    source: Value, u: Tensor, move: Callable[[Tensor], Tensor], noise: Tensor, heads: int = 1
-) -> Value:
-    """A value that is a linear map of another, up to its constant and what is added afterwards."""
-    sources = {name: move(J) for name, J in source.sources.items()}
-    return Value(u, move(source.J), source.root, sources, source.shapes, grow(noise), heads)
-
-
-def _by(value: Value, name: str) -> Tensor:
-    """The Jacobian of a value by a source, 0 where it does not depend on it."""
-    if name in value.sources:
-        return value.sources[name]
-    return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
-
-
-def turn(
-    step: Rotary, x: Float[Tensor, "... S n"], back: bool = False, position: int | None = None
-) -> Tensor:
-    """RoPE on vectors that hold all heads side by side, or its transpose; at all positions or at one."""
-    width = step.cos.shape[-1]
-    y = x.reshape(*x.shape[:-1], -1, width)
-    half = width // 2
-    cos, sin = step.cos[:, None, :], step.sin[:, None, :]
-    if position is not None:
-        cos, sin = cos[position : position + 1], sin[position : position + 1]
-    if back:
-        swapped = y * sin
-        swapped = torch.cat((swapped[..., half:], -swapped[..., :half]), -1)
-        return (y * cos + swapped).reshape(x.shape)
-    return (y * cos + torch.cat((-y[..., half:], y[..., :half]), -1) * sin).reshape(x.shape)
 
 
 def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:
