@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prooflens import Ball
 from prooflens.engines import Problem
-from prooflens.engines.taylor_budget import Budget, beyond
+from prooflens.engines.taylor_budget import Budget, Sizes, against_e, beyond, with_e
 from prooflens.engines.taylor_hessian import Hessian
 from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_shapes import image, total
@@ -177,3 +177,50 @@ def test_scores_and_what_is_beyond_fourth_order_lie_in_their_ellipsoids(name: st
             budget = Budget.of(mix, [t], K_e)
             M = total(shapes._sized(budget, beyond(budget), "shape"))[0]
             assert outside(M, rest) <= 1e-13
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_everything_asked_alone_is_counted(name: str) -> None:
+    chain, problem = chains(name, 0.01)[0]
+    t = chain.goes_on[-1]
+    at = Terms(chain, t, torch.zeros(1, problem.region.n_factors, dtype=torch.float64), 0)
+    shapes = at.shapes
+    K_e = shapes._nonlinear(shapes._products())
+    budget = Budget.of(at.mix, [t], K_e)
+    wanted = [*shapes._third(), *shapes._fourth(), shapes._cross(), *shapes._linear_in_e(budget, K_e)]
+    wanted += shapes._sized(budget, with_e(budget).plus(beyond(budget)), "shape")
+    wanted += [shapes._values_e(budget), *shapes._sized(budget, against_e(budget), "shape_e")]
+    second, rest = shapes.parts()
+    assert torch.equal(second, shapes._second(shapes._products()))
+    # And rounding, as the last one.
+    assert len(rest) == len(wanted) + 1
+    assert all(torch.equal(M, N) for M, N in zip(rest, wanted, strict=False))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("field", Sizes._fields)
+def test_sums_of_sizes_lie_in_their_ellipsoids(name: str, field: str) -> None:
+    """Each kind of size alone, for budgets t that one key or all of them spend."""
+    chain, problem = chains(name, 0.01)[1]
+    t = chain.goes_on[-1]
+    at = Terms(chain, t, torch.zeros(1, problem.region.n_factors, dtype=torch.float64), 0)
+    budget = Budget.of(at.mix, [t], at.shapes._nonlinear(at.shapes._products()))
+    H, S = at.s.shape
+    zero = torch.zeros(1, H, S, dtype=torch.float64)
+    heads = field.startswith("head")
+    Z = torch.rand(1, H, 1 if heads else S, generator=at.generator, dtype=torch.float64) * at.mix.mask[t]
+    Z = Z[..., :1] if heads else Z
+    sizes = Sizes(zero, zero, zero[..., :1])._replace(**{field: Z})
+    spent = torch.rand(POINTS, H * Z.shape[-1], generator=at.generator, dtype=torch.float64) ** 8
+    spent = (spent / spent.sum(-1, keepdim=True)).reshape(POINTS, H, -1)
+    x = Z * spent.sqrt() * (at.s if heads else 1.0)
+    M = total(at.shapes._sized(budget, sizes, "shape_e"))[0]
+    if field in ("g", "g_e"):
+        points = torch.einsum("nhj,dhj->nd", x, at.g)
+    else:
+        value = at.values[2]
+        moved = torch.stack([at.members(value, "shape_e", j) for j in range(S)], 1)
+        points = torch.einsum("nhj,dhc,njhc->nd", x, at.mix.out, moved)
+    size = float(torch.linalg.vector_norm(points, dim=-1).max())
+    assert size > 0.0
+    assert outside(M, points) <= 1e-13 * size

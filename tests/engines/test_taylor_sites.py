@@ -10,13 +10,16 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.func import jvp, vmap
 
+from prooflens.engines.taylor_attention import Heads, ScoreSite
 from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_network import NetworkSite
-from prooflens.engines.taylor_segments import Network
+from prooflens.engines.taylor_segments import Attention, Network, Segment
 from prooflens.engines.taylor_values import Factors, Root, Value
+from prooflens.engines.taylor_walk import Chain, Walk
 from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS, Affine, Norm
+from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softmax
 from tests.engines.support import outside
 
 SLACK = 1e-14
@@ -109,3 +112,101 @@ def test_networks(function: Activation, gated: bool, sizes: tuple[float, float])
         linear, e = moves(a, b)
         rest = run(u + linear + e) - run(u) - (linear + e) @ site.jacobian[0].T
         assert_site_holds(site, linear, rest)
+
+
+class Mixing:
+    """An attention whose queries, keys and values read coordinates of their own, each of which moves as it is told."""
+
+    def __init__(self, seed: int, heads: int, shared: int, linear: list[float], e: list[float]) -> None:
+        S, c = 3, 2
+        widths = [heads * c, heads * c // shared, heads * c // shared]
+        d = sum(widths)
+        size, size_e = (
+            torch.cat([torch.full((n,), x) for n, x in zip(widths, sizes, strict=True)]).double()
+            for sizes in (linear, e)
+        )
+        maps = torch.eye(d, dtype=torch.float64).split(widths)
+        projections = [
+            Affine(name, ("r",), W, None, 1, (len(W) // c, c)) for name, W in zip("qkv", maps, strict=True)
+        ]
+        mask = torch.ones(S, S, dtype=torch.bool).tril() if seed % 2 else torch.ones(S, S, dtype=torch.bool)
+        scores = Scores("scores", ("q", "k"), 0.7, None, mask)
+        output = Affine("o", ("z",), normal(seed + 300, d, heads * c), normal(seed, d), 2, (d,))
+        attention = Attention("q", "k", "v", "r", output)
+        segment = Segment("r", list(projections), 0, scores, attention)
+        p = 1 + seed % 2
+        factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
+        self.N = normal(seed + 100, S, d, p) * size[:, None] / p
+        self.b = normal(seed + 200, S, d) * size_e
+        self.u = normal(seed, S, d)
+        B = self.b[:, :, None] * self.b[:, None, :]
+        self.chain = Chain(segment, Root(self.u, self.N, B, factors), goes_on=list(range(S)))
+        walk = Walk(2**30)
+        walk._start(self.chain)
+        for step in segment.steps:
+            walk._step(self.chain, step)
+        q, k = self.chain.values["q"], self.chain.values["k"]
+        self.chain.scores = ScoreSite(scores, ("q", "k"), Heads.of(q, heads), Heads.of(k, heads))
+        self.after = walk._next(self.chain)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        segment = self.chain.segment
+        assert segment.attention is not None
+        assert segment.scores is not None
+        q, k, v = (step(x) for step in segment.steps if isinstance(step, Affine))
+        pattern = Softmax("pattern", ("scores",), segment.scores.mask)(segment.scores(q, k))
+        return x + segment.attention.output(Mix("z", ("pattern", "v"))(pattern, v))
+
+    def slope(self, move: Tensor, x: Tensor | None = None) -> Tensor:
+        """The derivative along a move, at the centre or at x."""
+        found: Tensor = jvp(self, (self.u if x is None else x,), (move,))[1]
+        return found
+
+    def bend(self, move: Tensor) -> Tensor:
+        """The second derivative along a move, at the centre."""
+        found: Tensor = jvp(lambda x: self.slope(move, x), (self.u,), (move,))[1]
+        return found
+
+    def moves(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Factors, linear parts, and e at one end for each token."""
+        S, _, p = self.N.shape
+        alpha = torch.tensor(list(itertools.product([-1.0, 0.5, 1.0], repeat=p))).double()
+        signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=S))).double()
+        alpha, signs = alpha.repeat_interleave(len(signs), 0), signs.repeat(len(alpha), 1)
+        return alpha, torch.einsum("sdp,np->nsd", self.N, alpha), signs[:, :, None] * self.b
+
+
+PARTS = [
+    [0.3, 0.3, 0.3, 0.0, 0.0, 0.0],
+    [0.3, 0.0, 0.0, 0.0, 0.3, 0.0],
+    [0.0, 0.3, 0.0, 0.3, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 0.3, 0.3, 0.0],
+    [0.3, 0.0, 0.0, 0.0, 0.0, 0.3],
+    [0.0, 0.0, 0.0, 0.3, 0.0, 0.3],
+    [0.0, 0.0, 0.3, 0.0, 0.3, 0.0],
+    [0.0, 0.3, 0.3, 0.02, 0.02, 0.02],
+    [0.02, 0.02, 0.02, 0.3, 0.3, 0.3],
+    [1.5, 0.3, 0.3, 0.0, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 1.5, 0.0, 1.0],
+    [1.0, 0.0, 0.0, 1.0, 0.0, 1.0],
+    [1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3],
+]
+"""How far the linear parts of queries, keys and values move, and how far their e."""
+
+
+@pytest.mark.parametrize("sizes", PARTS)
+@pytest.mark.parametrize(("heads", "shared"), [(1, 1), (2, 1), (2, 2)])
+def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
+    for seed in range(3):
+        mixing = Mixing(seed, heads, shared, sizes[:3], sizes[3:])
+        chain, u = mixing.chain, mixing.u
+        alpha, linear, e = mixing.moves()
+        rest = mixing(u + linear + e) - mixing(u) - vmap(mixing.slope)(linear + e)
+        beyond = rest - 0.5 * vmap(mixing.bend)(linear)
+        last = mixing(u + linear + e) - mixing.after.u - torch.einsum("sdp,np->nsd", mixing.after.N, alpha)
+        assert chain.mixed is not None
+        assert chain.beyond is not None
+        for t in range(len(u)):
+            assert outside(chain.mixed[t], rest[:, t]) <= SLACK
+            assert outside(chain.beyond[t], beyond[:, t]) <= SLACK
+            assert outside(mixing.after.B[t], last[:, t]) <= SLACK
