@@ -99,12 +99,9 @@ def emb_calibration(settings: Settings, sheet: Sheet) -> None:
             _report(sheet, f"{name}, {what}", distances, bool(name == "bert-tiny-sst2"), len(chosen))
             smallest, median = float(distances.min()), float(distances.median())
             medians.append(median)
-            shares = [
-                f"{100 * eps / d:.2g} %" for d in (median, max(smallest, 1e-30)) for eps in (0.001, 0.002)
-            ]
             sheet.note(
-                f"{name}, {what}: ε = 0.001 … 0.002 is {shares[0]} … {shares[1]} of the median distance and "
-                f"{shares[2]} … {shares[3]} of the smallest ({smallest:.3g}; {len(chosen)} of {size} tokens asked)."
+                f"{name}, {what}: ε = 0.001 … 0.002 is {_share(median)} of the median distance and "
+                f"{_share(smallest)} of the smallest ({smallest:.3g}; {len(chosen)} of {size} tokens asked)."
             )
         if len(medians) == 2:
             sheet.note(
@@ -112,6 +109,13 @@ def emb_calibration(settings: Settings, sheet: Sheet) -> None:
                 "of the token matrix. The paper's distances are of token embeddings: if its balls lie where ours do, "
                 "ε is a smaller share of a token swap than it says."
             )
+
+
+def _share(distance: float) -> str:
+    """ε as a share of a distance; no share of none, where two tokens have the same embedding."""
+    if distance == 0.0:
+        return "no share"
+    return " … ".join(f"{100 * eps / distance:.2g} %" for eps in (0.001, 0.002))
 
 
 def _report(sheet: Sheet, group: str, distances: Tensor, has_paper: bool, n: int) -> None:
