@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prooflens.engines.taylor_budget import Budget, Sizes, against_e, beyond, with_e
+from prooflens.engines.taylor_budget import Budget, Sizes, against_e, at_once, beyond, with_e
 
 DRAWS = 10_000
 
@@ -84,3 +84,6 @@ def test_every_key_stays_below_its_share(keys: int, ratio: float) -> None:
     sizes = beyond(draw.at)
     assert_below(s * (torch.expm1(b) / one_plus_q - b - b**2 / 2.0 - alone), draw.alone(sizes))
     assert_below(s * (torch.exp(b) / one_plus_q - 1.0 - b - against), draw.against(sizes))
+    sizes = at_once(draw.at)
+    assert_below(s * (torch.expm1(b) / one_plus_q - b), draw.alone(sizes))
+    assert_below(s * (torch.exp(b) / one_plus_q - 1.0), draw.against(sizes))

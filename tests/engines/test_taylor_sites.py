@@ -117,8 +117,8 @@ def test_networks(function: Activation, gated: bool, sizes: tuple[float, float])
 class Mixing:
     """An attention whose queries, keys and values read coordinates of their own, each of which moves as it is told."""
 
-    def __init__(self, seed: int, heads: int, shared: int, linear: list[float], e: list[float]) -> None:
-        S, c = 3, 2
+    def __init__(self, seed: int, heads: int, shared: int, sizes: list[float], quick: bool = False) -> None:
+        S, c, linear, e = 3, 2, sizes[:3], sizes[3:]
         widths = [heads * c, heads * c // shared, heads * c // shared]
         d = sum(widths)
         size, size_e = (
@@ -141,12 +141,12 @@ class Mixing:
         self.u = normal(seed, S, d)
         B = self.b[:, :, None] * self.b[:, None, :]
         self.chain = Chain(segment, Root(self.u, self.N, B, factors), goes_on=list(range(S)))
-        walk = Walk(2**30)
+        walk = Walk(2**30, quick=quick)
         walk._start(self.chain)
         for step in segment.steps:
             walk._step(self.chain, step)
         q, k = self.chain.values["q"], self.chain.values["k"]
-        self.chain.scores = ScoreSite(scores, ("q", "k"), Heads.of(q, heads), Heads.of(k, heads))
+        self.chain.scores = ScoreSite(scores, ("q", "k"), Heads.of(q, heads), Heads.of(k, heads), quick)
         self.after = walk._next(self.chain)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ PARTS = [
 @pytest.mark.parametrize(("heads", "shared"), [(1, 1), (2, 1), (2, 2)])
 def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
     for seed in range(3):
-        mixing = Mixing(seed, heads, shared, sizes[:3], sizes[3:])
+        mixing, quick = (Mixing(seed, heads, shared, sizes, way) for way in (False, True))
         chain, u = mixing.chain, mixing.u
         alpha, linear, e = mixing.moves()
         rest = mixing(u + linear + e) - mixing(u) - vmap(mixing.slope)(linear + e)
@@ -206,7 +206,10 @@ def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
         last = mixing(u + linear + e) - mixing.after.u - torch.einsum("sdp,np->nsd", mixing.after.N, alpha)
         assert chain.mixed is not None
         assert chain.beyond is not None
+        assert quick.chain.mixed is not None
         for t in range(len(u)):
-            assert outside(chain.mixed[t], rest[:, t]) <= SLACK
+            for M in (chain.mixed[t], quick.chain.mixed[t]):
+                assert outside(M, rest[:, t]) <= SLACK
             assert outside(chain.beyond[t], beyond[:, t]) <= SLACK
-            assert outside(mixing.after.B[t], last[:, t]) <= SLACK
+            for M in (mixing.after.B[t], quick.after.B[t]):
+                assert outside(M, last[:, t]) <= SLACK
