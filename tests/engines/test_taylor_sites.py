@@ -213,3 +213,38 @@ def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
             assert outside(chain.beyond[t], beyond[:, t]) <= SLACK
             for M in (mixing.after.B[t], quick.after.B[t]):
                 assert outside(M, last[:, t]) <= SLACK
+
+
+@pytest.mark.parametrize("sizes", PARTS)
+@pytest.mark.parametrize("quick", [False, True])
+def test_scores(sizes: list[float], quick: bool) -> None:
+    """Products of q and k beyond first order, those with e alone, and centred scores beyond their linear parts."""
+    for seed in range(4):
+        mixing = Mixing(seed, 2, 1 + seed // 2, sizes, quick)
+        site, mix = mixing.chain.scores, mixing.chain.mix
+        assert site is not None
+        assert mix is not None
+        _, linear, e = mixing.moves()
+        step, maps = site.step, [s for s in mixing.chain.segment.steps if isinstance(s, Affine)][:2]
+        q, k = (f(mixing.u) for f in maps)
+        (A_q, e_q), (A_k, e_k) = ((f(linear), f(e)) for f in maps)
+        whole, own = step(A_q + e_q, A_k + e_k), step(A_q, A_k)
+        second, cross = site.products
+        first = (
+            step(q, A_k + e_k)
+            + step(A_q + e_q, k.expand_as(A_k))
+            - step(q, A_k)
+            - step(A_q, k.expand_as(A_k))
+        )
+
+        def centred(x: Tensor, s: Tensor = mix.s) -> Tensor:
+            return x - (s * x).sum(-1, keepdim=True)
+
+        for found, limit in (
+            (whole, second + cross),
+            (whole - own, cross),
+            (centred(whole + first), mix.E),
+            (centred(whole), mix.E_products),
+            (centred(whole - own), mix.E_cross),
+        ):
+            assert bool(((found.abs() - limit)[:, :, step.mask] <= SLACK).all())
