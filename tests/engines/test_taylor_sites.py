@@ -14,6 +14,7 @@ from torch.func import jvp, vmap
 
 from prooflens.engines.taylor_attention import Heads, ScoreSite
 from prooflens.engines.taylor_layernorm import NormSite
+from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_network import NetworkSite
 from prooflens.engines.taylor_segments import Attention, Network, Segment
 from prooflens.engines.taylor_values import Factors, Root, Value
@@ -138,7 +139,8 @@ class Mixing:
         factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
         self.N = normal(seed + 100, S, d, p) * size[:, None] / p
         self.b = normal(seed + 200, S, d) * size_e
-        self.u = normal(seed, S, d)
+        # Without queries and keys at the centre, scores are their products and nothing else.
+        self.u = normal(seed, S, d) * (torch.arange(d) >= (sum(widths[:2]) if seed == 2 else 0))
         B = self.b[:, :, None] * self.b[:, None, :]
         self.chain = Chain(segment, Root(self.u, self.N, B, factors), goes_on=list(range(S)))
         walk = Walk(2**30, quick=quick)
@@ -248,3 +250,10 @@ def test_scores(sizes: list[float], quick: bool) -> None:
             (centred(whole - own), mix.E_cross),
         ):
             assert bool(((found.abs() - limit)[:, :, step.mask] <= SLACK).all())
+        values = [mixing.chain.values[name] for name in "qkv"]
+        for t in range(len(mixing.u)):
+            shapes = MixShape(mix, *values, [t], Grams.of(mix, *values[1:]))
+            K_e = shapes._nonlinear(shapes._products())[0]
+            live = step.mask[t].repeat(2)
+            b_e = centred(whole + first)[:, :, t].flatten(1)
+            assert outside(K_e[live][:, live], b_e[:, live]) <= SLACK
