@@ -1,11 +1,14 @@
 """Derivatives of activations against ball arithmetic, and their suprema proved on a grid of balls."""
 
+import math
+
 import pytest
 import torch
 from flint import arb, arb_series, ctx
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, THIRD, derivatives
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, SECOND, THIRD, derivatives, gaps
 from prooflens.models.architecture import Activation
+from prooflens.models.sites import ACTIVATIONS
 
 SMOOTH: list[Activation] = ["gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -46,10 +49,25 @@ def test_derivatives_are_within_their_error(function: Activation) -> None:
 def test_suprema_hold_on_the_whole_line(function: Activation) -> None:
     """Balls cover [0, 12], in mean-value form; beyond, derivatives past the first decay.
 
-    φ(−x) = ±φ(x) or φ(x) − x for all four, so |φ‴|, |φ⁗| and |φ⁽⁵⁾| are even.
+    φ(−x) = ±φ(x) or φ(x) − x for all four, so |φ″| to |φ⁽⁵⁾| are even.
     """
     radius = 1 / 256
     for k in range(12 * 128 + 1):
         middle, around = series(function, arb(k / 128)), series(function, arb(k / 128, radius))
-        for order, limit in ((3, THIRD[function]), (4, FOURTH[function]), (5, FIFTH[function])):
+        for order, limits in enumerate((SECOND, THIRD, FOURTH, FIFTH), start=2):
+            limit = limits[function]
             assert float(middle[order].abs_upper() + radius * around[order + 1].abs_upper()) <= limit
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_gaps_hold_between_the_points_of_their_grid(function: Activation) -> None:
+    """For moves from small, where the mean value theorem says more, to large, where the grid does."""
+    x = torch.linspace(-4.0, 4.0, 41, dtype=torch.float64)[:, None]
+    b = torch.tensor([[0.1, 0.7, 1.5, 3.0, 6.0]], dtype=torch.float64)
+    known = derivatives(function, x)
+    found = gaps(function, x.expand(-1, 5), b.expand(41, -1), known)
+    u = torch.linspace(-1.0, 1.0, 1999, dtype=torch.float64)[:, None, None] * b
+    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x)
+    for order, (derivative, limit) in enumerate(zip(known, found, strict=True), start=1):
+        gap = gap - derivative * u**order / math.factorial(order)
+        assert bool((gap.abs().amax(0) <= limit + 1e-14).all())
