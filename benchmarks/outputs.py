@@ -6,7 +6,7 @@ Parts: bert (bert-tiny-sst2, the first test sentences cut to eight tokens), swee
 toy, peers (needs ../shared/models/peer-tiny beside the checkout), minilm (the sentence embedding), smollm2 (next token
 over the full vocabulary, after L layers; how far the whole model is proved is searched by next_token.py). `--engine`
 names the engines of every part; unknown ones are left out. `--eps`, `--samples` and `--layers` take less of a part.
-Seconds are of the wall clock; engines run on one thread.
+Seconds are of the wall clock; engines run on `--threads`.
 """
 
 import argparse
@@ -363,6 +363,7 @@ def main() -> None:
     parser.add_argument(
         "--layers", action="append", type=int, help="cut after so many layers; may be repeated"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of the engines")
     parser.add_argument("--device", default="cpu", help="where minilm and smollm2 run")
     parser.add_argument("--json", type=Path, help="write the tables there as well")
     given = parser.parse_args()
@@ -371,7 +372,7 @@ def main() -> None:
     effort = Effort(
         given.quick, engines, tuple(given.eps or ()), given.samples, tuple(given.layers or ()), given.device
     )
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     tables = []
     for name in given.part or PARTS:
         for table in PARTS[name](effort):
