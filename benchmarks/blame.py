@@ -100,8 +100,7 @@ def main() -> None:
         row: Line = {"model": options.model, "layer": options.layer, "eps": eps, "functionals": forms.size}
         with torch.no_grad():
             walk = Taylor(memory=options.memory * 2**30).walk(problem, forms)
-            half = walk.chains[0].root.half
-            for name, reading in (("ellipsoids", Deep()), ("beyond", Beyond(half))):
+            for name, reading in (("ellipsoids", Deep()), ("beyond", Beyond())):
                 ledger = Ledger()
                 bound_part(walk, problem, forms, spied(reading, ledger))
                 shares = reversed(ledger.shares().items())

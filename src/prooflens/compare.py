@@ -157,7 +157,7 @@ class _Bench:
             return _Answer(row | {"reason": reason})
         try:
             with Peak(self.problem.model.device) as peak:
-                parts, together = bound_claims(engine, self.problem, self.claims)
+                parts, together = bound_claims(engine, self.problem, self.claims, widths=True)
         except (ProoflensError, MemoryError, torch.OutOfMemoryError) as error:
             return _Answer(row | {"reason": str(error) or "out of memory"})
         pairs = zip(self.claims, parts, strict=True)

@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens import Ball, Transformer
@@ -84,3 +85,12 @@ def at(problem: Problem, forms: Forms, alpha: Tensor) -> Tensor:
             x = problem.region.point(factors)[None]
             found.append(forms.evaluate(*problem.values(x, forms.layers, forms.logits is not None))[0, index])
     return torch.stack(found)
+
+
+RANDOM_MODELS: dict[str, st.SearchStrategy[object]] = {
+    "activation": st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh"]),
+    "place": st.sampled_from(["pre", "post"]),
+    "kind": st.sampled_from(["layer", "rms"]),
+    "gated": st.booleans(),
+}
+"""What `tiny_model` is made of, for hypothesis."""

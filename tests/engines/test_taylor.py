@@ -18,7 +18,7 @@ from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
 from prooflens.queries import parse_query
 from prooflens.regions import Region
-from tests.engines.cases import MODELS, input_of, model_of, problem_of, tiny_model
+from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, model_of, problem_of, tiny_model
 from tests.engines.support import assert_contains, attained, random_forms, random_problem
 
 LAYERS = (0, 1)
@@ -61,10 +61,7 @@ def test_small_balls_are_tight(name: str) -> None:
 @given(
     seed=st.integers(0, 10_000),
     eps=st.sampled_from([1e-3, 1e-2, 0.1]),
-    activation=st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh"]),
-    place=st.sampled_from(["pre", "post"]),
-    kind=st.sampled_from(["layer", "rms"]),
-    gated=st.booleans(),
+    **RANDOM_MODELS,
 )
 def test_outputs_of_random_models_are_contained(
     seed: int, eps: float, activation: str, place: str, kind: str, gated: bool

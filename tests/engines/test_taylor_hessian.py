@@ -15,8 +15,9 @@ from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms, Problem
 from prooflens.engines.taylor import Taylor, bound_part
-from prooflens.engines.taylor_hessian import Hessian
-from tests.engines.cases import MODELS, problem_of, tiny_model
+from prooflens.engines.taylor_hessian import Hessian, hessian_batch
+from prooflens.regions import Region
+from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, model_of, problem_of, tiny_model
 from tests.engines.support import assert_contains, attained, random_forms, random_problem
 
 
@@ -107,10 +108,7 @@ def test_quadratic_forms_stay_below_their_bounds(seed: int, p: int, curved: floa
 @given(
     seed=st.integers(0, 10_000),
     eps=st.sampled_from([1e-3, 1e-2]),
-    activation=st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh"]),
-    place=st.sampled_from(["pre", "post"]),
-    kind=st.sampled_from(["layer", "rms"]),
-    gated=st.booleans(),
+    **RANDOM_MODELS,
 )
 def test_outputs_of_random_models_are_contained(
     seed: int, eps: float, activation: str, place: str, kind: str, gated: bool
@@ -123,3 +121,39 @@ def test_outputs_of_random_models_are_contained(
         part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half, forms.size))
     found = FormBounds(part.lower, part.upper, -part.corner, part.corner)
     assert_contains(problem, forms, found, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("tokens", [[], [1]])
+def test_regions_that_hardly_move(name: str, tokens: list[int]) -> None:
+    """A point, and one moving token of several: factors that nothing reads, and matrices of zeros."""
+    x = input_of(name)
+    radius = torch.zeros_like(x)
+    radius[tokens] = 1e-3
+    problem = Problem(model_of(name), Region(x, radius=radius))
+    forms = random_forms(problem, 1, 4, seed=1)
+    with torch.no_grad():
+        walk = Taylor().walk(problem, forms)
+        part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half, forms.size))
+    alpha = problem.region.sample(50, 0, corners=0.7)[1] if tokens else torch.zeros(1, 0, dtype=torch.float64)
+    values = attained(problem, forms, alpha)
+    assert bool((values <= part.upper).all())
+    assert bool((values >= part.lower).all())
+    assert bool((part.upper - part.lower < 1.0).all())
+
+
+def test_no_matrix_is_made_that_does_not_fit() -> None:
+    problem = problem_of("bert", 1e-3)
+    p = problem.region.n_factors
+    assert hessian_batch(64 * p * p, p) == 1
+    assert hessian_batch(64 * p * p - 1, p) == 0
+
+
+def test_sums_that_cancel_are_counted() -> None:
+    """Large terms that leave a small matrix leave their rounding in the bound."""
+    reading = Hessian(torch.ones(2, dtype=torch.float64), 1)
+    big = torch.full((1, 1, 2), 1e12, dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        reading._add(torch.ones(1, 2, dtype=torch.float64), sign * big, torch.zeros(1, dtype=torch.float64))
+    assert not bool(reading.G.any())
+    assert float(reading.spread(torch.zeros(1, 2, dtype=torch.float64)).min()) > 1e-5

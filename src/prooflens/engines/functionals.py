@@ -32,14 +32,17 @@ from prooflens.queries.simplex import Box
 from prooflens.queries.weights import weight_box
 
 
-def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> Bounds:
+def bound_functionals(
+    engine: Engine, problem: Problem, functionals: Sequence[Functional], widths: bool = False
+) -> Bounds:
     """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all.
 
-    Functionals of the logits of one token, and tails of a vocabulary, go through `vocabulary` in a call of their own.
+    Without `widths` an engine may stop where all signs are decided. Functionals of the logits of one token, and tails
+    of a vocabulary, go through `vocabulary` in a call of their own.
     """
     check_arithmetic(problem.model.device)
     if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
-        return _with_outputs(engine, problem, functionals, through)
+        return _with_outputs(engine, problem, functionals, through, widths)
     watch = Stopwatch(problem.model.device)
     # What reads nothing is its constant; no engine is asked about it.
     fixed = [i for i, f in enumerate(functionals) if not (f.rows or f.logits)]
@@ -50,7 +53,7 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
     curvature = _Curved.of(problem, [functionals[i] for i in curved]) if curved else None
     if curvature is not None:
         forms = _joined(forms, curvature.forms)
-    elif not any(functionals[i].constant for i in linear):
+    elif not widths and not any(functionals[i].constant for i in linear):
         forms = replace(forms, signs=True)
     lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
     for i in fixed:
@@ -79,13 +82,13 @@ def bound_functionals(engine: Engine, problem: Problem, functionals: Sequence[Fu
 
 
 def _with_outputs(
-    engine: Engine, problem: Problem, functionals: Sequence[Functional], through: list[int]
+    engine: Engine, problem: Problem, functionals: Sequence[Functional], through: list[int], widths: bool
 ) -> Bounds:
     outputs = bound_outputs(engine, problem, [functionals[i] for i in through])
     if len(through) == len(functionals):
         return outputs
     others = [i for i in range(len(functionals)) if i not in set(through)]
-    rest = bound_functionals(engine, problem, [functionals[i] for i in others])
+    rest = bound_functionals(engine, problem, [functionals[i] for i in others], widths)
     lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
     for chosen, found in ((through, outputs), (others, rest)):
         lower[chosen], upper[chosen] = found.lower, found.upper
@@ -107,9 +110,11 @@ def refusal(engine: Engine, problem: Problem, functionals: Sequence[Functional])
     return engine.refuses(problem, _joined(linear, read))
 
 
-def bound_claims(engine: Engine, problem: Problem, claims: Sequence[Claim]) -> tuple[list[Bounds], Bounds]:
+def bound_claims(
+    engine: Engine, problem: Problem, claims: Sequence[Claim], widths: bool = False
+) -> tuple[list[Bounds], Bounds]:
     """Bounds of the functionals of many claims, claim by claim, and all of them together."""
-    together = bound_functionals(engine, problem, [f for claim in claims for f in claim.functionals])
+    together = bound_functionals(engine, problem, [f for claim in claims for f in claim.functionals], widths)
     parts, start = [], 0
     for claim in claims:
         stop = start + len(claim.functionals)

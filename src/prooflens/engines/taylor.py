@@ -131,9 +131,10 @@ class Taylor:
     ) -> None:
         """Ask again about forms whose sign is open, as far as the answer may change that."""
         chosen = found.open()
+        if reading is None and not hessian_batch(walk.memory, len(walk.chains[0].root.half)):
+            return
         if reading is None and len(chosen):
-            beyond = Beyond(walk.chains[0].root.half)
-            least = self._parts(walk, problem, forms.select(chosen.cpu()), beyond)
+            least = self._parts(walk, problem, forms.select(chosen.cpu()), Beyond())
             chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
         if len(chosen):
             found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))

@@ -35,15 +35,40 @@ EVEN = 0.05
 
 
 def hessian_batch(memory: int, factors: int) -> int:
-    """How many matrices fit: each is held about eight times while its eigenvalue is found."""
-    return max(1, int(memory // (64 * factors * factors)))
+    """How many matrices fit, perhaps none: each is held about eight times while its eigenvalue is found."""
+    return int(memory // (64 * factors * factors))
 
 
-class Hessian(Supports):
-    """Second order collected in one matrix per form, the rest by ellipsoids, as far as the input."""
+class Beyond(Supports):
+    """What second order at Aα leaves, by ellipsoids, as far as the input.
+
+    Alone it is no bound, but it tells which forms are worth a matrix: `spread` is the linear part at its least.
+    """
 
     deep = True
     may_stop = False
+
+    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """What a norm or a network leaves beyond its second order."""
+        return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
+
+    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
+        """The same at a mixing."""
+        assert chain.beyond is not None
+        return support(chain.beyond[place], u)[:, None].expand(-1, 2)
+
+    def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
+        """What e adds to the products of queries and keys."""
+        assert chain.scores is not None
+        return chain.scores.products[1]
+
+    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+        """The linear part, at its least."""
+        return (HOPE * slope.abs().sum(-1))[:, None].expand(-1, 2)
+
+
+class Hessian(Beyond):
+    """The same with second order collected in one matrix per form: a bound."""
 
     def __init__(self, half: Float[Tensor, " p"], forms: int) -> None:
         self.half = half
@@ -51,7 +76,10 @@ class Hessian(Supports):
         # ½(G + Gᵀ) = ½H in factors of half-width 1.
         self.G = half.new_zeros(forms, p, p)
         self.error = half.new_zeros(forms)
-        """Of G, in the 2-norm."""
+        """Of what was added to G, in the 2-norm."""
+        self.sizes = half.new_zeros(forms)
+        """The Frobenius norms of what was added, all together: no sum on the way is larger."""
+        self.sums = 0
         self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
@@ -62,7 +90,7 @@ class Hessian(Supports):
             before, old = self.at_root[t]
             Q, error = before + Q, old + error
         self.at_root[t] = Q, error
-        return site.rest(v, t)[:, None].expand(-1, 2)
+        return super().site(chain, name, v, t)
 
     def arrive(self, chain: Chain) -> None:
         """Take what was kept at the root to the factors."""
@@ -79,11 +107,9 @@ class Hessian(Supports):
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """½ Σ c b² + Σ s b p + scale Σ c (A_qα)·(A_kα) for p = ω·A_vα, in factors; what is beyond it."""
-        mix = chain.mix
-        assert mix is not None
-        assert chain.beyond is not None
-        self._add_mixing(mix, chain.goes_on[place], u)
-        return support(chain.beyond[place], u)[:, None].expand(-1, 2)
+        assert chain.mix is not None
+        self._add_mixing(chain.mix, chain.goes_on[place], u)
+        return super().mixing(chain, place, u)
 
     def _add_mixing(self, mix: MixSite, t: int, u: Float[Tensor, "F d"]) -> None:
         s, half = mix.s[:, t], self.half
@@ -115,8 +141,11 @@ class Hessian(Supports):
         for form, h, i, j, weight in entries:
             q, k = scores.q.A[i, h] * self.half, scores.k.A[j, h] * (self.half * weight * scores.step.scale)
             self.G[form] += q.T @ k
-            self.error[form] += product_error(len(q) + 64, frobenius(q) * frobenius(k) * 4.0)
-        return scores.products[1]
+            size = frobenius(q) * frobenius(k)
+            self.error[form] += product_error(len(q) + 64, size * 4.0)
+            self.sizes[form] += size
+            self.sums += 1
+        return super().products(chain, forms)
 
     def _add(self, left: Tensor, right: Tensor, error: Tensor, live: Tensor | None = None) -> None:
         """G += leftᵀ right, in some rows and columns."""
@@ -124,16 +153,16 @@ class Hessian(Supports):
             torch.baddbmm(self.G, left.T.expand(len(right), -1, -1), right, out=self.G)
         else:
             self.G[:, live[:, None], live] += left.T @ right
-        # Adding to what is there rounds by a unit of it, at most as often as this is called.
         self.error = grow(self.error + error)
+        self.sizes = grow(self.sizes + frobenius(left) * frobenius(right))
+        self.sums += 1
 
     def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """sup of ±(a·α + ½αᵀHα)."""
         p = slope.shape[-1]
         H = self.G + self.G.mT
-        size = frobenius(H)
-        # Every sum into G and this one; G's own sums are at most as large as what error counts.
-        slip = 2.0 * self.error + gamma(4096) * size
+        # Adding to G rounds by a unit of what is there then, and so does this sum.
+        slip = grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
         lengths = torch.linalg.vector_norm(H, dim=-1)
         x = lengths + EVEN * lengths.mean(-1, keepdim=True) + 2.0**-300
         root = x.sqrt()
@@ -155,28 +184,3 @@ class Hessian(Supports):
             rounding = gamma(4 * p + 64) * (steep + y.abs().sum(-1) + D.sum(-1))
             sides.append(torch.minimum(flat, corner) + rounding + 0.5 * slip * p)
         return grow(torch.stack(sides, -1))
-
-
-class Beyond(Hessian):
-    """What a Hessian would leave if its second order were nothing: no bound, but it tells which forms are worth one."""
-
-    def __init__(self, half: Float[Tensor, " p"]) -> None:
-        super().__init__(half[:0], 0)
-
-    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """What is beyond second order."""
-        return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
-
-    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """The same at a mixing."""
-        assert chain.beyond is not None
-        return support(chain.beyond[place], u)[:, None].expand(-1, 2)
-
-    def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
-        """The same at scores."""
-        assert chain.scores is not None
-        return chain.scores.products[1]
-
-    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
-        """The linear part, at its least."""
-        return (HOPE * slope.abs().sum(-1))[:, None].expand(-1, 2)

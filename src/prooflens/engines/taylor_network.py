@@ -38,7 +38,6 @@ from prooflens.engines.taylor_shapes import ball, box, image, raised, support, s
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
-from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
 
 class Quarters(NamedTuple):
@@ -205,24 +204,27 @@ class NetworkSite:
         a = v @ self.down
         W, second = self.step.bent.weight, self.second[t]
         rows = W @ J
-        size = a.abs() + gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        size, wide = a.abs() + a_noise, length(W)
         if self.step.gate is None:
             right = (a * second)[:, :, None] * rows
-            weights = size * (second.abs() + 2.0**-8 * DERIVATIVE_ERROR / UNIT_ROUNDOFF)
-            most = weights @ length(W).square()
+            most = (size * second.abs()) @ wide.square()
+            slip = (a_noise * second.abs() + size * DERIVATIVE_ERROR) @ wide.square()
         else:
             up, other = self.step.up.weight, self.other[t]
             rows, others = torch.cat((rows, up @ J)), up @ J
-            first, second = self.first[t], second * other
+            first, bent = self.first[t], second * other
             across = (a * first)[:, :, None]
             right = torch.cat(
-                ((a * second)[:, :, None] * rows[: len(W)] + across * others, across * rows[: len(W)]), 1
+                ((a * bent)[:, :, None] * rows[: len(W)] + across * others, across * rows[: len(W)]), 1
             )
-            slips = 2.0**-8 * DERIVATIVE_ERROR / UNIT_ROUNDOFF
-            most = (size * (second.abs() + slips * other.abs())) @ length(W).square()
-            most = most + 2.0 * (size * (first.abs() + slips)) @ (length(W) * length(up))
+            pairs = wide * length(up)
+            most = (size * bent.abs()) @ wide.square() + 2.0 * (size * first.abs()) @ pairs
+            slip = (a_noise * bent.abs() + size * DERIVATIVE_ERROR * other.abs()) @ wide.square()
+            slip = slip + 2.0 * (a_noise * first.abs() + size * DERIVATIVE_ERROR) @ pairs
         Q = rows.T @ right
-        error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most * frobenius(J).square())
+        error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most)
+        error = grow((error + slip) * frobenius(J).square())
         return 0.5 * (Q + Q.mT), error
 
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
