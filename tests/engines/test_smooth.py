@@ -6,7 +6,7 @@ import pytest
 import torch
 from flint import arb, arb_series, ctx
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, SECOND, THIRD, derivatives, gaps
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FIFTH, FOURTH, SECOND, THIRD, derivatives, expansions
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS
 
@@ -61,13 +61,29 @@ def test_suprema_hold_on_the_whole_line(function: Activation) -> None:
 
 @pytest.mark.parametrize("function", SMOOTH)
 def test_gaps_hold_between_the_points_of_their_grid(function: Activation) -> None:
-    """For moves from small, where the mean value theorem says more, to large, where the grid does."""
+    """For moves from small, where the mean value theorem says more, to large, where fitted coefficients do."""
     x = torch.linspace(-4.0, 4.0, 41, dtype=torch.float64)[:, None]
-    b = torch.tensor([[0.1, 0.7, 1.5, 3.0, 6.0]], dtype=torch.float64)
+    b = torch.tensor([[0.01, 0.1, 0.7, 1.5, 3.0, 6.0, 30.0]], dtype=torch.float64)
     known = derivatives(function, x)
-    found = gaps(function, x.expand(-1, 5), b.expand(41, -1), known)
+    found = expansions(function, x.expand(-1, 7), b.expand(41, -1), known)
     u = torch.linspace(-1.0, 1.0, 1999, dtype=torch.float64)[:, None, None] * b
+    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u
+    for order, (cubic, quartic, limit) in enumerate(found, start=1):
+        left = gap - (0.5 * known.second * u**2 if order > 1 else 0.0) - cubic * u**3 - quartic * u**4
+        assert bool((left.abs().amax(0) <= limit * (1 + 1e-9) + 1e-14).all())
+        assert order > 2 or not bool(cubic.any())
+        assert order > 3 or not bool(quartic.any())
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_fitted_coefficients_leave_less_than_those_of_taylor(function: Activation) -> None:
+    """Where φ is not flat, by a factor of at least three."""
+    x = torch.linspace(-0.6, 0.6, 7, dtype=torch.float64)
+    b = torch.full_like(x, 1.0)
+    known = derivatives(function, x)
+    fitted = expansions(function, x, b, known)[3].gap
+    u = torch.linspace(-1.0, 1.0, 1999, dtype=torch.float64)[:, None]
     gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x)
-    for order, (derivative, limit) in enumerate(zip(known, found, strict=True), start=1):
+    for order, derivative in enumerate(known, start=1):
         gap = gap - derivative * u**order / math.factorial(order)
-        assert bool((gap.abs().amax(0) <= limit + 1e-14).all())
+    assert float((fitted / gap.abs().amax(0)).max()) < 1 / 3

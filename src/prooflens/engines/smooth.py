@@ -56,28 +56,69 @@ def exp_tail(x: Tensor, first: int, power: int, terms: int = 32) -> Tensor:
     return (found + term * x * torch.exp(x)) * (1.0 + 2.0**-32)
 
 
-def gaps(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -> list[Tensor]:
-    """sup |φ(x + u) − φ(x) − φ′u − … − φ⁽ᵏ⁾uᵏ/k!| over |u| ≤ b, for k = 1, 2, 3, 4, from above.
+class Expansion(NamedTuple):
+    """φ(x + u) = φ + φ′u [+ ½φ″u²] + cubic u³ + quartic u⁴ ± gap, for |u| ≤ b."""
 
-    By the mean value theorem for small b. For large b that is far too much, and a grid says more: between two of its
-    points the gap changes by at most half their distance times sup |φ⁽ᵏ⁺¹⁾| bᵏ/k!. ReLU's kink is not counted.
+    cubic: Tensor
+    quartic: Tensor
+    gap: Tensor
+
+
+def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -> list[Expansion]:
+    """Expansions of first (without φ″), second, third and fourth order, with proved gaps.
+
+    First and second order are Taylor's. For small b so are the others, with the gap of the mean value theorem. For
+    large b that is far too much, and a grid says more: between two points at distance h, a gap g exceeds the larger of
+    its values there by at most sup|g″| h²/8. And since a grid proves the gap of *any* coefficients, third and fourth
+    order are fitted: what is left of φ is an eighth of what Taylor's coefficients leave, or less. ReLU's kink is not
+    counted.
     """
     most = (SECOND[function], THIRD[function], FOURTH[function], FIFTH[function])
-    found = [m * b ** (k + 1) / math.factorial(k + 1) for k, m in enumerate(most, 1)]
+    zero = torch.zeros_like(b)
+    cubic, quartic = (zero + part / math.factorial(k) for k, part in ((3, known.third), (4, known.fourth)))
+    kept = ((zero, zero), (zero, zero), (cubic, zero), (cubic, quartic))
+    means = [m * b ** (k + 1) / math.factorial(k + 1) for k, m in enumerate(most, 1)]
+    found = [Expansion(*taylor, mean) for taylor, mean in zip(kept, means, strict=True)]
     if function == "relu":
         return found
-    terms = [part / math.factorial(k) for k, part in enumerate(known, 1)]
     places = torch.linspace(-1.0, 1.0, 2 * GRID + 1).to(b)
-    u = places.reshape(-1, *(1 for _ in b.shape)) * b
-    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x)
-    worst = []
-    for k, term in enumerate(terms, 1):
-        gap = gap - term * u**k
-        worst.append(gap.abs().amax(0))
+    v = places.reshape(-1, *(1 for _ in b.shape))
+    u = v * b
+    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u
+    gaps = [gap, gap - 0.5 * known.second * u**2]
+    gaps += [gaps[1] - cubic * u**3, gaps[1] - cubic * u**3 - quartic * u**4]
     slack = 2.0**-44 * (1.0 + x.abs() + b) * (1.0 + b) ** 4
-    step = 0.51 / GRID
-    finer = [w + step * (k + 1) * f + slack for k, (w, f) in enumerate(zip(worst, found, strict=True), 1)]
-    return [torch.minimum(f, g) for f, g in zip(found, finer, strict=True)]
+    for k in range(1, 5):
+        # g″ is Taylor's remainder of φ″ of order k − 1, plus what the fit adds.
+        bent = most[k - 1] * b ** (k - 1) / math.factorial(k - 1) + DERIVATIVE_ERROR * (1.0 + b) ** 2
+        tried = [(zero, zero)] if k < 3 else [(zero, zero), _fit(gaps[k - 1], v, b, k)]
+        for third, fourth in tried:
+            left = gaps[k - 1] - third * u**3 - fourth * u**4
+            rough = bent + 6.0 * third.abs() * b + 12.0 * fourth.abs() * b**2
+            rounding = slack + 2.0**-44 * (third.abs() * b**3 + fourth.abs() * b**4)
+            limit = left.abs().amax(0) + rough * (b / GRID).square() * 0.126 + rounding
+            better = limit < found[k - 1].gap
+            coefficients = kept[k - 1][0] + third, kept[k - 1][1] + fourth
+            found[k - 1] = Expansion(
+                *(
+                    torch.where(better, new, old)
+                    for new, old in zip((*coefficients, limit), found[k - 1], strict=True)
+                )
+            )
+    return found
+
+
+def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Coefficients of u³ and, in fourth order, of u⁴ that take most of a gap away, at places u = vb.
+
+    Least squares with more weight near the ends is near to the best in the largest error.
+    """
+    weight = (1.02 - v.square()) ** -0.5
+    scale = b.clamp(min=2.0**-60)
+    odd, even = 0.5 * (gap - gap.flip(0)), 0.5 * (gap + gap.flip(0))
+    third = (weight * odd * v**3).sum(0) / (weight * v**6).sum(0) / scale**3
+    fourth = (weight * even * v**4).sum(0) / (weight * v**8).sum(0) / scale**4
+    return third, fourth if order == 4 else torch.zeros_like(fourth)
 
 
 def derivatives(function: Activation, x: Tensor) -> Derivatives:

@@ -7,8 +7,8 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
   v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
   order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
   likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron.
-- As a vector, r = W_d(½φ″u² + φ‴u³/6 + φ⁗u⁴/24 + x) with x in a box (`smooth.gaps`; neurons that move far stop at an
-  earlier order): with K the shape of the pre-activations, the shape of a term φ⁽ᵏ⁾uᵏ/k! is W_dΦ K^∘ᵏ ΦW_dᵀ/k!².
+- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`smooth.expansions`; neurons that move far stop at an
+  earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, gaps
+from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, expansions
 from prooflens.engines.taylor_norms import (
     CHUNK,
     frobenius,
@@ -59,8 +59,9 @@ class NetworkSite:
         step, y = self.step, self.source
         self.h, self.b = self._hidden(step.bent)
         known = derivatives(step.function, self.h)
-        self.first, self.second, self.third, self.fourth = known
-        self.gaps = torch.stack(gaps(step.function, self.h, self.b, known))
+        self.first, self.second, self.third, _ = known
+        found = expansions(step.function, self.h, self.b, known)
+        self.cubics, self.quartics, self.gaps = (torch.stack(part) for part in zip(*found, strict=True))
         # The order that leaves least, neuron by neuron; second order is always kept.
         self.order = self.gaps[1:].argmin(0) + 2
         self.post = ACTIVATIONS[step.function](self.h)
@@ -137,16 +138,15 @@ class NetworkSite:
 
     def _shape(self, t: Int[Tensor, " T"], whole: bool) -> Float[Tensor, "T o o"]:
         step, b = self.step, self.b[t]
-        first, second, third, fourth = (x[t] for x in (self.first, self.second, self.third, self.fourth))
+        first, second = self.first[t], self.second[t]
         source, W, U = self.source, step.bent.weight, self.source.shape[t]
         slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
         order = self.order[t]
-        third, fourth = third * (order >= 3), fourth * (order >= 4)
-        rest = self._gap(order, t) + slack
+        cubic, quartic, rest = self._expansion(order, t)
+        rest = rest + slack
         if step.gate is None:
             K = image(W, U)
-            higher = ((3, third / 6.0), (4, fourth / 24.0))
-            terms = [[_weighted(K**order, w)] for order, w in higher]
+            terms = [[_weighted(K**3, cubic)], [_weighted(K**4, quartic)]]
             if whole:
                 terms.append([_weighted(K * K, 0.5 * second)])
             else:
@@ -157,11 +157,10 @@ class NetworkSite:
             other, reach = self.other[t], self.b_other[t]
             maps = torch.cat((W, step.up.weight))
             both = _quarters(image(maps, U))
-            pairs = (
-                (3, third / 6.0, 0.5 * second * (order >= 3)),
-                (4, fourth / 24.0, third / 6.0 * (order >= 4)),
-            )
-            terms = [_gated_terms(*both, a * other, c, order) for order, a, c in pairs]
+            # φ against the move of what it gates is expanded to one order less.
+            lower, _, less = self._expansion(order - 1, t)
+            pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
+            terms = [_gated_terms(*both, a * other, c, degree) for degree, a, c in pairs]
             a, c = 0.5 * second * other, first
             if whole:
                 terms.append(_gated_terms(*both, a, c, 2))
@@ -169,7 +168,7 @@ class NetworkSite:
                 x, e = (_quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
                 terms += [_gated_cross(x, e, a, c), _gated_terms(*e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
-                self._gap(order - 1, t) + self.kink[t] + slack + DERIVATIVE_ERROR
+                less + self.kink[t] + slack + DERIVATIVE_ERROR
             )
         parts = [self._down_image(some) for some in terms]
         J = frobenius(self.jacobian[t])
@@ -177,9 +176,13 @@ class NetworkSite:
         noise = noise + self._centre_noise[t]
         return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
 
-    def _gap(self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]) -> Float[Tensor, "T n"]:
-        """What an expansion of each neuron up to its order leaves."""
-        return self.gaps[:, t].gather(0, order[None] - 1)[0]
+    def _expansion(
+        self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]
+    ) -> tuple[Float[Tensor, "T n"], Float[Tensor, "T n"], Float[Tensor, "T n"]]:
+        """The coefficients of u³ and u⁴ in each neuron's expansion of its order, and what that leaves."""
+        parts = (self.cubics, self.quartics, self.gaps)
+        cubic, quartic, gap = (part[:, t].gather(0, order[None] - 1)[0] for part in parts)
+        return cubic, quartic, gap
 
     def _down_image(self, terms: list[Float[Tensor, "T n n"]]) -> Float[Tensor, "T o o"]:
         """W_d Σ terms W_dᵀ; the terms are products of a few numbers, which round by a few units of their size."""
@@ -296,8 +299,9 @@ class NetworkSite:
         size = 1.0 + length(step.bent.weight) * moved
         if step.bent.bias is not None:
             size = size + step.bent.bias.abs()
-        # φ′ + φ″b + φ‴b²/2 + φ⁗b³/6: how strongly the remainder's terms read an error of the pre-activation.
-        slope = 1.2 * (1.0 + self.b) ** 3
+        # φ′ + φ″b + 3|cubic|b² + 4|quartic|b³: how strongly the remainder's terms read an error of the pre-activation.
+        cubic, quartic = self.cubics.abs().amax(0), self.quartics.abs().amax(0)
+        slope = 1.2 * (1.0 + self.b) ** 3 + 3.0 * cubic * self.b.square() + 4.0 * quartic * self.b**3
         if step.gate is not None:
             size = size + length(step.up.weight) * moved
             if step.up.bias is not None:
