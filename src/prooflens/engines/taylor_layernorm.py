@@ -89,13 +89,14 @@ class NormSite:
     @cached_property
     def across(self) -> Float[Tensor, "S d d"]:
         """Π."""
-        unit = self.m / length(self.m).clamp(min=2.0**-500)[:, None] * self.split[:, None]
+        size = torch.linalg.vector_norm(self.m, dim=-1, keepdim=True).clamp(min=2.0**-500)
+        unit = self.m / size * self.split[:, None]
         return self.centring - unit[:, :, None] * unit[:, None, :]
 
     def _crosswise(self, w: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """Πw."""
         w = w - w.mean(-1, keepdim=True) if self.step.centred else w
-        unit = self.m[t] / length(self.m[t]).clamp(min=2.0**-500) * self.split[t]
+        unit = self.m[t] / torch.linalg.vector_norm(self.m[t]).clamp(min=2.0**-500) * self.split[t]
         crosswise: Tensor = w - (w @ unit)[:, None] * unit
         return crosswise
 
