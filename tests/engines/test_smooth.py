@@ -1,5 +1,6 @@
 """Derivatives of activations against ball arithmetic, and their suprema proved on a grid of balls."""
 
+import itertools
 import math
 
 import pytest
@@ -73,6 +74,28 @@ def test_gaps_hold_between_the_points_of_their_grid(function: Activation) -> Non
         assert bool((left.abs().amax(0) <= limit * (1 + 1e-9) + 1e-14).all())
         assert order > 2 or not bool(cubic.any())
         assert order > 3 or not bool(quartic.any())
+
+
+@pytest.mark.parametrize("function", SMOOTH)
+def test_expansions_hold_in_real_numbers(function: Activation) -> None:
+    """Coefficients and gaps as they were rounded, for moves where rounding is all there is and for large ones."""
+    x = torch.tensor([-31.0, -4.0, -1.3, 0.0, 0.7, 2.2, 50.0], dtype=torch.float64)[:, None]
+    b = torch.tensor([[0.0, 1e-9, 1e-5, 1e-3, 0.02, 0.3, 2.0, 40.0]], dtype=torch.float64)
+    known = derivatives(function, x)
+    found = expansions(function, x.expand(-1, 8), b.expand(7, -1), known)
+    places = 2.0 * torch.rand(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1.0
+    for i, j in itertools.product(range(7), range(8)):
+        center, far = arb(float(x[i])), float(b[0, j])
+        # What computed derivatives err by is counted where the gap is used.
+        slack = DERIVATIVE_ERROR * sum(far**k for k in range(1, 5))
+        first, second = (arb(float(part[i])) for part in known[:2])
+        for place in (*places.tolist(), -1.0, 1.0):
+            u = arb(place * far)
+            move = series(function, center + u)[0] - series(function, center)[0] - first * u
+            for order, expansion in enumerate(found, start=1):
+                cubic, quartic, gap = (float(part[i, j]) for part in expansion)
+                left = move - (second * u**2 / 2 if order > 1 else 0) - cubic * u**3 - quartic * u**4
+                assert abs(float(left.mid())) <= gap * (1 + 1e-12) + slack
 
 
 @pytest.mark.parametrize("function", SMOOTH)

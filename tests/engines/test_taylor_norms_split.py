@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from flint import arb, ctx
 from torch import Tensor
 
 from prooflens.engines.taylor_layernorm import NormSite
+from prooflens.engines.taylor_shapes import support
 from prooflens.engines.taylor_values import Factors, Root, Value
 from prooflens.models.sites import Norm
 from tests.engines.support import outside
@@ -21,7 +23,17 @@ from tests.engines.test_taylor_sites import normal
 
 SLACK = 2e-14
 ETAS = [0.0, 1e-6, 0.05, 0.3, 0.47, 0.499999, 0.5, 0.8]
-MOVES = [(0.02, 0.0), (0.0, 0.02), (0.01, 0.03), (0.3, 0.0), (0.0, 0.6), (0.3, 0.714), (0.3, 0.2), (0.8, 0.1)]
+MOVES = [
+    (0.02, 0.0),
+    (0.0, 0.02),
+    (0.01, 0.03),
+    (0.3, 0.0),
+    (0.0, 0.6),
+    (0.3, 0.714),
+    (0.3, 0.2),
+    (0.8, 0.1),
+    (1.3, 0.2),
+]
 """How far along m, by ‖m‖, and across, by √q."""
 SHARES = [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.96, 0.04), (0.04, 0.96)]
 """What of it is in the linear part, and what in e."""
@@ -73,8 +85,9 @@ def tokens_of(seed: int, d: int, centred: bool, eta: float) -> tuple[Tokens, flo
     size[:, 0, 1] *= sign
     size = size[..., None]
     a, b = (size[:, 0, i] * m - size[:, 1, i] * across for i in range(2))
-    offset = 0.7 * normal(seed + 2, S, 1) if centred else 0.0
-    return Tokens(m + offset, a[..., None], b[..., None]), eps
+    # What all coordinates share is not seen.
+    u, a, b = (x + 0.5 * centred * normal(seed + i, S, 1) for i, x in enumerate((m, a, b), 2))
+    return Tokens(u, a[..., None], b[..., None]), eps
 
 
 def ends(S: int) -> tuple[Tensor, Tensor]:
@@ -226,3 +239,54 @@ def test_ascent_stays_below_the_bounds(centred: bool, size: float) -> None:
             alpha, zeta = ascend(step, site, tokens, 0, v, rest, seed)
             linear, e = alpha @ a[0].T, zeta @ b[0].T
             assert_covectors_hold(step, site, 0, linear, e, v)
+
+
+def dot(x: list[arb], y: list[arb]) -> arb:
+    return sum((a * b for a, b in zip(x, y, strict=True)), arb(0))
+
+
+def balls(x: Tensor) -> list[arb]:
+    return [arb(y) for y in x.tolist()]
+
+
+def exactly(x: list[arb], gain: list[arb], eps: float, centred: bool) -> list[arb]:
+    """The norm in ball arithmetic."""
+    mean = sum(x, arb(0)) / len(x) if centred else arb(0)
+    m = [y - mean for y in x]
+    sigma = (dot(m, m) / len(x) + arb(eps)).sqrt()
+    return [g * y / sigma for g, y in zip(gain, m, strict=True)]
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("mean", [0.0, 1e4, 1e8, 1e12, 1e15])
+def test_cancellation_is_counted(centred: bool, mean: float) -> None:
+    """Real numbers against computed bounds, where m is the small difference of large coordinates, or all is large."""
+    ctx.prec = 200
+    for seed, size in itertools.product(range(4), (1e-9, 1e-3, 0.2)):
+        d = 2 + seed
+        u = mean + normal(seed, 1, d) if centred else (1.0 + mean) * normal(seed, 1, d)
+        m = centre_of(u, centred)
+        long = float(torch.linalg.vector_norm(m))
+        a, b = (size * long * normal(seed + i, 1, d, 1) for i in (1, 2))
+        a = size * m[..., None] if seed % 2 else a
+        gain, eps = normal(seed + 3, d), (1e-12, 0.3)[seed // 2] * long**2 / d + 1e-12
+        tokens = Tokens(u, a, b)
+        step = Norm("n", ("r",), gain, None, eps, centred)
+        site = NormSite(step, tokens.value)
+        v = covectors(tokens, centred, 0, gain, seed)
+        Q, error = site.quadratic(v, 0)
+        bound, held = site.bound(v, 0).tolist(), (support(site.shape[0], v) + site.noise(v, 0)).tolist()
+        left = (site.rest(v, 0) + 0.5 * error * a.square().sum()).tolist()
+        center, pulled = balls(step(u)[0]), site.pull(v, 0)
+        for sign in (1.0, -1.0):
+            linear, e = balls(a[0, :, 0]), balls(sign * b[0, :, 0])
+            move = [x + y for x, y in zip(linear, e, strict=True)]
+            real = exactly([x + y for x, y in zip(balls(u[0]), move, strict=True)], balls(gain), eps, centred)
+            rest = [x - y for x, y in zip(real, center, strict=True)]
+            for k in range(len(v)):
+                found = dot(balls(v[k]), rest) - dot(balls(pulled[k]), move)
+                second = dot(linear, [dot(balls(row), linear) for row in Q[k]]) / 2
+                assert not float(found.mid()) > bound[k][0]
+                assert not -float(found.mid()) > bound[k][1]
+                assert not abs(float((found - second).mid())) > left[k]
+                assert not abs(float(found.mid())) > held[k]

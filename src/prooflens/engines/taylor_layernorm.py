@@ -89,8 +89,9 @@ class NormSite:
     @cached_property
     def across(self) -> Float[Tensor, "S d d"]:
         """Π."""
+        # Not by `length`, which is raised by far more than units.
         size = torch.linalg.vector_norm(self.m, dim=-1, keepdim=True).clamp(min=2.0**-500)
-        unit = self.m / size * self.split[:, None]
+        unit: Tensor = self.m / size * self.split[:, None]
         return self.centring - unit[:, :, None] * unit[:, None, :]
 
     def _crosswise(self, w: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
