@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
+from prooflens.engines.smooth import derivatives
 from prooflens.engines.taylor_attention import Heads, ScoreSite
 from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_mixing import Grams, MixShape
@@ -113,6 +114,30 @@ def test_networks(function: Activation, gated: bool, sizes: tuple[float, float])
         linear, e = moves(a, b)
         rest = run(u + linear + e) - run(u) - (linear + e) @ site.jacobian[0].T
         assert_site_holds(site, linear, rest)
+
+
+@pytest.mark.parametrize("function", ["gelu", "gelu_tanh", "silu", "tanh"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_networks_that_move_too_far_to_be_expanded(function: Activation, gated: bool) -> None:
+    """Where φ″ = 0, what the expansion leaves is all there is of one neuron, and of one that another holds up."""
+    low, high = (-0.1, 0.1) if function == "tanh" else (1.0, 4.0)
+    for _ in range(80):
+        x = 0.5 * (low + high)
+        bends = float(derivatives(function, torch.tensor(x, dtype=torch.float64)).second) > 0
+        low, high = (x, high) if bends else (low, x)
+    moving = Affine("h", ("r",), torch.tensor([[1.0, 0.0]]).double(), torch.tensor([x]).double(), 1, (1,))
+    still = Affine("h", ("r",), torch.zeros(1, 2).double(), torch.tensor([-3.0]).double(), 1, (1,))
+    step = Network("n", "r", function, still if gated else moving, moving if gated else None, None)
+    for size, size_e in ((30.0, 0.0), (0.0, 30.0)):
+        a, b = (torch.tensor([[far], [0.0]]).double() for far in (size, size_e))
+        site = NetworkSite(step, value_of(torch.zeros(2).double(), a, b))
+        linear, e = moves(a, b)
+        post = ACTIVATIONS[function](moving(linear + e)) - ACTIVATIONS[function](
+            moving(torch.zeros(2).double())
+        )
+        rest = post * (-3.0 if gated else 1.0) - (linear + e) @ site.jacobian[0].T
+        assert_site_holds(site, linear, rest)
+        assert float(rest.abs().max()) > 0.5 * float(site.shape[0].sqrt())
 
 
 class Mixing:
