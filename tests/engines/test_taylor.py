@@ -14,6 +14,7 @@ from prooflens.engines.attack import Budget, break_claims
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
 from prooflens.engines.taylor import Taylor
+from prooflens.engines.taylor_readings import Supports
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
 from prooflens.queries import parse_query
@@ -141,7 +142,21 @@ def test_stages_are_reported() -> None:
         problem, random_forms(problem, 1, 2, seed=0)
     )
     assert stages[0] == "layer 0"
-    assert stages[-1] == "functionals"
+    assert "functionals" in stages
+    assert stages[-1] == "Hessians"
+
+
+def test_few_factors_are_asked_of_every_reading() -> None:
+    """Where widths are wanted and not signs alone: forms that are decided get tighter too."""
+    problem = problem_of("toy", 0.01)
+    forms = random_forms(problem, 1, 12, seed=0)
+    engine = Taylor()
+    found = engine.bound_forms(problem, forms)
+    with torch.no_grad():
+        once = engine._parts(engine.walk(problem, forms), problem, forms, Supports())
+    assert bool((found.upper - found.lower < 0.95 * (once.upper - once.lower)).any())
+    assert bool((found.lower >= once.lower).all())
+    assert bool((found.upper <= once.upper).all())
 
 
 def test_a_region_without_moving_tokens_is_a_point() -> None:

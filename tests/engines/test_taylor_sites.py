@@ -112,8 +112,23 @@ def test_networks(function: Activation, gated: bool, sizes: tuple[float, float])
             return post if step.down is None else step.down(post)
 
         linear, e = moves(a, b)
-        rest = run(u + linear + e) - run(u) - (linear + e) @ site.jacobian[0].T
+        rest = run(u + linear + e) - site.output[0] - (linear + e) @ site.jacobian[0].T
         assert_site_holds(site, linear, rest)
+
+
+def test_a_chord_stands_for_a_relu_whose_kink_is_in_reach() -> None:
+    """Off by (b² − h²)/4b at both ends and at the kink, which is at most half of what the tangent misses."""
+    for h in (-1.2, -0.999, -0.5, 0.0, 0.3, 0.999, 1.2):
+        up = Affine("h", ("r",), torch.ones(1, 1).double(), torch.ones(1).double() * h, 1, (1,))
+        far = torch.ones(1, 1).double()
+        site = NetworkSite(Network("n", "r", "relu", up, None, None), value_of(far[0] * 0, far, far * 0))
+        u = torch.tensor([[-1.0], [-h], [1.0]], dtype=torch.float64).clamp(-1.0, 1.0)
+        rest = (h + u).clamp(min=0.0) - site.output[0] - u @ site.jacobian[0].T
+        height = max(0.0, (1.0 - h * h) / 4.0)
+        assert torch.allclose(rest.abs(), torch.full_like(rest, height), atol=1e-9)
+        assert float(site.kink[0, 0]) >= height - 1e-15
+        assert float(site.kink[0, 0]) <= max(0.0, 0.5 * (1.0 - abs(h))) + 1e-9
+        assert_site_holds(site, u, rest)
 
 
 @pytest.mark.parametrize("function", ["gelu", "gelu_tanh", "silu", "tanh"])

@@ -45,6 +45,9 @@ from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
 from prooflens.regions import Region
 
+FEW = 512
+"""With so many factors every reading is cheap, and asked of all forms where more than their signs is wanted."""
+
 
 def default_memory(device: torch.device) -> int:
     """Bytes that the engine may use where nobody says otherwise: two thirds of what the device has."""
@@ -129,11 +132,13 @@ class Taylor:
     def _refine(
         self, walk: Walk, problem: Problem, forms: Forms, found: Part, reading: Supports | None
     ) -> None:
-        """Ask again about forms whose sign is open, as far as the answer may change that."""
-        chosen = found.open()
-        if reading is None and not hessian_batch(walk.memory, len(walk.chains[0].root.half)):
+        """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
+        factors = len(walk.chains[0].root.half)
+        whole = not forms.signs and factors <= FEW
+        chosen = torch.arange(forms.size).to(found.corner.device) if whole else found.open()
+        if reading is None and not hessian_batch(walk.memory, factors):
             return
-        if reading is None and len(chosen):
+        if reading is None and len(chosen) and not whole:
             least = self._parts(walk, problem, forms.select(chosen.cpu()), Beyond())
             chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
         if len(chosen):

@@ -6,7 +6,10 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
 - For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
   v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
   order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
-  likewise; a ReLU whose kink is in reach adds what it may miss, neuron by neuron.
+  likewise.
+- A ReLU whose kink is in reach has no tangent that is any good. Its stand-in is the chord over |u| ≤ b, lowered by half
+  its height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
+  (b² − h²)/4b, which is added neuron by neuron.
 - As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`smooth.expansions`; neurons that move far stop at an
   earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
@@ -71,8 +74,9 @@ class NetworkSite:
             + FOURTH[step.function] * b.square() / 12.0
             + DERIVATIVE_ERROR
         )
-        # max(0, h + u) minus its tangent lies in [0, b − |h|]; other activations have no kink.
-        self.kink = (b - self.h.abs()).clamp(min=0.0) if step.function == "relu" else torch.zeros_like(b)
+        self.kink = torch.zeros_like(b)
+        if step.function == "relu":
+            self._chords()
         if step.gate is not None:
             self.other, self.b_other = self._hidden(step.up)
             self.d_first = grow(
@@ -84,6 +88,16 @@ class NetworkSite:
         self.row_sizes = grow(length(step.bent.weight) * frobenius(y.ellipsoid)[:, None])
         self.other_rows = step.up.weight @ y.ellipsoid if step.gate is not None else None
         self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
+
+    def _chords(self) -> None:
+        """Chords for tangents where a kink is in reach; where the reach is not finite nothing is known."""
+        h, b = self.h, self.b
+        bent = b > h.abs()
+        width = torch.where(bent & b.isfinite(), b, 1.0)
+        self.first = torch.where(bent, (0.5 * (h / width + 1.0)).clamp(0.0, 1.0), self.first)
+        self.post = torch.where(bent, self.post + (width - h.abs()).square() / (4.0 * width), self.post)
+        height = grow((width - h.abs()) * (width + h.abs()) / (4.0 * width)) + gamma(16) * width
+        self.kink = torch.where(bent, torch.where(b.isfinite(), height, torch.inf), self.kink)
 
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
         """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
@@ -262,15 +276,14 @@ class NetworkSite:
                     rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
                 )
             sides.append(top_eigenvalue(form) + error)
-        kinks = self._kinks(a, size, t) + self.noise(v, t)[:, None]
-        return grow(0.5 * torch.stack(sides, -1) + kinks)
+        kinks = self._kinks(size, t) + self.noise(v, t)
+        return grow(0.5 * torch.stack(sides, -1) + kinks[:, None])
 
-    def _kinks(self, a: Float[Tensor, "F n"], size: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """What kinks add to v·r and to −v·r, for |a| ≤ size: they lie above the tangent, a gate may turn them."""
-        if self.step.gate is None:
-            return torch.stack((size + a, size - a), -1).mT @ self.kink[t] * 0.5
-        a, turned = a * self.other[t], size * (self.other[t].abs() + 2.0 * self.b_other[t])
-        return torch.stack((turned + a, turned - a), -1).mT @ self.kink[t] * 0.5
+    def _kinks(self, size: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
+        """What kinks add to ±v·r, for |a| ≤ size."""
+        if self.step.gate is not None:
+            size = size * (self.other[t].abs() + self.b_other[t])
+        return size @ self.kink[t]
 
     @cached_property
     def sway(self) -> Float[Tensor, "S n"]:
