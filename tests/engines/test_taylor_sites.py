@@ -6,6 +6,7 @@ covector and what it leaves beyond its second order are asked alone.
 """
 
 import itertools
+from fractions import Fraction
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def moves(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_site_holds(site: NormSite | NetworkSite, linear: Tensor, rest: Tensor) -> None:
-    """r lies in the ellipsoid and below the bounds, and less its second order below what is left."""
+    """r lies in the ellipsoid and below its bounds, less second order below what is left; covectors go back by J."""
     assert outside(site.shape[0], rest) <= SLACK
     u = site.source.u[0]
     some = (
@@ -63,6 +64,7 @@ def assert_site_holds(site: NormSite | NetworkSite, linear: Tensor, rest: Tensor
     )
     v = torch.cat((some, rest[:: max(1, len(rest) // 40)]))
     v = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=1e-280)
+    assert torch.allclose(site.pull(v, 0), v @ site.jacobian[0], rtol=1e-12, atol=1e-12)
     far = rest @ v.T
     limit = site.bound(v, 0)
     assert bool((far.amax(0) <= limit[:, 0] + SLACK).all())
@@ -129,6 +131,24 @@ def test_a_chord_stands_for_a_relu_whose_kink_is_in_reach() -> None:
         assert float(site.kink[0, 0]) >= height - 1e-15
         assert float(site.kink[0, 0]) <= max(0.0, 0.5 * (1.0 - abs(h))) + 1e-9
         assert_site_holds(site, u, rest)
+
+
+def test_a_chord_is_off_by_no_more_than_its_kink_in_exact_arithmetic() -> None:
+    """As computed, with its own rounding: kinks hardly in reach or in the middle, of small and large moves."""
+    far = torch.ones(1, 1).double()
+    near = [1.0 - 2.0**-k for k in (1, 3, 20, 30, 40, 50)] + [2.0**-k for k in (30, 60)] + [0.0, 1.0 / 3.0]
+    for size, h in itertools.product((1e-60, 0.3, 1.0, 7e5), [*near, *(-x for x in near)]):
+        up = Affine("h", ("r",), far, far[0] * h * size, 1, (1,))
+        site = NetworkSite(
+            Network("n", "r", "relu", up, None, None), value_of(far[0] * 0, size * far, far * 0)
+        )
+        at, b, first, post, kink = (
+            Fraction(float(x[0, 0])) for x in (site.h, site.b, site.first, site.post, site.kink)
+        )
+        assert b > abs(at)
+        assert kink < Fraction(1.0 + 1e-9) * (b * b - at * at) / (4 * b) + b * Fraction(1e-14)
+        for u in (-b, -at, b):
+            assert abs(max(Fraction(0), at + u) - post - first * u) <= kink
 
 
 @pytest.mark.parametrize("function", ["gelu", "gelu_tanh", "silu", "tanh"])
