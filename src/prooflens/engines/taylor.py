@@ -45,8 +45,8 @@ from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
 from prooflens.regions import Region
 
-FEW = 512
-"""With so many factors every reading is cheap, and asked of all forms where more than their signs is wanted."""
+FEW = 2**22
+"""So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
 
 
 def default_memory(device: torch.device) -> int:
@@ -134,7 +134,7 @@ class Taylor:
     ) -> None:
         """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
         factors = len(walk.chains[0].root.half)
-        whole = not forms.signs and factors <= FEW
+        whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size).to(found.corner.device) if whole else found.open()
         if reading is None and not hessian_batch(walk.memory, factors):
             return

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.taylor_norms import frobenius, grow, half, length, product_error, top_eigenvalue
+from prooflens.engines.taylor_origins import Origin
 from prooflens.engines.taylor_shapes import ball, gram, image, total, trace, weights_of_sum
 
 UNREAD = 0.01
@@ -71,12 +72,13 @@ class Factors:
 
 @dataclass(eq=False)
 class Root:
-    """Where a chain starts: its value, N per token, and the shape of e."""
+    """Where a chain starts: its value, N per token, the shape of e, and what e comes from."""
 
     u: Float[Tensor, "S d"]
     N: Float[Tensor, "S d p"]
     B: Float[Tensor, "S d d"]
     factors: Factors
+    origins: list[Origin] = field(default_factory=list)
 
     @property
     def half(self) -> Float[Tensor, " p"]:

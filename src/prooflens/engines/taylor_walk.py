@@ -21,8 +21,9 @@ from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_network import NetworkSite, affine_noise
 from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
+from prooflens.engines.taylor_origins import carried_on, kept_apart, reached
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
-from prooflens.engines.taylor_shapes import ball, image, support, total, total_along, trace
+from prooflens.engines.taylor_shapes import ball, image, support, total, trace
 from prooflens.engines.taylor_values import Factors, Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
@@ -176,16 +177,18 @@ class Walk:
         T, S, d, m = A.shape
         flat = A.movedim(1, 2).reshape(T * d, S * m)
         N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
-        stretch = chain.root.stretch
-        noise = (error + product_error(S * m, frobenius(A))) @ stretch
+        noise = (error + product_error(S * m, frobenius(A))) @ chain.root.stretch
         chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
+        carried, lost = carried_on(chain.root.origins, A, error)
+        noise = noise + lost
+        own = {name: chain.shapes[name] for name in stream.sources | q.sources}
+        if carried:
+            del own[segment.root]
         parts: list[Tensor] = []
-        for name in stream.sources | q.sources:
-            shape = chain.shapes[name]
+        for name, shape in own.items():
             A, error = mix.tangent(by(q, name), by(k, name), by(v, name), by(stream, name), tokens)
             noise = noise + error @ trace(shape).sqrt()
-            # What tokens add is a sum of ellipsoids; most of it comes from the token itself.
-            parts.append(torch.cat([total_along(image(A[some], shape)) for some in chunks]))
+            parts.append(reached(A, shape, chunks))
         noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
         grams = Grams.of(mix, k, v)
         mixed, beyond = [], []
@@ -199,9 +202,12 @@ class Walk:
             mixed.append(total([second, *rest]))
         chain.mixed = torch.cat(mixed)
         chain.beyond = torch.cat(beyond) if beyond else None
-        B = total([*parts, chain.mixed, ball(grow(noise), d)])
+        missed = total([*parts, chain.mixed, ball(grow(noise), d)])
+        there = [reached(J, shape, chunks) for shape, J in carried]
+        room = 0 if self.quick else int(self.memory // (64 * T * S * d * m))
+        origins = kept_apart(carried, there, missed, room)
         u = stream.u + names.output(mix.z)
-        return Root(u[tokens], N, B, chain.root.factors)
+        return Root(u[tokens], N, total([*there, missed]), chain.root.factors, origins)
 
     def _tokens_at_once(self, mix: MixSite, d: int) -> int:
         """How many query tokens fit into half of the memory while their ellipsoids are made."""
