@@ -31,15 +31,17 @@ def problem_of(name: str, eps: float = 0.02, seed: int = 1) -> Problem:
     return Problem(model_of(name), Ball(eps).around(input_of(name, seed=seed)))
 
 
-def tiny_model(seed: int, d_model: int = 4, n_heads: int = 1, **kind: object) -> Transformer:
-    """One layer with random weights; by default the paper's encoder, post-norm with ReLU."""
+def tiny_model(
+    seed: int, d_model: int = 4, n_heads: int = 1, n_layers: int = 1, **kind: object
+) -> Transformer:
+    """One layer or more with random weights; by default the paper's encoder, post-norm with ReLU."""
     options: dict[str, object] = {
         "activation": "relu",
         "norm_place": "post",
         "pool": "mean",
         "d_out": 2,
     } | kind
-    architecture = Architecture("encoder", 1, n_heads, d_model, 2 * d_model, **options)  # type: ignore[arg-type]
+    architecture = Architecture("encoder", n_layers, n_heads, d_model, 2 * d_model, **options)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     shapes = optional_shapes(architecture) | required_shapes(architecture)
     weights = {

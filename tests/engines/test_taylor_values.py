@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from prooflens import Ball, Paraphrases
-from prooflens.engines import Problem
+from prooflens.engines import Problem, taylor_walk
 from prooflens.engines import taylor_shapes as shapes
+from prooflens.engines.taylor_origins import kept_apart
 from prooflens.engines.taylor_segments import Network
 from prooflens.engines.taylor_shapes import support
 from prooflens.engines.taylor_walk import Chain, Walk
@@ -217,3 +218,27 @@ def test_tiny_ellipsoids_do_not_vanish() -> None:
         assert float(support(shapes.ball(torch.tensor(size, dtype=torch.float64), 2), w)) >= size
         far = float(torch.linalg.vector_norm(w @ A / size)) * size
         assert float(support(shapes.gram(A), w)) >= far
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 9])
+@pytest.mark.parametrize("seed", range(4))
+def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What four mixings carry on, kept apart as far as there is room."""
+    monkeypatch.setattr(
+        taylor_walk,
+        "kept_apart",
+        lambda origins, shapes, missed, _: kept_apart(origins, shapes, missed, room),
+    )
+    kinds: list[dict[str, object]] = [
+        {"activation": "silu", "gated": True, "norm_kind": "rms", "norm_place": "pre", "causal": True},
+        {"activation": "gelu"},
+        {"activation": "tanh", "norm_place": "pre"},
+        {"activation": "relu"},
+    ]
+    model = tiny_model(40 + seed, d_model=6, n_heads=2, n_layers=5, **kinds[seed])
+    problem = random_problem(model, 4, 2e-4, seed)
+    walk = walk_of(problem)
+    assert [len(chain.root.origins) for chain in walk.chains[1:6]] == [
+        1 if room == 0 else min(room, number) + 1 for number in range(5)
+    ]
+    assert assert_holds(problem, seed) > 500
