@@ -1,6 +1,7 @@
 """`taylor` against attained values, corners, attacks and other proved engines, on every family and at depth."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from prooflens.engines import taylor_shapes as shapes
 from prooflens.engines.attack import Budget, break_claims
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
-from prooflens.engines.taylor import Taylor
+from prooflens.engines.taylor import Taylor, pieces
 from prooflens.engines.taylor_readings import Supports
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
 from prooflens.queries import parse_query
 from prooflens.regions import Region
-from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, model_of, problem_of, tiny_model
+from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, margins, model_of, problem_of, tiny_model
 from tests.engines.support import assert_contains, attained, random_forms, random_problem
 
 LAYERS = (0, 1)
@@ -247,3 +248,39 @@ def test_ellipsoids_hold_what_they_are_made_of() -> None:
         assert bool(
             ((corners @ w.T).abs().amax(0) <= shapes.support(shapes.box(torch.eye(5).double(), X), w)).all()
         )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_pieces_cover_a_box_of_few_factors(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    G = torch.randn(count, 3, 4, generator=generator, dtype=torch.float64)
+    region = Region(x, generators=G)
+    parts = list(pieces(region))
+    assert len(parts) == {1: 16, 2: 16, 3: 8, 4: 16}[count]
+    alpha = torch.rand(200, count, generator=generator, dtype=torch.float64) * 2 - 1
+    for point in region.point(torch.cat((alpha, alpha.sign()))):
+        assert any(part.contains(point, tolerance=1e-12) for part, _ in parts)
+    for part, blur in parts:
+        shares = torch.linalg.lstsq(G.flatten(1).T, (part.center - x).flatten()[:, None]).solution
+        exact = x + torch.einsum("k,ksd->sd", (shares[:, 0] * 16).round() / 16, G)
+        assert float(torch.linalg.vector_norm(part.center - exact, dim=-1).max()) <= blur < 1e-13
+
+
+def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
+    """Margins of wide boxes: more signs than from the whole box, all of them right."""
+    decided = {"whole": 0, "pieces": 0}
+    for seed in range(6):
+        model = model_of("toy")
+        generator = torch.Generator().manual_seed(seed)
+        x = model.example(seed % 5).x
+        G = 0.12 * torch.randn(1 + seed % 2, *x.shape, generator=generator, dtype=torch.float64)
+        problem = Problem(model, Region(x, generators=G))
+        forms = replace(margins(problem, 1), signs=True)
+        found = Taylor().bound_forms(problem, forms)
+        assert_contains(problem, forms, found, seed)
+        with patch("prooflens.engines.taylor.PIECES", ()):
+            whole = Taylor().bound_forms(problem, forms)
+        decided["whole"] += int(((whole.lower > 0) | (whole.upper < 0)).sum())
+        decided["pieces"] += int(((found.lower > 0) | (found.upper < 0)).sum())
+    assert decided["pieces"] > decided["whole"]

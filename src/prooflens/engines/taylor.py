@@ -21,9 +21,10 @@ or covector that was rounded is a slightly different stand-in, and what it misse
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,10 @@ from prooflens.regions import Region
 
 FEW = 2**22
 """So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
+
+
+PIECES = (16, 4, 2, 2)
+"""Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors: powers of two."""
 
 
 def default_memory(device: torch.device) -> int:
@@ -99,6 +104,7 @@ class Taylor:
                 del walk
                 if len(chosen := found.open()):
                     found.improve(chosen, self._found(problem, forms.select(chosen.cpu())))
+            self._ask_pieces(problem, forms, found)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem) -> HiddenBounds:
@@ -120,9 +126,28 @@ class Taylor:
             return nothing_known(asked)
         return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
-    def _found(self, problem: Problem, forms: Forms) -> Part:
+    def _ask_pieces(self, problem: Problem, forms: Forms, found: Part) -> None:
+        """Ask about open signs in pieces of a box of few factors: what holds in all of them holds."""
+        chosen = found.open()
+        if not (self.thorough and 0 < problem.region.n_factors <= len(PIECES)):
+            return
+        worst: Part | None = None
+        for piece, blur in pieces(problem.region):
+            if not len(chosen):
+                return
+            part = self._found(replace(problem, region=piece), forms.select(chosen.cpu()), blur)
+            if worst is not None:
+                part = part._replace(
+                    lower=torch.minimum(part.lower, worst.lower), upper=torch.maximum(part.upper, worst.upper)
+                )
+            decided = (part.lower > 0.0) | (part.upper < 0.0)
+            chosen, worst = chosen[decided], Part(*(side[decided] for side in part))
+        if worst is not None:
+            found.improve(chosen, worst)
+
+    def _found(self, problem: Problem, forms: Forms, blur: float = 0.0) -> Part:
         """All readings, each where the one before leaves a sign open."""
-        walk = self.walk(problem, forms)
+        walk = self.walk(problem, forms, blur=blur)
         found = self._parts(walk, problem, forms, Supports())
         if walk.kept is None:
             self._refine(walk, problem, forms, found, Eigenvalues())
@@ -161,7 +186,7 @@ class Taylor:
                 self.progress(stage, min(1.0, (start + size) / forms.size))
         return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
-    def walk(self, problem: Problem, forms: Forms, quick: bool = False) -> Walk:
+    def walk(self, problem: Problem, forms: Forms, quick: bool = False, blur: float = 0.0) -> Walk:
         """Everything about the region that no form enters; quickly, so that no Hessian can be asked for."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
@@ -171,7 +196,7 @@ class Taylor:
         spare = allowed - least_memory(problem, forms) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept, quick)
+        walk = Walk(max(spare, 2**26), self.progress or (lambda stage, share: None), kept, quick, blur)
         segments = segments_of(program)
         read = None
         if segments[-1].final is not None:
@@ -198,6 +223,16 @@ class Part(NamedTuple):
         """Take over what was found for some forms, where it is better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
+
+
+def pieces(region: Region) -> Iterator[tuple[Region, float]]:
+    """Boxes of equal size that cover the region's, and what their centres are off by; shares of factors are exact."""
+    G = region.dense_generators()
+    n = PIECES[len(G) - 1]
+    blur = grow(gamma(len(G) + 8) * length(region.center.abs() + G.abs().sum(0)).amax())
+    for shares in itertools.product(range(1 - n, n, 2), repeat=len(G)):
+        move = torch.tensordot(torch.tensor(shares).to(G) / n, G, 1)
+        yield Region(region.center + move, generators=G / n, label=region.label), float(blur)
 
 
 def factors(region: Region) -> Float[Tensor, "S d p"]:

@@ -43,6 +43,8 @@ class Walk:
     """Layers whose chains are kept whole; None for all, as walking back needs them."""
     quick: bool = False
     """Whether mixings are bounded in few steps."""
+    blur: float = 0.0
+    """What the centre of a token may be off by, in the 2-norm."""
     visit: Callable[[Chain], None] = lambda chain: None
     """Called with every chain as soon as its scores are known."""
     chains: list[Chain] = field(default_factory=list)
@@ -55,9 +57,9 @@ class Walk:
         read: list[int] | None = None,
     ) -> None:
         """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
-        root = _input(center, generators, torch.ones(generators.shape[-1]).to(center))
+        root = _input(center, generators, torch.ones(generators.shape[-1]).to(center), self.blur)
         if segments[0].attention is not None:
-            root = _input(center, generators, self._widths(segments[0], root))
+            root = _input(center, generators, self._widths(segments[0], root), self.blur)
         for number, segment in enumerate(segments):
             chain = Chain(segment, root)
             if segment.attention is not None:
@@ -378,13 +380,13 @@ def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
 
 
 def _input(
-    center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"]
+    center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"], blur: float
 ) -> Root:
     """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
     d = center.shape[1]
-    radius = torch.zeros_like(center[:, 0])
+    radius = torch.full_like(center[:, 0], blur)
     if bool((half != 1.0).any()):
-        radius = grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
+        radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
     return Root(center, generators / half, ball(radius, d), Factors.of(generators, half))
 
 
