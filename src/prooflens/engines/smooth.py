@@ -70,8 +70,7 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
     First and second order are Taylor's. For small b so are the others, with the gap of the mean value theorem. For
     large b that is far too much, and a grid says more: between two points at distance h, a gap g exceeds the larger of
     its values there by at most sup|g″| h²/8. And since a grid proves the gap of *any* coefficients, third and fourth
-    order are fitted: what is left of φ is an eighth of what Taylor's coefficients leave, or less. ReLU's kink is not
-    counted.
+    order are fitted: of u⁵ and u⁶ an eighth is left of what Taylor's coefficients leave. ReLU's kink is not counted.
     """
     most = (SECOND[function], THIRD[function], FOURTH[function], FIFTH[function])
     zero = torch.zeros_like(b)

@@ -80,6 +80,8 @@ class Walk:
                 stage = "output" if segment.layer is None else f"layer {segment.layer}"
                 self.progress(stage, number / len(segments))
                 root = self._next(chain)
+                # Only the way forward asks for them, and their Jacobians are the largest things there are.
+                chain.root.origins.clear()
                 if self.kept is not None and segment.layer not in self.kept:
                     chain.forget()
 
