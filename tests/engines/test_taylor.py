@@ -284,3 +284,22 @@ def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
         decided["whole"] += int(((whole.lower > 0) | (whole.upper < 0)).sum())
         decided["pieces"] += int(((found.lower > 0) | (found.upper < 0)).sum())
     assert decided["pieces"] > decided["whole"]
+
+
+@pytest.mark.parametrize("name", ["toy", "gpt2"])
+@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize("size", [0.0, 1e-320, 0.05, 5.0])
+def test_edges_of_boxes_of_one_factor(name: str, n_tokens: int, size: float) -> None:
+    """A point, a denormal width, one token, a masked one, scores of thousands: contained, and never NaN."""
+    model = model_of(name)
+    generator = torch.Generator().manual_seed(n_tokens)
+    shape = (n_tokens, model.architecture.d_model)
+    x, g = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    padding = torch.arange(n_tokens) < max(1, n_tokens - 1) if name == "toy" else None
+    for scale in (1.0, 50.0):
+        problem = Problem(model, Region(scale * x, generators=size * g[None]), padding)
+        forms = random_forms(problem, model.architecture.n_layers - 1, 4, seed=1)
+        for signs in (True, False):
+            found = Taylor().bound_forms(problem, replace(forms, signs=signs))
+            assert not bool(torch.stack((found.lower, found.upper)).isnan().any())
+            assert_contains(problem, forms, found, seed=1, points=60)
