@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prooflens.statistics import clopper_pearson
-from prooflens.studies import Result, Row, Settings, Sheet, StudyError, get_study, study_names
+from prooflens.studies import Result, Row, Settings, Sheet, StudyError, base, get_study, study_names
 from prooflens.studies.base import Study
 
 LABELS = (
@@ -59,6 +59,16 @@ def test_a_result_survives_json() -> None:
     assert made.rows[0].seconds == 0.1235
     with pytest.raises(StudyError, match="not the result"):
         Result.from_dict({"name": "s"})
+
+
+def test_the_code_that_made_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "revision", lambda: "abc1234+")
+    one = Study("s", "A title", "synthetic", "toy", lambda settings, sheet: None)
+    made = one(Settings(seed=17))
+    assert (made.commit, made.code) == ("abc1234+", "commit abc1234+")
+    assert Result.from_dict(made.to_dict()) == made
+    old = {name: value for name, value in made.to_dict().items() if name != "commit"}
+    assert Result.from_dict(old).code == f"prooflens {made.version}", "older files do not say"
 
 
 def test_a_stand_in_is_named_in_the_title() -> None:

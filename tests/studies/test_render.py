@@ -46,6 +46,8 @@ def test_a_table_keeps_proofs_estimates_and_attacks_apart() -> None:
     )
     assert "| P10 | 0.1 | 0.2 | 7 |" in text
     assert "    prooflens reproduce layer0_all\n" in text
+    assert "\n1.5 minutes; model: toy; prooflens 0.\n" in text
+    assert "; model: toy; commit abc1234.\n" in markdown(replace(result(), commit="abc1234"))
     assert "- A remark.\n" in text
     assert "- Estimated to hold, and broken by the attack: ε = 0.1, Q1, `jacobian`: 1 of 39.\n" in text
     assert text.rstrip().endswith(

@@ -18,7 +18,7 @@ from prooflens.studies import (
     widths,
 )
 from prooflens.studies.base import COUNT
-from prooflens.studies.prompts import paraphrase_sets
+from prooflens.studies.prompts import OPENINGS, paraphrase_sets
 from prooflens.studies.render import save
 from tests.families import bert
 from tests.studies.conftest import Run
@@ -139,7 +139,7 @@ def test_headlines_are_read_where_they_are_kept(
     monkeypatch.setattr(base, "_RESULTS", {})
     again = get_study("main_results")(Settings(kept=tmp_path))
     assert [(row.label, row.n) for row in again.rows] == [("ε = 0.02, Q1", 8)]
-    assert again.notes[0] == f"layer 0: `{held.command}`."
+    assert again.notes[0] == f"layer 0: `{held.command}`, {held.code}."
 
 
 def test_a_folder_without_text_is_asked_about_its_examples() -> None:
@@ -154,6 +154,13 @@ def test_paraphrases(run: Run) -> None:
     assert len(result.rows) == 2 * 2 * 3
     assert {row.n for row in result.rows} == {4}
     assert {row.engine for row in result.rows} == {"layer0", "exact", "crown"}
+
+
+@pytest.mark.pretrained
+def test_openings_are_the_papers_fifty_of_eight_tokens() -> None:
+    model = load("smollm2")
+    assert len(set(OPENINGS)) == 50
+    assert {len(model.prompt(text)) for text in OPENINGS} == {8}
 
 
 @pytest.mark.pretrained

@@ -19,6 +19,7 @@ from prooflens.models import Transformer, load
 from prooflens.progress import Progress
 from prooflens.queries.rows import suggestion
 from prooflens.statistics import clopper_pearson
+from prooflens.studies.revision import revision
 
 T = TypeVar("T")
 
@@ -163,6 +164,10 @@ class Settings:
         return found + (["--seed", str(self.seed)] if self.seed else [])
 
 
+OPTIONAL = {"variant", "commit"}
+"""What the file of a result may leave out."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a study found, ready to be kept: `to_dict` is JSON, `from_dict` reads it back."""
@@ -180,6 +185,13 @@ class Result:
     data: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
     """What sets it apart from the usual result of its study: `layer2`."""
+    commit: str = ""
+    """What it ran from, with a `+` where the package was changed since; empty where that is not known."""
+
+    @property
+    def code(self) -> str:
+        """What it ran from, in words."""
+        return f"commit {self.commit}" if self.commit else f"prooflens {self.version}"
 
     @property
     def key(self) -> str:
@@ -188,9 +200,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON document."""
-        found = asdict(self)
-        if not self.variant:
-            del found["variant"]
+        found = {k: v for k, v in asdict(self).items() if k not in OPTIONAL or v}
         found["rows"] = [{k: v for k, v in asdict(row).items() if v not in (None, "")} for row in self.rows]
         return found
 
@@ -198,7 +208,7 @@ class Result:
     def from_dict(cls, document: dict[str, Any]) -> Result:
         """Read back `to_dict`."""
         known = {entry.name for entry in fields(cls)}
-        if set(document) | {"variant"} != known:
+        if set(document) | OPTIONAL != known:
             raise StudyError(f"not the result of a study: expected {', '.join(sorted(known))}")
         return cls(**{**document, "rows": [Row(**row) for row in document["rows"]]})
 
@@ -230,6 +240,7 @@ class Study:
     def _result(self, settings: Settings) -> Result:
         from prooflens import __version__
 
+        commit = revision()
         sheet, start = Sheet(), time.perf_counter()
         self.run(settings, sheet)
         model = settings.model_name or sheet.model or self.model
@@ -246,6 +257,7 @@ class Study:
             notes=sheet.notes,
             data=sheet.data,
             variant="" if settings.layer is None else f"layer{settings.layer}",
+            commit=commit,
         )
 
 

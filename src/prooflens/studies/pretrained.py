@@ -203,13 +203,13 @@ def deep(
 
 @study("gpt2_layer1", "Three queries at layer 1 of larger models", "pretrained", "mpnet", "GPT-2 small")
 def gpt2_layer1(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `gpt2_layer1`, with smaller radii below the paper's."""
+    """Tab. `gpt2_layer1`: 5 texts, with a smaller radius below the paper's."""
     deep(settings, sheet, 1, GPT1, "mpnet", (3e-4, 1e-3))
 
 
 @study("gpt2_layer2", "Three queries at layer 2 of larger models", "pretrained", "mpnet", "GPT-2 small")
 def gpt2_layer2(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `gpt2_layer2`."""
+    """Tab. `gpt2_layer2`: 5 texts where the paper has 1, with a smaller radius below its own."""
     deep(settings, sheet, 2, GPT2, "mpnet", (1e-4, 1e-3))
 
 
@@ -221,7 +221,7 @@ def gpt2_layer2(settings: Settings, sheet: Sheet) -> None:
     "GPT-2 medium",
 )
 def gpt2_medium(settings: Settings, sheet: Sheet) -> None:
-    """Tab. `gpt2_medium`."""
+    """Tab. `gpt2_medium`: 5 texts where the paper has 3, with a smaller radius below its own."""
     deep(settings, sheet, 1, MEDIUM, "smollm2", (1e-4, 5e-4, 1e-3))
 
 
@@ -244,7 +244,7 @@ def main_results(settings: Settings, sheet: Sheet) -> None:
     """Tab. `main_results`: rows of other studies, as they are kept beside it; those that are not are run."""
     for label, (name, group, query) in HEADLINES.items():
         result = _kept(settings, name) or get_study(name)(settings)
-        sheet.note(f"{label}: `{result.command}`.")
+        sheet.note(f"{label}: `{result.command}`, {result.code}.")
         for row in result.rows:
             if group in row.group and row.label.startswith(query):
                 sheet.add(replace(row, group=label, label=f"{row.group}, {row.label}"))

@@ -58,7 +58,8 @@ def markdown(result: Result, pictures: str | None = None, level: int = 2) -> str
     """A section: title, command, table by table, notes; with the picture where a folder for pictures is named."""
     lines = [f"{'#' * level} {result.key}", "", f"{result.title}.", ""]
     lines += [f"    {result.command}", ""]
-    lines += [f"{result.minutes:g} minutes{', quick' if result.quick else ''}; model: {result.model}.", ""]
+    quick = ", quick" if result.quick else ""
+    lines += [f"{result.minutes:g} minutes{quick}; model: {result.model}; {result.code}.", ""]
     if pictures is not None:
         lines += [f"![{result.title}]({pictures}/{result.key}.svg)", ""]
     for group, rows in itertools.groupby(result.rows, key=lambda row: row.group):
