@@ -134,7 +134,7 @@ class Region:
         """The generators as a dense tensor, whatever the region is kept as."""
         if self.generators is not None:
             return self.generators
-        dense = torch.zeros(self.n_factors, self.center.numel()).to(self.center)
+        dense = self.center.new_zeros(self.n_factors, self.center.numel())
         dense[torch.arange(self.n_factors, device=dense.device), self.moving] = self.scale
         return dense.reshape(self.n_factors, *self.center.shape)
 

@@ -80,7 +80,7 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
     found = [Expansion(*taylor, mean) for taylor, mean in zip(kept, means, strict=True)]
     if function == "relu":
         return found
-    places = torch.linspace(-1.0, 1.0, 2 * GRID + 1).to(b)
+    places = torch.linspace(-1.0, 1.0, 2 * GRID + 1, dtype=b.dtype, device=b.device)
     v = places.reshape(-1, *(1 for _ in b.shape))
     u = v * b
     gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u

@@ -35,7 +35,7 @@ from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, regist
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
 from prooflens.engines.taylor_chain import Chain, Seeds
 from prooflens.engines.taylor_hessian import HOPE, Beyond, Hessian, hessian_batch
-from prooflens.engines.taylor_norms import grow, length
+from prooflens.engines.taylor_norms import grow, identity, length
 from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
@@ -120,7 +120,7 @@ class Taylor:
             A = (value.J[t] @ root.N[t]) * root.half
             tiny = grow(gamma(64) * 4.0 * (length(value.u[t]) + value.stretch[t]))
             M = total([value.shape_e[t], ball(tiny, len(value.u[t]))])
-            E = support(M, torch.eye(len(M)).to(M))
+            E = support(M, identity(M, len(M)))
             known = E.isfinite().all() & A.isfinite().all()
         if not bool(known):
             return nothing_known(asked)
@@ -160,7 +160,7 @@ class Taylor:
         """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
         factors = len(walk.chains[0].root.half)
         whole = not forms.signs and forms.size * factors**2 <= FEW
-        chosen = torch.arange(forms.size).to(found.corner.device) if whole else found.open()
+        chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
         if reading is None and not hessian_batch(walk.memory, factors):
             return
         if reading is None and len(chosen) and not whole:
@@ -238,7 +238,7 @@ def pieces(region: Region) -> Iterator[tuple[Region, float]]:
 def factors(region: Region) -> Float[Tensor, "S d p"]:
     """G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
     if region.n_factors == 0:
-        return torch.zeros(*region.center.shape, 1).to(region.center)
+        return region.center.new_zeros(*region.center.shape, 1)
     return region.dense_generators().movedim(0, -1).contiguous()
 
 
@@ -270,10 +270,10 @@ def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) ->
     """f(0) ± (‖a‖₁ + what the stand-ins miss), as the reading knows them."""
     center = problem.region.center
     F = forms.size
-    value, missed = torch.zeros(F).to(center), torch.zeros(F, 2).to(center)
-    noise = torch.zeros(F).to(center)
+    value, missed = center.new_zeros(F), center.new_zeros(F, 2)
+    noise = center.new_zeros(F)
     half = walk.chains[0].root.half
-    a = torch.zeros(F, len(half)).to(center)
+    a = center.new_zeros(F, len(half))
     for chain in walk.chains:
         if chain.scores is not None and chain.segment.layer in forms.layers:
             found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
@@ -320,7 +320,7 @@ def _score_seeds(
     weight = forms.weight[here].to(q.u)
     each = (q.u[i, h] * k.u[j, h]).sum(-1) * step.scale
     each = each if step.bias is None else each + step.bias[h, i, j]
-    zero = torch.zeros(forms.size).to(q.u)
+    zero = q.u.new_zeros(forms.size)
     value = zero.index_add(0, form, weight * each)
     # Adding up a form's entries rounds as well.
     rounding = gamma(2 * len(form) + 64) * (
@@ -329,9 +329,9 @@ def _score_seeds(
     own = zero.index_add(0, form, weight.abs() * (products[h, i, j] + rounding))
     S, H, c = q.u.shape
     groups = chain.values[scores.names[1]].heads
-    at_q = torch.zeros(forms.size, S, H, c).to(q.u)
+    at_q = q.u.new_zeros(forms.size, S, H, c)
     at_q.index_put_((form, i, h), (weight * step.scale)[:, None] * k.u[j, h], accumulate=True)
-    at_k = torch.zeros(forms.size, S, groups, c).to(q.u)
+    at_k = q.u.new_zeros(forms.size, S, groups, c)
     at_k.index_put_((form, j, h * groups // H), (weight * step.scale)[:, None] * q.u[i, h], accumulate=True)
     seeds: Seeds = {}
     for name, part in zip(scores.names, (at_q, at_k), strict=True):

@@ -28,7 +28,7 @@ from prooflens.engines.taylor_norms import (
     half,
     length,
     product_error,
-    top_eigenvalue,
+    spectral,
 )
 from prooflens.engines.taylor_segments import Attention
 from prooflens.engines.taylor_shapes import supports
@@ -133,7 +133,7 @@ def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Flo
     X = weights.sqrt()[..., None] * rows
     K = X @ X.mT
     error = product_error(X.shape[-1] + 64, frobenius(X).square())
-    return grow(top_eigenvalue(0.5 * (K + K.mT)) + error)
+    return grow(spectral(0.5 * (K + K.mT)) + error)
 
 
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:

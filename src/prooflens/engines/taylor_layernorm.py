@@ -33,9 +33,10 @@ from prooflens.engines.taylor_norms import (
     frobenius,
     grow,
     half,
+    identity,
     length,
     product_error,
-    top_eigenvalue,
+    spectral,
 )
 from prooflens.engines.taylor_shapes import ball, image, raised, support, supports, total, trace
 from prooflens.engines.taylor_values import Value
@@ -106,18 +107,18 @@ class NormSite:
         """sup ‖ΠAα‖ and sup ‖Πe‖; Π errs by units and by what m errs by."""
         source, error = self.source, gamma(8 * self.d + 128) * self.stretch
         shapes = (source.shape_a, source.tau[:, 0]), (source.shape_e, source.e[:, 0])
-        a, e = (top_eigenvalue(image(self.across, M)).sqrt() + error * most for M, most in shapes)
+        a, e = (spectral(image(self.across, M)).sqrt() + error * most for M, most in shapes)
         return grow(a), grow(e)
 
     @cached_property
     def _bias_noise(self) -> Tensor:
         bias = self.step.bias
-        return torch.zeros(()).to(self.m) if bias is None else gamma(8) * length(bias)
+        return self.m.new_zeros(()) if bias is None else gamma(8) * length(bias)
 
     @cached_property
     def centring(self) -> Float[Tensor, "d d"]:
         """P."""
-        eye = torch.eye(self.d).to(self.m)
+        eye = identity(self.m, self.d)
         return eye - 1.0 / self.d if self.step.centred else eye
 
     @cached_property

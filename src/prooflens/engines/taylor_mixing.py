@@ -27,7 +27,7 @@ from torch import Tensor
 
 from prooflens.engines.taylor_attention import MixSite
 from prooflens.engines.taylor_budget import Budget, Sizes, against_e, at_once, beyond, with_e
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
+from prooflens.engines.taylor_norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor_shapes import (
     UNDERFLOW,
     ball,
@@ -384,6 +384,6 @@ def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tens
     """own x − mean Σ s x, head by head, as matrices."""
     T, H, S = s.shape
     made = s.new_zeros(T, H, S, H, S)
-    blocks = own * torch.eye(S).to(s) - mean * s[:, :, None, :].expand(-1, -1, S, -1)
+    blocks = own * identity(s, S) - mean * s[:, :, None, :].expand(-1, -1, S, -1)
     made.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
     return made.reshape(T, H * S, H * S)

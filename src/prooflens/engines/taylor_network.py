@@ -32,12 +32,13 @@ from prooflens.engines.taylor_norms import (
     CHUNK,
     frobenius,
     grow,
+    identity,
     length,
     product_error,
     top_eigenvalue,
 )
 from prooflens.engines.taylor_segments import Network
-from prooflens.engines.taylor_shapes import ball, box, image, raised, support, supports_of, total
+from prooflens.engines.taylor_shapes import ball, image, raised, support, supports_of, total, weights_of_sum
 from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
@@ -117,7 +118,7 @@ class NetworkSite:
     def down(self) -> Tensor:
         """W_d."""
         down = self.step.down
-        return torch.eye(self.h.shape[-1]).to(self.h) if down is None else down.weight
+        return identity(self.h, self.h.shape[-1]) if down is None else down.weight
 
     @property
     def output(self) -> Tensor:
@@ -160,9 +161,10 @@ class NetworkSite:
         rest = rest + slack
         if step.gate is None:
             K = image(W, U)
-            terms = [[_weighted(K**3, cubic)], [_weighted(K**4, quartic)]]
+            square = K * K
+            terms = [[_weighted(square * K, cubic)], [_weighted(square * square, quartic)]]
             if whole:
-                terms.append([_weighted(K * K, 0.5 * second)])
+                terms.append([_weighted(square, 0.5 * second)])
             else:
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
                 terms += [[_weighted(A * B, second)], [_weighted(B * B, 0.5 * second)]]
@@ -184,11 +186,11 @@ class NetworkSite:
             rest = (rest + self.kink[t]) * other.abs() + reach * (
                 less + self.kink[t] + slack + DERIVATIVE_ERROR
             )
-        parts = [self._down_image(some) for some in terms]
+        found = self._at_output(terms, grow(rest))
         J = frobenius(self.jacobian[t])
         noise = product_error(2 * W.shape[1], J * source.stretch[t]) + J * source.noise[t]
         noise = noise + self._centre_noise[t]
-        return total([*parts, box(self.down, grow(rest)), ball(grow(noise), len(self.down))])
+        return total([found, ball(grow(noise), len(self.down))])
 
     def _expansion(
         self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]
@@ -198,12 +200,29 @@ class NetworkSite:
         cubic, quartic, gap = (part[:, t].gather(0, order[None] - 1)[0] for part in parts)
         return cubic, quartic, gap
 
-    def _down_image(self, terms: list[Float[Tensor, "T n n"]]) -> Float[Tensor, "T o o"]:
-        """W_d Σ terms W_dᵀ; the terms are products of a few numbers, which round by a few units of their size."""
-        M = raised(
-            sum(terms[1:], terms[0]), gamma(64) * torch.stack([frobenius(term) for term in terms]).sum(0)
-        )
+    def _at_output(
+        self, terms: list[list[Float[Tensor, "T n n"]]], rest: Float[Tensor, "T n"]
+    ) -> Float[Tensor, "T o o"]:
+        """The shape of W_d times a sum of members of ellipsoids and of a box, weighed by what W_d makes of them.
+
+        Terms are products of a few numbers, which round by a few units of their size.
+        """
+        sizes = torch.linalg.vector_norm(self.down, dim=0)
+        alone = grow(rest.square() * weights_of_sum(rest * sizes))
+        shapes, spans = [], [alone @ sizes.square()]
+        for some in terms:
+            error = gamma(64) * torch.stack([frobenius(term) for term in some]).sum(0)
+            shapes.append(raised(sum(some[1:], some[0]), error))
+            spans.append(torch.einsum("tnm,nm->t", shapes[-1], self._overlap).clamp(min=0.0))
+        c = weights_of_sum(torch.stack(spans, -1).sqrt())
+        M = total(shapes, c[:, 1:])
+        M.diagonal(dim1=-2, dim2=-1).add_(grow(c[:, :1] * alone))
         return M if self.step.down is None else image(self.step.down.weight, M)
+
+    @cached_property
+    def _overlap(self) -> Float[Tensor, "n n"]:
+        """W_dᵀW_d, to compare sizes at the output."""
+        return self.down.T @ self.down
 
     def pull(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F i"]:
         """The covector at the input."""

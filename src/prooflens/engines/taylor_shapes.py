@@ -81,11 +81,14 @@ def weights_of_sum(sizes: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
     return floored.sum(-1, keepdim=True) / floored * SUM
 
 
-def total(shapes: Sequence[Float[Tensor, "*b n n"]]) -> Float[Tensor, "*b n n"]:
-    """The shape of a sum of members of ellipsoids."""
-    if len(shapes) == 1:
-        return shapes[0]
-    c = weights_of_sum(torch.stack([trace(M).sqrt() for M in shapes], -1))
+def total(
+    shapes: Sequence[Float[Tensor, "*b n n"]], c: Float[Tensor, "*b k"] | None = None
+) -> Float[Tensor, "*b n n"]:
+    """The shape of a sum of members of ellipsoids; by given weights with Σ 1/c ≤ 1, or those of least trace."""
+    if c is None:
+        if len(shapes) == 1:
+            return shapes[0]
+        c = weights_of_sum(torch.stack([trace(M).sqrt() for M in shapes], -1))
     found = c[..., 0, None, None] * shapes[0]
     size = c[..., 0] * frobenius(shapes[0])
     for i, M in enumerate(shapes[1:], 1):

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.taylor_norms import frobenius, grow, half, length, product_error, top_eigenvalue
+from prooflens.engines.taylor_norms import frobenius, grow, half, length, product_error, spectral
 from prooflens.engines.taylor_origins import Origin
 from prooflens.engines.taylor_shapes import ball, gram, image, total, trace, weights_of_sum
 
@@ -50,7 +50,7 @@ class Factors:
     @cached_property
     def squares(self) -> Float[Tensor, " G"]:
         """R_g²."""
-        zero = torch.zeros(self.count).to(self.half)
+        zero = self.half.new_zeros(self.count)
         return grow(zero.index_add(0, self.group, self.half.square()))
 
     def sizes(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b G"]:
@@ -143,12 +143,12 @@ class Value:
     @cached_property
     def tau(self) -> Float[Tensor, "S h"]:
         """sup ‖Aα‖₂, head by head where there are heads."""
-        return grow(top_eigenvalue(self.blocks("shape_a")).sqrt())
+        return grow(spectral(self.blocks("shape_a")).sqrt())
 
     @cached_property
     def e(self) -> Float[Tensor, "S h"]:
         """sup ‖e‖₂, head by head."""
-        return grow(top_eigenvalue(self.blocks("shape_e")).sqrt())
+        return grow(spectral(self.blocks("shape_e")).sqrt())
 
     @cached_property
     def reach(self) -> Float[Tensor, "S h"]:

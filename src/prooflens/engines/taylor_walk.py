@@ -20,7 +20,7 @@ from prooflens.engines.taylor_chain import Chain, Reading, Seeds, by, moved, sli
 from prooflens.engines.taylor_layernorm import NormSite
 from prooflens.engines.taylor_mixing import Grams, MixShape
 from prooflens.engines.taylor_network import NetworkSite, affine_noise
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
+from prooflens.engines.taylor_norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor_origins import carried_on, kept_apart, reached
 from prooflens.engines.taylor_segments import Network, Segment, TokenStep
 from prooflens.engines.taylor_shapes import ball, image, support, total, trace
@@ -57,7 +57,7 @@ class Walk:
         read: list[int] | None = None,
     ) -> None:
         """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
-        root = _input(center, generators, torch.ones(generators.shape[-1]).to(center), self.blur)
+        root = _input(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
             root = _input(center, generators, self._widths(segments[0], root), self.blur)
         for number, segment in enumerate(segments):
@@ -109,9 +109,9 @@ class Walk:
     def _start(self, chain: Chain) -> None:
         root, name = chain.root, chain.segment.root
         S, d = root.u.shape
-        eye = torch.eye(d).to(root.u).expand(S, -1, -1)
+        eye = identity(root.u, d).expand(S, -1, -1)
         chain.shapes[name] = root.B
-        zero = torch.zeros(S).to(root.u)
+        zero = root.u.new_zeros(S)
         chain.values[name] = Value(root.u, eye, root, {name: eye}, chain.shapes, zero)
 
     def _step(self, chain: Chain, step: TokenStep) -> None:
@@ -131,7 +131,7 @@ class Walk:
             values[step.out] = moved(source, u, lambda J: step.weight @ J, noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
-            noise = slip(source, 8, torch.full((), 2.0).to(source.u))
+            noise = slip(source, 8, source.u.new_full((), 2.0))
             values[step.out] = moved(
                 source,
                 turn(step, source.u),
@@ -160,7 +160,7 @@ class Walk:
         chain.sites[step.out] = site
         chain.shapes[step.out] = site.shape
         made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
-        eye = torch.eye(u.shape[1]).to(u).expand(len(u), -1, -1)
+        eye = identity(u, u.shape[1]).expand(len(u), -1, -1)
         made.sources[step.out] = eye
         return made
 
@@ -320,7 +320,7 @@ class Walk:
         else:
             assert chain.mix is not None
             names = chain.mix.attention
-            lost = torch.zeros(len(some), 2).to(some)
+            lost = some.new_zeros(len(some), 2)
             heads = {name: chain.values[name].heads for name in (names.q, names.k, names.v)}
             keys: Tensor | None = None
             for place, u in roots.items():
@@ -349,7 +349,7 @@ class Walk:
     ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
         """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
         some = next(iter(seeds.values()))
-        missed = torch.zeros(len(some), 2).to(some)
+        missed = some.new_zeros(len(some), 2)
         for step in reversed(chain.segment.steps):
             if step.out not in seeds:
                 continue

@@ -1,0 +1,62 @@
+"""The arithmetic of `taylor`: 2-norms by powers and by rows, against exact and computed eigenvalues."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prooflens.engines.taylor_norms import SQUARINGS, spectral, top_eigenvalue
+
+
+def symmetric(n: int, rank: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(3, n, rank, generator=generator, dtype=torch.float64)
+    signs = torch.randn(rank, generator=generator, dtype=torch.float64)
+    K = (A * signs) @ A.mT
+    return 0.5 * (K + K.mT)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(0, 10**6),
+    st.sampled_from([1.0, 1e-150, 1e-90, 1e90, 1e140]),
+)
+def test_no_eigenvalue_is_larger(n: int, rank: int, seed: int, scale: float) -> None:
+    K = symmetric(n, rank, seed) * scale
+    largest = torch.linalg.eigvalsh(K).abs().amax(-1)
+    found = spectral(K)
+    assert (found >= largest * (1.0 - 1e-13)).all()
+    assert (found <= largest * n ** (0.5 / 2**SQUARINGS) * (1.0 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("exponent", [0, -40, 40, 600, -400, -600, -1000])
+def test_diagonals_are_exact(exponent: int) -> None:
+    values = torch.tensor([[1.0, 0.5, -2.0], [0.0, 0.0, 0.0], [3.0, 3.0, 3.0]], dtype=torch.float64)
+    K = torch.diag_embed(values * 2.0**exponent)
+    found, exact = spectral(K), values.abs().amax(-1) * 2.0**exponent
+    assert (found >= exact).all()
+    assert (found <= exact * (1.0 + 1e-8)).all()
+
+
+def test_many_equal_eigenvalues_do_not_count_many_times() -> None:
+    K = torch.eye(500, dtype=torch.float64)
+    assert 1.0 <= float(spectral(K)) < 1.0 + 1e-8
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    K = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1)
+    K[1, 0, 0], K[2, 0, 1] = torch.inf, torch.nan
+    found = spectral(K)
+    assert float(found[0]) < 1.1
+    assert float(found[1]) == torch.inf
+    assert not bool(found[2] < torch.inf)
+
+
+def test_powers_and_factorisations_agree() -> None:
+    K = symmetric(60, 60, 5)
+    K = K @ K.mT
+    K = 0.5 * (K + K.mT)
+    ratio = spectral(K) / top_eigenvalue(K)
+    assert (ratio < 1.2).all()
+    assert (ratio > 0.8).all()
