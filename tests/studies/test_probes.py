@@ -1,13 +1,22 @@
 """Probes: prompts, roles, circuits and what is said about heads that split."""
 
+from __future__ import annotations
+
 from collections import Counter
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from prooflens.engines.taylor import default_memory
 from prooflens.models import load
-from prooflens.studies import base, probes
-from prooflens.studies.probes import Pair, Probe, alike, circuits_of, failure_modes, furthest, role_of, told
+from prooflens.studies import Settings, StudyError, base, journal, probes, probing
+from prooflens.studies.journal import Answer
+from prooflens.studies.probes import Pair, alike, circuits_of, failure_modes, furthest, role_of, told
+from prooflens.studies.probing import Asked, Circuits, Probe, share
 from prooflens.studies.prompts import (
     FIRST,
     OTHERS,
@@ -17,7 +26,7 @@ from prooflens.studies.prompts import (
     ioi_texts,
     repeated_sequences,
 )
-from tests.studies.conftest import Run
+from tests.studies.conftest import Run, duplicates
 
 
 @pytest.mark.parametrize("words", [FIRST, OTHERS])
@@ -141,11 +150,11 @@ def test_three_queries_per_head(run: Run) -> None:
         assert (row.proved or 0) <= (row.attack or 0) <= clean
 
 
-def test_processes_count_as_one_does(run: Run) -> None:
+def test_processes_count_as_one_does(run: Run, tmp_path: Path) -> None:
     alone = run("wang_probe", model="toy", samples=3)
-    probes.probe.cache_clear()
-    base._RESULTS.clear()
-    several = run("wang_probe", model="toy", samples=3, jobs=2)
+    forget()
+    several = run("wang_probe", model="toy", samples=3, jobs=2, kept=tmp_path)
+    assert not list(tmp_path.iterdir())
     assert [replace(row, seconds=None) for row in several.rows] == [
         replace(row, seconds=None) for row in alone.rows
     ]
@@ -159,3 +168,147 @@ def test_a_deeper_layer_can_be_asked(run: Run) -> None:
     assert len({row.group for row in result.rows if row.group.startswith("ε")}) == 2
     assert [max(probes.radii_at(layer)) for layer in (0, 1, 2, 3)] == [2e-3, 1e-3, 1e-3, 3e-4]
     assert probes.probe.cache_info().currsize == 1
+
+
+class StoppedError(Exception):
+    """What the tests below stop a run with."""
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, most: int | None = None) -> list[float]:
+    """The ε of what is asked from now on; a run that asks for more than `most` is stopped."""
+    asked: list[float] = []
+    one = Asked.one
+
+    def counting(self: Asked, place: Duplicate, eps: float, circuits: Circuits) -> Answer:
+        if most is not None and len(asked) == most:
+            raise StoppedError
+        asked.append(eps)
+        return one(self, place, eps, circuits)
+
+    monkeypatch.setattr(Asked, "one", counting)
+    return asked
+
+
+def forget() -> None:
+    """As in another process."""
+    probes.probe.cache_clear()
+    base._RESULTS.clear()
+
+
+@pytest.mark.parametrize("most", [4, 7])
+def test_a_run_goes_on_where_it_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
+) -> None:
+    """Three prompts at two ε, and again at one: nine in all, of which the first run answers some."""
+    monkeypatch.setattr(probes, "furthest", lambda found: [Pair("previous", 1, 0, max(found.proved))])
+    whole = run("wang_probe", model="toy", samples=3)
+    forget()
+    with monkeypatch.context() as stopped:
+        counted(stopped, most)
+        with pytest.raises(StoppedError):
+            run("wang_probe", model="toy", samples=3, kept=tmp_path)
+    (file,) = (tmp_path / "answers").iterdir()
+    file.write_text(file.read_text() + '{"key": "only begun')
+    forget()
+    asked = counted(monkeypatch)
+    again = run("wang_probe", model="toy", samples=3, kept=tmp_path)
+    assert len(asked) == 9 - most
+    assert [replace(row, seconds=None) for row in again.rows] == [
+        replace(row, seconds=None) for row in whole.rows
+    ]
+    assert again.notes[:-1] == whole.notes
+    assert again.notes[-1].startswith(f"{most} answers are of an earlier run of the same code")
+    assert not (tmp_path / "answers").exists(), "what is over needs no journal"
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"engine": "crown"}, {"model": "toy-4layer"}, {"code": "x"}])
+def test_other_settings_and_other_code_are_asked_anew(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: dict[str, object]
+) -> None:
+    with monkeypatch.context() as stopped:
+        counted(stopped, 3)
+        with pytest.raises(StoppedError):
+            run("cross_head_circuit", **{"model": "toy", "samples": 2, "kept": tmp_path})
+    forget()
+    if "code" in other:
+        monkeypatch.setattr(journal, "sources", lambda: other["code"])
+    asked = counted(monkeypatch)
+    settings = {"model": "toy", "samples": 2, "kept": tmp_path, **other}
+    settings.pop("code", None)
+    result = run("cross_head_circuit", **settings)
+    assert len(asked) == 4
+    assert not any("earlier run" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("line", ["[]", "{", '{"key": "a"}', '{"proved": {}}'])
+def test_a_journal_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    kept = journal.Journal(tmp_path / "x.jsonl")
+    answer = Answer({"0.0": True}, {"0.0": True}, 0.5)
+    kept.add("a", answer)
+    assert kept.read() == {"a": answer}
+    (tmp_path / "x.jsonl").write_text(line + "\n")
+    with pytest.raises(StudyError, match=r"x\.jsonl holds no answers: delete it"):
+        kept.read()
+
+
+def test_other_weights_are_asked_anew(tmp_path: Path) -> None:
+    asked = Asked.of(Settings(model="toy", kept=tmp_path))
+    items = [(place, eps, ()) for place in duplicates(asked.model, 2) for eps in (0.01, 0.02)]
+    keys = asked._keys(items)
+    assert len(set(keys)) == len(items)
+    assert asked._keys(items) == keys
+    other = replace(asked, model=load("toy-4layer").cut(1))
+    assert not set(keys) & set(other._keys(items))
+    assert not set(keys) & set(asked._keys([(place, eps, ((0, 1),)) for place, eps, _ in items]))
+
+
+def test_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    assert [share(device, jobs) for jobs in (1, 3)] == [default_memory(device), default_memory(device) // 3]
+    given: list[tuple[object, ...]] = []
+
+    def pool(jobs: int, context: object, start: object, arguments: tuple[object, ...]) -> None:
+        given.append((jobs, *arguments))
+        raise StoppedError
+
+    monkeypatch.setattr(probing, "ProcessPoolExecutor", pool)
+    asked = Asked.of(Settings(model="toy", engine="taylor", jobs=4, kept=Path("unused")))
+    items = {str(i): (place, 0.01, ()) for i, place in enumerate(duplicates(asked.model, 2))}
+    with pytest.raises(StoppedError):
+        next(asked._answers(items))
+    ((jobs, alone, memory),) = given
+    assert (jobs, memory) == (4, default_memory(device) // 4)
+    assert isinstance(alone, Settings)
+    assert (alone.jobs, alone.kept) == (1, None)
+    assert getattr(asked.prover, "memory", 0) is None, "who is alone has the engine's default"
+    monkeypatch.setattr(probing, "_ASKED", [])
+    threads = torch.get_num_threads()
+    probing._start(alone, share(device, 4))
+    torch.set_num_threads(threads)
+    assert getattr(probing._ASKED[0].prover, "memory", 0) == memory
+
+
+def test_processes_that_end_are_told_about(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool whose processes were killed says what to do, in one line; what is kept stays kept."""
+
+    class Broken:
+        def __init__(self, *arguments: object) -> None:
+            """Nothing is started."""
+
+        def __enter__(self) -> Broken:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            return
+
+        def submit(self, work: object, item: object) -> Future[Answer]:
+            future: Future[Answer] = Future()
+            future.set_exception(BrokenProcessPool("a process was killed"))
+            return future
+
+        def shutdown(self, cancel_futures: bool) -> None:
+            assert cancel_futures
+
+    monkeypatch.setattr(probing, "ProcessPoolExecutor", Broken)
+    with pytest.raises(StudyError, match=r"one of 2 processes ended, .*: use fewer --jobs"):
+        run("wang_probe", model="toy", samples=2, jobs=2)

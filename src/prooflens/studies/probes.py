@@ -22,6 +22,7 @@ from prooflens.queries.base import Claim, Query
 from prooflens.regions import Ball
 from prooflens.statistics import clopper_pearson
 from prooflens.studies.base import Row, Settings, Sheet, study
+from prooflens.studies.journal import Journal
 from prooflens.studies.measure import Case, bind, rows_of
 from prooflens.studies.probing import CHECK, PROBE, Asked, Probe, joint_name
 from prooflens.studies.prompts import OTHERS, Duplicate, ioi_prompts, repeated_sequences
@@ -116,8 +117,11 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
             sheet.note(f"Only {found.name(heads[0])} looks at: {role}, on half of the prompts or more.")
     for pair in pairs:
         sheet.note(told(pair, found))
-    if not pairs:
-        return
+    _end(settings, sheet, found, *([_again(settings, sheet, pairs, found, engine)] if pairs else []))
+
+
+def _again(settings: Settings, sheet: Sheet, pairs: Sequence[Pair], found: Probe, engine: str) -> Probe:
+    """The chosen pairs on the other prompts."""
     others = probe_others(settings, sorted({pair.eps for pair in pairs}))
     for eps in others.proved:
         heads = sorted({head for pair in pairs if pair.eps == eps for head in (pair.strong, pair.weak)})
@@ -138,6 +142,16 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
     sheet.note(
         f"So {first} of {len(pairs)} pairs split where they were chosen, and {again} on the other prompts."
     )
+    return others
+
+
+def _end(settings: Settings, sheet: Sheet, *asked: Probe) -> None:
+    """All is answered: say what an earlier run has answered, and let go of what it kept."""
+    if earlier := sum(one.earlier for one in asked):
+        sheet.note(
+            f"{earlier} answers are of an earlier run of the same code that did not end; the minutes are without them."
+        )
+    Journal.of(settings).end()
 
 
 def _of_head(found: Probe, head: int, eps: float, group: str, engine: str) -> Row:
@@ -234,6 +248,7 @@ def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
         "Paper, GPT-2, at ε = 5e-4, 1e-3, 2e-3: {0.1, 0.10} 1, 0, 0 of 60; {0.3, 0.4} 60, 60, 54 of 60."
     )
     sheet.note("The joint sum asks for less than AND: a strong head may make up for a weak one.")
+    _end(settings, sheet, found)
 
 
 @study("induction_probe", "Three queries per head on repeated sequences", "probes", "smollm2", "GPT-2 small")

@@ -1,22 +1,31 @@
-"""How a probe is asked: Q1 at the second occurrence of a name, per head and circuit, in one or many processes."""
+"""How a probe is asked: Q1 at the second occurrence of a name, per head and circuit, in one or many processes.
+
+What is answered is kept as it comes (`journal`): a run that fails goes on where it was when it is started again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 import torch
 
+from prooflens.engines import Engine, get_engine
 from prooflens.engines.attack import Budget
+from prooflens.engines.taylor import default_memory
+from prooflens.memory import is_shortage
 from prooflens.models import Transformer
+from prooflens.portfolio import equipped
 from prooflens.queries import Circuit
 from prooflens.queries.attention import Specialised
 from prooflens.queries.base import Query
 from prooflens.studies.base import Settings, StudyError, silent
+from prooflens.studies.journal import Answer, Journal
 from prooflens.studies.measure import Case, answered, attacked
 from prooflens.studies.prompts import Duplicate
 
@@ -42,6 +51,8 @@ class Probe:
     proved: dict[float, dict[str, list[bool]]]
     standing: dict[float, dict[str, list[bool]]]
     seconds: float
+    earlier: int = 0
+    """How many answers were kept from a run that did not end."""
 
     def name(self, head: int) -> str:
         """`0.6`."""
@@ -70,15 +81,6 @@ def joint_name(circuit: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One prompt at one ε: what is proved and what stands, by the name of the head or circuit."""
-
-    proved: dict[str, bool]
-    standing: dict[str, bool]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Asked:
     """Who is asked how: a model cut after a layer, and an engine."""
 
@@ -86,13 +88,20 @@ class Asked:
     model: Transformer
     layer: int
     engine: str
+    memory: int | None = None
+    """Bytes that an engine which takes a limit may use; None: what it takes where it is alone."""
 
     @classmethod
-    def of(cls, settings: Settings, usual: str = "smollm2") -> Asked:
+    def of(cls, settings: Settings, usual: str = "smollm2", memory: int | None = None) -> Asked:
         """The layer and engine that were asked for, or layer 0 by `layer0`."""
         layer = settings.layer or 0
         engine = settings.engine or ("layer0" if layer == 0 else "crown")
-        return cls(settings, settings.load(usual).cut(layer + 1), layer, engine)
+        return cls(settings, settings.load(usual).cut(layer + 1), layer, engine, memory)
+
+    @property
+    def prover(self) -> Engine:
+        """The engine with its share of the memory."""
+        return equipped(get_engine(self.engine), memory=self.memory)
 
     def probe(
         self,
@@ -104,24 +113,54 @@ class Asked:
         """Every head of the layer, every prompt, every ε."""
         found = Probe(self.layer, len(places), roles, circuits, {}, {}, 0.0)
         items = [(place, eps, circuits) for eps, place in itertools.product(radii, places)]
-        seconds = 0.0
-        for step, ((_, eps, _), answer) in enumerate(zip(items, self._answers(items), strict=True)):
-            self.settings.tell(f"ε = {eps:g}", (step + 1) / len(items))
-            seconds += answer.seconds
-            for kept, source in ((found.proved, answer.proved), (found.standing, answer.standing)):
+        journal, keys = Journal.of(self.settings), self._keys(items)
+        answers = {key: answer for key, answer in journal.read().items() if key in keys}
+        earlier = len(answers)
+        left = {key: item for key, item in zip(keys, items, strict=True) if key not in answers}
+        for key, answer in self._answers(left):
+            journal.add(key, answer)
+            answers[key] = answer
+            self.settings.tell(f"ε = {left[key][1]:g}", len(answers) / len(items))
+        for key, (_, eps, _) in zip(keys, items, strict=True):
+            sides = (found.proved, answers[key].proved), (found.standing, answers[key].standing)
+            for kept, source in sides:
                 for name, holds in source.items():
                     kept.setdefault(eps, {}).setdefault(name, []).append(holds)
-        return replace(found, seconds=seconds / len(items))
+        seconds = sum(answers[key].seconds for key in keys) / len(items)
+        return replace(found, seconds=seconds, earlier=earlier)
 
-    def _answers(self, items: Sequence[Item]) -> Iterator[Answer]:
-        """In the order of the items, by this process or by as many others as were asked for."""
-        if self.settings.jobs == 1:
-            yield from itertools.starmap(self.one, items)
+    def _keys(self, items: Sequence[Item]) -> list[str]:
+        """What an answer depends on beside the settings and the code: the model, the prompt, ε, the circuits."""
+        model, found = self.model.sha256, []
+        for place, eps, circuits in items:
+            x = place.prompt.x.cpu().numpy()
+            asked = (model, x.shape, str(x.dtype), place.first, place.second, eps, circuits)
+            found.append(hashlib.sha256(repr(asked).encode() + x.tobytes()).hexdigest())
+        return found
+
+    def _answers(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Answer]]:
+        """As they come, by this process or by as many others as were asked for."""
+        if self.settings.jobs == 1 or len(items) <= 1:
+            for key, item in items.items():
+                yield key, self.one(*item)
             return
         alone = replace(self.settings, tell=silent, kept=None, jobs=1)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.settings.jobs, context, _start, (alone,)) as pool:
-            yield from pool.map(_work, (_moved(item, "cpu") for item in items))
+        memory = share(self.model.device, self.settings.jobs)
+        with ProcessPoolExecutor(self.settings.jobs, context, _start, (alone, memory)) as pool:
+            waiting = {pool.submit(_work, _moved(item, "cpu")): key for key, item in items.items()}
+            try:
+                for future in as_completed(waiting):
+                    yield waiting[future], future.result()
+            except (MemoryError, RuntimeError) as error:
+                if not isinstance(error, BrokenExecutor) and not is_shortage(error):
+                    raise
+                raise StudyError(
+                    f"one of {self.settings.jobs} processes ended, most often for want of memory: use fewer --jobs; "
+                    "what is answered is kept in the folder of -o"
+                ) from error
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def one(self, place: Duplicate, eps: float, circuits: Circuits) -> Answer:
         """One prompt at one ε. A proved claim that the attack breaks is an error."""
@@ -132,7 +171,7 @@ class Asked:
             for circuit in circuits
         }
         case = Case(case.problem, {**case.claims, **joint})
-        tally = answered(self.engine, [case])
+        tally = answered(self.prover, [case])
         if tally.reason:
             raise StudyError(f"{self.engine} cannot answer: {tally.reason}")
         left = attacked([case], PROBE, self.settings.seed, tally, CHECK)
@@ -150,13 +189,20 @@ _ASKED: list[Asked] = []
 """What a process of the pool holds."""
 
 
-def _start(settings: Settings) -> None:
+def share(device: torch.device, jobs: int) -> int:
+    """Bytes of a device that each of so many processes may use: together what one alone would."""
+    return default_memory(device) // jobs
+
+
+def _start(settings: Settings, memory: int) -> None:
     torch.set_num_threads(1)
-    _ASKED.append(Asked.of(settings))
+    _ASKED.append(Asked.of(settings, memory=memory))
 
 
 def _work(item: Item) -> Answer:
-    return _ASKED[0].one(*_moved(item, _ASKED[0].model.device))
+    answer = _ASKED[0].one(*_moved(item, _ASKED[0].model.device))
+    torch.cuda.empty_cache()  # what this process holds for later, the others lack
+    return answer
 
 
 def _moved(item: Item, device: torch.device | str) -> Item:

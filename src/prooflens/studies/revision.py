@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -17,6 +19,16 @@ def revision(package: Path = PACKAGE) -> str:
         return ""
     commit = _git(package, "rev-parse", "--short", "HEAD")
     return f"{commit}+" if commit and _git(package, "status", "--porcelain", "--", ".") else commit
+
+
+@cache
+def sources(package: Path = PACKAGE) -> str:
+    """A fingerprint of all modules of the package, in a commit or not."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str:
