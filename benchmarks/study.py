@@ -4,8 +4,10 @@ PYTHONPATH=src python benchmarks/study.py NAME... -o FOLDER [--model carry/mpnet
     [--samples 20] [--device cuda] [--jobs 8] [--seed 0] [--quick]
 
 It needs torch, einops, jaxtyping, pyarrow, safetensors and scipy. FOLDER/data/NAME.json is what `prooflens reproduce
-NAME -o FOLDER` writes; `prooflens reproduce --pages FOLDER` makes pages of it. A probe that fails keeps its answers in FOLDER/answers, and
-the same command goes on from there. With several jobs each has its share of the device's memory.
+NAME -o FOLDER` writes; `prooflens reproduce --pages FOLDER` makes pages of it.
+
+A probe that fails keeps its answers in FOLDER/answers, and the same command goes on from there. With several jobs each
+has its share of the device's memory.
 """
 
 import argparse

@@ -93,8 +93,8 @@ def _index(results: list[Result]) -> str:
             "    prooflens reproduce gpt2 --model gpt2         # the original, where a hub is at hand",
             "    prooflens reproduce wang_probe --layer 8 --engine taylor --device cuda --jobs 6 --samples 30",
             "",
-            "A probe that fails (the last line) keeps what is answered in `answers/`, and the same command goes on from "
-            "there. Each of several jobs has its share of the memory.",
+            "A probe that fails (the last line) keeps what is answered in `answers/`, and the same command goes on "
+            "from there. Each of several jobs has its share of the memory.",
             "",
             "One line per label of the paper: the first row that it has a figure for. All rows are on the pages of the "
             "studies, all numbers in `data/*.json`.",
