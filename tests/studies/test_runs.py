@@ -1,5 +1,6 @@
 """Every study on a tiny budget: which rows it has, out of how many, and that proofs never exceed the attack."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from prooflens.models import load
 from prooflens.studies import (
     Result,
+    Row,
     Settings,
     base,
     get_study,
@@ -18,6 +20,7 @@ from prooflens.studies import (
     widths,
 )
 from prooflens.studies.base import COUNT
+from prooflens.studies.measure import Case
 from prooflens.studies.prompts import OPENINGS, paraphrase_sets
 from prooflens.studies.render import save
 from tests.families import bert
@@ -106,6 +109,21 @@ def test_pretrained_on_a_toy(run: Run, name: str, settings: dict[str, str], n: s
     assert {row.n for row in result.rows} == n
     for row in result.rows:
         assert (row.estimated is not None) == row.engine.startswith("jacobian")
+
+
+@pytest.mark.parametrize(("name", "texts"), [("gpt2_layer1", 5), ("gpt2_layer2", 1), ("gpt2_medium", 3)])
+def test_as_many_texts_as_the_paper(run: Run, monkeypatch: pytest.MonkeyPatch, name: str, texts: int) -> None:
+    """The full study asks all positions of so many texts."""
+    asked = []
+
+    def rows(group: str, cases: Sequence[Case], *others: object) -> list[Row]:
+        asked.append((len(cases), set(cases[0].claims)))
+        return []
+
+    monkeypatch.setattr(pretrained, "rows_of", rows)
+    result = get_study(name)(Settings(model="toy-4layer"))
+    assert asked[0] == (texts, {"Q1", "Q2", "Q3"})
+    assert f"of {texts} text(s) of 4 tokens; the paper has {texts}" in result.notes[0]
 
 
 def test_the_model_that_was_asked_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
