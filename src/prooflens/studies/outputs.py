@@ -31,7 +31,7 @@ NEXT = {5e-4: (98.0, 100.0), 1e-3: (92.0, 96.0), 2e-3: (40.0, 90.0)}
 """Tab. `output_verification_gpt2`: CPZ and MC+PGD, 50 prompts."""
 
 FEW = 12
-"""Prompts whose next token is asked by default: each takes about 20 s of one core at each of four ε."""
+"""Prompts whose next token is asked by default: each takes 20 to 40 s of one core at each of four ε."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def k_j_sweep(settings: Settings, sheet: Sheet) -> None:
 def output_verification_gpt2(settings: Settings, sheet: Sheet) -> None:
     """Tab. `output_verification_gpt2` after the first blocks (`--layer`, default 1), over the whole vocabulary.
 
-    The paper asks 50 prompts; by default as many are asked as one core answers in a quarter of an hour.
+    The paper asks 50 prompts; by default as many are asked as one core answers in less than half an hour.
     """
     layers = settings.layer or 1
     model = settings.load("smollm2").cut(layers)
