@@ -14,7 +14,7 @@ from prooflens.engines import taylor_shapes as shapes
 from prooflens.engines.attack import Budget, break_claims
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
-from prooflens.engines.taylor import Taylor, pieces
+from prooflens.engines.taylor import Taylor, give_up, pieces
 from prooflens.engines.taylor_readings import Supports
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
@@ -137,11 +137,8 @@ def test_too_little_memory_is_said_before_the_start() -> None:
 
 
 def test_stages_are_reported() -> None:
-    stages: list[str] = []
     problem = problem_of("toy", 0.001)
-    Taylor(progress=lambda stage, share: stages.append(stage)).bound_forms(
-        problem, random_forms(problem, 1, 2, seed=0)
-    )
+    _, stages = bounds_and_stages(problem, random_forms(problem, 1, 2, seed=0))
     assert stages[0] == "layer 0"
     assert "functionals" in stages
     assert stages[-1] == "Hessians"
@@ -303,3 +300,48 @@ def test_edges_of_boxes_of_one_factor(name: str, n_tokens: int, size: float) -> 
             found = Taylor().bound_forms(problem, replace(forms, signs=signs))
             assert not bool(torch.stack((found.lower, found.upper)).isnan().any())
             assert_contains(problem, forms, found, seed=1, points=60)
+
+
+def bounds_and_stages(problem: Problem, forms: Forms) -> tuple[FormBounds, list[str]]:
+    stages: list[str] = []
+    found = Taylor(progress=lambda stage, share: stages.append(stage)).bound_forms(problem, forms)
+    return found, stages
+
+
+@pytest.mark.parametrize("name", ["toy", "gpt2", "llama"])
+@pytest.mark.parametrize("output", [False, True])
+def test_forms_that_change_sign_are_given_up(name: str, output: bool) -> None:
+    """They do have both signs, and none that another form has is lost."""
+    given_up = 0
+    for eps in (0.003, 0.02, 0.1, 0.5):
+        problem = problem_of(name, eps)
+        forms = replace(margins(problem, 1), signs=True)
+        if output:
+            width = problem.model.architecture.d_out or problem.model.architecture.d_model
+            generator = torch.Generator().manual_seed(0)
+            weights = torch.randn(forms.size, width, generator=generator, dtype=torch.float64)
+            forms = replace(forms, logits=weights)
+        engine = Taylor()
+        with torch.no_grad():
+            part = engine._parts(engine.walk(problem, forms), problem, forms, Supports())
+            nothing = torch.full_like(part.lower, torch.inf)
+            part = part._replace(lower=-nothing, upper=nothing, hopeful=nothing > 0.0)
+            give_up(problem, forms, part)
+        gone = (~part.hopeful).nonzero()[:, 0]
+        given_up += len(gone)
+        ends = [attained(problem, forms, sign * part.corner).diagonal()[gone] for sign in (1.0, -1.0)]
+        assert bool((ends[0] * ends[1] <= 0.0).all())
+        found = engine.bound_forms(problem, forms)
+        with patch("prooflens.engines.taylor.give_up"):
+            whole = engine.bound_forms(problem, forms)
+        decided, without = ((x.lower > 0) | (x.upper < 0) for x in (found, whole))
+        assert torch.equal(decided, without)
+    assert given_up
+
+
+def test_a_point_has_no_corners_to_give_up_at() -> None:
+    x = input_of("bert")
+    problem = Problem(model_of("bert"), Region(x, radius=torch.zeros_like(x)))
+    forms = replace(random_forms(problem, 1, 5, seed=0), signs=True)
+    found = bounds_of(problem, forms)
+    assert bool(((found.lower > 0) | (found.upper < 0)).all())

@@ -50,6 +50,9 @@ FEW = 2**22
 """So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
 
 
+CORNERS = 32
+"""So many forms at a time are looked at in both corners of their linear parts."""
+
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors: powers of two."""
 
@@ -99,6 +102,7 @@ class Taylor:
             else:
                 walk = self.walk(problem, forms, quick=True)
                 found = self._parts(walk, problem, forms, Supports())
+                give_up(problem, forms, found)
                 if walk.kept is None:
                     self._refine(walk, problem, forms, found, Eigenvalues())
                 del walk
@@ -213,7 +217,7 @@ class Part(NamedTuple):
     upper: Float[Tensor, " F"]
     corner: Float[Tensor, "F p"]
     hopeful: Bool[Tensor, " F"]
-    """Whether the linear part alone leaves the sign open to a proof."""
+    """Whether the linear part alone leaves the sign open to a proof, and the form itself at its corners."""
 
     def open(self) -> Int[Tensor, " M"]:
         """The forms whose sign is not known yet, but may be."""
@@ -223,6 +227,18 @@ class Part(NamedTuple):
         """Take over what was found for some forms, where it is better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
+
+
+def give_up(problem: Problem, forms: Forms, found: Part) -> None:
+    """No form that changes its sign between the two corners of its linear part has one to be proved."""
+    chosen = found.open()
+    for start in range(0, len(chosen), CORNERS):
+        some = chosen[start : start + CORNERS]
+        asked = forms.select(some.cpu())
+        corners = torch.cat((found.corner[some], -found.corner[some]))
+        scores, output = problem.values(problem.region.point(corners), forms.layers, forms.logits is not None)
+        one, other = asked.evaluate(scores, output).reshape(2, len(some), len(some)).diagonal(dim1=1, dim2=2)
+        found.hopeful[some] &= one * other > 0.0
 
 
 def pieces(region: Region) -> Iterator[tuple[Region, float]]:
