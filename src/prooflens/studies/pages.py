@@ -88,7 +88,7 @@ def _index(results: list[Result]) -> str:
             "# The paper's tables and figures",
             "",
             "    prooflens reproduce --list",
-            "    prooflens reproduce all -o docs/studies      # --quick: minutes, few inputs",
+            "    prooflens reproduce all -o docs/studies      # --quick: few inputs, 5 minutes of one core",
             "    prooflens reproduce --pages docs/studies      # these pages, from the data",
             "    prooflens reproduce gpt2 --model gpt2         # the original, where a hub is at hand",
             "    prooflens reproduce wang_probe --layer 8 --engine taylor --device cuda --jobs 6 --samples 30",
