@@ -15,8 +15,9 @@ make that tight (`taylor_network`, `taylor_attention`):
 - what a site misses is kept as an ellipsoid and carried forward by the Jacobians (`taylor_shapes`, `taylor_values`), so
   how far inputs move beyond first order is known in all directions at once.
 
-Every eigenvalue is a guess that a factorisation proves (`numerics.psd`). Rounding is counted where it happens: a value
-or covector that was rounded is a slightly different stand-in, and what it misses is added.
+Every eigenvalue is a guess that a factorisation proves (`numerics.psd`), or comes from powers of the matrix
+(`taylor_norms`). Rounding is counted where it happens: a value or covector that was rounded is a slightly different
+stand-in, and what it misses is added.
 """
 
 from __future__ import annotations

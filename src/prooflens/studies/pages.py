@@ -51,8 +51,8 @@ PREFACE = """\
 *attack leaves standing* is what a search did not break, which no proof can exceed. Brackets are 95 % Clopper–Pearson
 intervals, in per cent. The paper's figure is beside each, with its MC+PGD in brackets; its models have other weights,
 or are other models, so that rates compare in kind. Seconds are of the wall clock, per input, one thread, on a shared
-machine with two cores: upper ends. With `--device cuda` they are of one NVIDIA H200, and folders `carry/…` are slices
-of the models with their names (`benchmarks/slice_model.py`). *quick* results are of few inputs.
+machine with two cores: upper ends. With `--device cuda` they are of one NVIDIA H200, and folders `carry/…` and `runs/…`
+are slices of the models with their names (`benchmarks/slice_model.py`). *quick* results are of few inputs.
 """
 
 
