@@ -1,11 +1,14 @@
 """The arithmetic of `taylor`: 2-norms by powers and by rows, against exact and computed eigenvalues."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prooflens.engines.taylor_norms import SQUARINGS, spectral, top_eigenvalue
+from prooflens.engines.taylor_norms import SQUARINGS, frobenius, spectral, top_eigenvalue
 
 
 def symmetric(n: int, rank: int, seed: int) -> torch.Tensor:
@@ -60,3 +63,47 @@ def test_powers_and_factorisations_agree() -> None:
     ratio = spectral(K) / top_eigenvalue(K)
     assert (ratio < 1.2).all()
     assert (ratio > 0.8).all()
+
+
+def exact_norm_is_less(K: torch.Tensor, bound: float) -> bool:
+    """Whether bound²I − K² is positive definite, by elimination in exact arithmetic: then ‖K‖₂ < bound."""
+    entries = [[Fraction(float(x)) for x in row] for row in K]
+    n = len(entries)
+    rest = [
+        [
+            (Fraction(bound) ** 2 if i == j else 0) - sum(entries[i][k] * entries[k][j] for k in range(n))
+            for j in range(n)
+        ]
+        for i in range(n)
+    ]
+    for k in range(n):
+        if rest[k][k] <= 0:
+            return False
+        for i in range(k + 1, n):
+            share = rest[i][k] / rest[k][k]
+            rest[i] = [a - share * b for a, b in zip(rest[i], rest[k], strict=True)]
+    return True
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.sampled_from([0, -300, -399, -400, -401, -500, -530, 200, 500, 900]),
+    st.integers(0, 60),
+)
+def test_norms_in_exact_arithmetic(n: int, seed: int, exponent: int, uneven: int) -> None:
+    """Tiny, huge and uneven entries, seen through strides."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = 2.0 ** (exponent - torch.randint(0, uneven + 1, (n, n), generator=generator).double())
+    K = torch.randn(n, n, generator=generator, dtype=torch.float64) * sizes
+    wide = torch.zeros(n, 2 * n, dtype=torch.float64)
+    wide[:, ::2] = K + K.mT
+    assert exact_norm_is_less(wide[:, ::2], float(spectral(wide[:, ::2])))
+
+
+def test_norms_of_more_entries_than_most_sums_have() -> None:
+    """Entries that each vanish beside the sum so far, but not together."""
+    n = 6400
+    A = torch.full((n, n), 0.999 * 2.0**-27, dtype=torch.float64)
+    A[0, 0] = 1.0
+    assert float(frobenius(A)) >= math.sqrt(1.0 + (n * n - 1) * (0.999 * 2.0**-27) ** 2)

@@ -202,6 +202,22 @@ def test_values_of_random_regions() -> None:
             assert_holds(random_problem(model, 3, eps, seed), seed)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("left", [0.0, 1e-12])
+def test_neurons_that_nothing_reads_cost_nothing(gated: bool, left: float) -> None:
+    model = tiny_model(1, n_heads=2, activation="gelu", gated=gated)
+    name = "blocks.0.down.weight"
+    dead = model.weights[name].clone()
+    dead[:, 0] *= left
+    found = []
+    for weight in (model.weights[name], dead):
+        changed = replace(model, weights={**model.weights, name: weight})
+        problem = Problem(changed, Ball(0.01).around(center_of(model, 3, 0)))
+        assert assert_holds(problem)
+        found.append(walk_of(problem).chains[1].values["blocks.0.hook_mlp_out"].e)
+    assert (found[1] < 1.2 * found[0]).all()
+
+
 def test_weights_of_long_sums_are_weights() -> None:
     """Σ 1/c ≤ 1 in exact arithmetic, for as many summands as there are factors, however uneven."""
     generator = torch.Generator().manual_seed(0)

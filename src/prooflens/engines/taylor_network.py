@@ -39,7 +39,7 @@ from prooflens.engines.taylor_norms import (
 )
 from prooflens.engines.taylor_segments import Network
 from prooflens.engines.taylor_shapes import ball, image, raised, support, supports_of, total, weights_of_sum
-from prooflens.engines.taylor_values import Value
+from prooflens.engines.taylor_values import UNREAD, Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
 
@@ -207,7 +207,7 @@ class NetworkSite:
 
         Terms are products of a few numbers, which round by a few units of their size.
         """
-        sizes = torch.linalg.vector_norm(self.down, dim=0)
+        sizes = self._overlap.diagonal().sqrt()
         alone = grow(rest.square() * weights_of_sum(rest * sizes))
         shapes, spans = [], [alone @ sizes.square()]
         for some in terms:
@@ -221,8 +221,13 @@ class NetworkSite:
 
     @cached_property
     def _overlap(self) -> Float[Tensor, "n n"]:
-        """W_dᵀW_d, to compare sizes at the output."""
-        return self.down.T @ self.down
+        """W_dᵀW_d, to compare sizes at the output; neurons that are hardly read count as if they were read a little.
+
+        Else they would get so much weight that the rounding of it exceeds all the rest.
+        """
+        found = self.down.T @ self.down
+        found.diagonal().add_(UNREAD**2 * found.diagonal().mean())
+        return found
 
     def pull(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F i"]:
         """The covector at the input."""

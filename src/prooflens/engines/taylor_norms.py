@@ -37,8 +37,8 @@ def length(x: Float[Tensor, "... n"]) -> Float[Tensor, ...]:
 
 
 def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
-    """An upper bound of the Frobenius norm."""
-    return grow(torch.linalg.vector_norm(A, dim=(-2, -1)))
+    """An upper bound of the Frobenius norm; a matrix may have more entries than `grow` covers."""
+    return torch.linalg.vector_norm(A, dim=(-2, -1)) * (GROWTH + gamma(A.shape[-2] * A.shape[-1]))
 
 
 def product_error(inner: int, size: Tensor) -> Tensor:
