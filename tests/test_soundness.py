@@ -16,6 +16,7 @@ from prooflens.planted import planted_case
 from prooflens.report.soundness import write_soundness
 from prooflens.soundness import (
     FAMILIES,
+    Case,
     Report,
     modest,
     random_case,
@@ -60,6 +61,35 @@ def test_every_family_is_tried() -> None:
     assert {family for family, _, _ in report.attacked} == set(FAMILIES)
 
 
+def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> None:
+    cases = [random_case(seed) for seed in range(500)]
+    layers = [case.problem.model.architecture.n_layers for case in cases]
+    assert set(layers) == {1, 2, 3, 4, 5, 6}
+    assert 120 < sum(n > 2 for n in layers) < 220
+    assert {case.family for case, n in zip(cases, layers, strict=True) if n == 6} == set(FAMILIES)
+    assert {row.layer for case in cases for claim in case.claims for row in claim.rows} == set(range(6))
+
+
+def test_bounds_of_deep_models_are_proved_and_hold() -> None:
+    """One seed of each family whose model has at least four layers and is asked about behind the second."""
+    deep = (case for case in map(random_case, range(20_000, 20_400)) if _asks_deep(case))
+    report, families = Report(), set()
+    for case in deep:
+        if case.family not in families:
+            families.add(case.family)
+            try_case(case, [get_engine("taylor")], Budget(50, 2, 10), report)
+            try_forms(case, [get_engine("taylor")], Budget(50, 2, 10), report)
+    assert families == set(FAMILIES)
+    assert report.violations == []
+    assert report.bounds > 500
+    assert report.proved > 0
+
+
+def _asks_deep(case: Case) -> bool:
+    layers = {row.layer for claim in case.claims for row in claim.rows}
+    return case.problem.model.architecture.n_layers > 3 and min(layers, default=0) > 1
+
+
 class _Liar:
     """An engine that claims a little more than is true."""
 
@@ -89,7 +119,7 @@ def test_a_false_bound_is_caught() -> None:
 
 def test_a_false_bound_of_a_form_is_caught() -> None:
     report = Report()
-    for seed in range(10):
+    for seed in range(25):
         try_forms(random_case(seed), [_Liar()], Budget(64, 2, 10), report)
     assert len({v.seed for v in report.violations}) > 3
 

@@ -16,6 +16,9 @@ from prooflens.regions import Ball, Constraints, Region
 
 FAMILIES = ("encoder", "bert", "mpnet", "gpt2", "llama")
 
+DEPTHS = (3, 4, 5, 6)
+"""Layers of the deep models that one seed in three draws. All other seeds mean what they meant before: one or two."""
+
 MOST_CLAIMS = 6
 """Claims per case: many small cases try more than few large ones."""
 
@@ -35,7 +38,9 @@ def random_case(seed: int) -> Case:
     """A reproducible question from a seed."""
     choose = random.Random(seed)
     family = FAMILIES[seed % len(FAMILIES)]
-    model = random_model(family, choose)
+    deep = random.Random(f"depth of case {seed}")
+    depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
+    model = random_model(family, choose, depth)
     n_tokens = choose.randint(1, 5)
     x = torch.randn(
         n_tokens,
@@ -46,19 +51,25 @@ def random_case(seed: int) -> Case:
     padding = None
     if n_tokens > 2 and choose.random() < 0.2:
         padding = torch.arange(n_tokens) < n_tokens - 1
-    problem = Problem(model, _random_region(x, choose), padding)
+    # What is missed grows with every layer: deep models are asked about smaller regions, so that something is proved.
+    share = 1.0 if depth is None else 10.0 ** deep.uniform(-3.0, 0.0)
+    problem = Problem(model, _random_region(x, choose, share), padding)
     layer = choose.randrange(model.architecture.n_layers)
     about_output = choose.random() < 0.2
     queries, claims = _random_claims(problem, layer, about_output, choose)
     return Case(seed, family, problem, queries, claims)
 
 
-def random_model(family: str, choose: random.Random) -> Transformer:
-    """A small random model of a family, attention far from uniform, norms and biases away from 1 and 0."""
+def random_model(family: str, choose: random.Random, depth: int | None = None) -> Transformer:
+    """A small random model of a family, attention far from uniform, norms and biases away from 1 and 0.
+
+    It has one or two layers, or as many as `depth` says.
+    """
     heads = choose.choice((1, 2, 4))
     d = heads * choose.choice((2, 4))
+    shallow = choose.choice((1, 2))
     common = {
-        "n_layers": choose.choice((1, 2)),
+        "n_layers": depth or shallow,
         "n_heads": heads,
         "d_model": d,
         "d_ff": choose.choice((4, 8)),
@@ -90,8 +101,8 @@ def random_model(family: str, choose: random.Random) -> Transformer:
     return Transformer(architecture, weights, name=f"random {family}")
 
 
-def _random_region(x: Tensor, choose: random.Random) -> Region:
-    eps = 10.0 ** choose.uniform(-4.0, -0.3)
+def _random_region(x: Tensor, choose: random.Random, share: float) -> Region:
+    eps = 10.0 ** choose.uniform(-4.0, -0.3) * share
     kind = choose.choice(("ball", "ball", "tokens", "radii", "generators", "constrained"))
     if kind == "ball":
         return Ball(eps).around(x)
