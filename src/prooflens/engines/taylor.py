@@ -36,7 +36,7 @@ from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, regist
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
 from prooflens.engines.taylor_chain import Chain, Seeds
 from prooflens.engines.taylor_hessian import HOPE, Beyond, Hessian, hessian_batch
-from prooflens.engines.taylor_norms import grow, identity, length
+from prooflens.engines.taylor_norms import CHUNK, grow, identity, length
 from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
@@ -52,7 +52,7 @@ FEW = 2**22
 
 
 CORNERS = 32
-"""So many forms at a time are looked at in both corners of their linear parts."""
+"""At most so many forms at a time are looked at in both corners of their linear parts."""
 
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors: powers of two."""
@@ -233,8 +233,13 @@ class Part(NamedTuple):
 def give_up(problem: Problem, forms: Forms, found: Part) -> None:
     """No form that changes its sign between the two corners of its linear part has one to be proved."""
     chosen = found.open()
-    for start in range(0, len(chosen), CORNERS):
-        some = chosen[start : start + CORNERS]
+    architecture = problem.model.architecture
+    widest = max(architecture.d_ff, architecture.n_heads * problem.n_tokens)
+    if forms.logits is not None:
+        widest = max(widest, forms.logits.shape[-1])
+    step = min(CORNERS, max(1, CHUNK // (2 * problem.n_tokens * widest)))
+    for start in range(0, len(chosen), step):
+        some = chosen[start : start + step]
         asked = forms.select(some.cpu())
         corners = torch.cat((found.corner[some], -found.corner[some]))
         scores, output = problem.values(problem.region.point(corners), forms.layers, forms.logits is not None)

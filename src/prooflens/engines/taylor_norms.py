@@ -38,7 +38,8 @@ def length(x: Float[Tensor, "... n"]) -> Float[Tensor, ...]:
 
 def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
     """An upper bound of the Frobenius norm; a matrix may have more entries than `grow` covers."""
-    return torch.linalg.vector_norm(A, dim=(-2, -1)) * (GROWTH + gamma(A.shape[-2] * A.shape[-1]))
+    found: Tensor = torch.linalg.vector_norm(A, dim=(-2, -1)) * (GROWTH + gamma(A.shape[-2] * A.shape[-1]))
+    return found
 
 
 def product_error(inner: int, size: Tensor) -> Tensor:
