@@ -36,7 +36,7 @@ from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, regist
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
 from prooflens.engines.taylor_chain import Chain, Seeds
 from prooflens.engines.taylor_hessian import HOPE, Beyond, Hessian, hessian_batch
-from prooflens.engines.taylor_norms import CHUNK, grow, identity, length
+from prooflens.engines.taylor_norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor_readings import Eigenvalues, Supports
 from prooflens.engines.taylor_segments import segments_of
 from prooflens.engines.taylor_shapes import ball, support, total
@@ -380,7 +380,7 @@ def _output_seeds(
         head = segment.head
         covectors = weights @ head.weight
         used = (weights != 0).any(0)
-        most = torch.linalg.vector_norm(head.weight[used])
+        most = frobenius(head.weight[used])
         size = length(weights) * (most * last.size[t] * 2.0 + 1.0)
         if head.bias is not None:
             size = size + weights.abs() @ head.bias.abs()

@@ -236,7 +236,7 @@ class MixShape:
         found = found + torch.einsum("tgrjJGc,tjgaGRc->tGRJgra", b_k, v_q)
         by_values = (0.5 * scale) * found.reshape(T, self.n, H * width) * self.live[:, :, None]
         size = _size(b_q) * _size(v_k) + _size(b_k) * _size(v_q) + _size(by_scores)
-        sizes = _size(self.weighted).square() * _size(self.A_q) * torch.linalg.vector_norm(self.grams.rows_k)
+        sizes = _size(self.weighted).square() * _size(self.A_q) * frobenius(self.grams.rows_k)
         return by_scores, by_values, scale * (size + sizes)
 
     def _third(self) -> list[Float[Tensor, "T d d"]]:
@@ -368,7 +368,7 @@ class Grams:
 
 def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
     """The Frobenius norm of everything that belongs to a token."""
-    return grow(torch.linalg.vector_norm(x.flatten(1), dim=1))
+    return frobenius(x.flatten(1)[:, None])
 
 
 def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
