@@ -14,7 +14,7 @@ from prooflens.models import Transformer
 from prooflens.outcomes import Verdict
 from prooflens.portfolio import ATTACK, PORTFOLIO, Evidence, Settings, Stage, equipped, gather, stages_of
 from prooflens.queries import parse_query
-from prooflens.regions import Paraphrases
+from prooflens.regions import Constraints, Paraphrases, Region
 from prooflens.soundness import random_case
 
 SMALL = Budget(200, 4, 20)
@@ -128,6 +128,57 @@ def test_clean_failures_and_ties(toy: Transformer) -> None:
     tied = pl.certify(toy, torch.zeros_like(prompt.x), pl.Ball(1e-3), layer=0, budget=SMALL)
     assert tied.counts["unknown"] == len(tied)
     assert "tie" in tied.rows[0]["reason"]
+
+
+def test_a_centre_outside_of_the_region_breaks_nothing(toy: Transformer) -> None:
+    """The only point is the second example; what the first one breaks says nothing about it."""
+    here, there = toy.example(0).x, toy.example(1).x
+    only = Constraints.of(1, torch.ones(1, 1), torch.ones(1))
+    region = Region(here, generators=(there - here)[None], constraints=only)
+    queries = ["mass>=0.3@{0}", "spec{0}>{1}"]
+    found = pl.certify(toy, toy.example(0), region, "0", queries=queries, budget="50/2/10")
+    truth = pl.certify(toy, toy.example(1), pl.Ball(1e-9), "0", queries=queries, budget="50/2/10")
+    assert "clean" not in {row["engine"] for row in found.rows}
+    for row, true in zip(found.rows, truth.rows, strict=True):
+        assert {row["verdict"], true["verdict"]} != {"holds", "fails"}
+    broken = [outcome.witness for outcome in found.outcomes if outcome.witness is not None]
+    assert broken
+    assert all(region.contains(witness.x, 1e-6) for witness in broken)
+
+
+def test_convex_hulls_are_broken_at_their_centre(toy: Transformer) -> None:
+    hull = Paraphrases([toy.example(i).x for i in range(3)], convex=True)
+    found = pl.certify(toy, toy.example(0), hull, "0", queries="mass>=0.9@{0}", budget="50/2/10")
+    assert found.counts["fails"] == len(found) > 0
+
+
+def test_tokens_heads_and_paraphrases_by_other_names(toy: Transformer) -> None:
+    prompt = toy.example(0)
+    named = pl.certify(toy, prompt, pl.Ball(0.01, tokens="x1"), [(0, 1)])
+    indexed = pl.certify(toy, prompt, pl.Ball(0.01, tokens=[1]), "0.1")
+    mapped = pl.certify(toy, prompt, pl.Ball({"x1": 0.01}), "0.1")
+    assert [row["lower"] for row in named.rows] == [row["lower"] for row in indexed.rows]
+    assert [row["lower"] for row in mapped.rows] == [row["lower"] for row in indexed.rows]
+    radii = [pl.radius(toy, prompt, "0.1:top1@0", tokens=t, budget="8/1/4").rows for t in (["x1"], [1])]
+    assert radii[0][0]["certified"] == radii[1][0]["certified"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "'1' for a whole layer"),
+        ({"heads": [0, 1]}, "does not name a head"),
+        ({"heads": 1.5}, "does not name a head"),
+        ({"queries": None}, "no query"),
+        ({"queries": 3}, "no query"),
+        ({"prompt": [[1.0]]}, "is no prompt"),
+        ({"region": pl.Ball(0.1, tokens=["y"])}, "no token has the text 'y'"),
+    ],
+)
+def test_arguments_of_another_kind(toy: Transformer, options: dict[str, object], message: str) -> None:
+    given = {"prompt": toy.example(0), "region": pl.Ball(0.01)} | options
+    with pytest.raises(ProoflensError, match=message):
+        pl.certify(toy, **given)  # type: ignore[arg-type]
 
 
 def test_true_by_the_mask_alone() -> None:

@@ -1,5 +1,6 @@
 """Regions: every way to make one, what they contain, and what they refuse."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,7 +107,51 @@ def test_bad_radii(eps: float) -> None:
         Ball(eps).around(X)
 
 
+@pytest.mark.parametrize("eps", ["0.1", None, [0.1, "a", 0.1, 0.1], {0: None}])
+def test_radii_that_are_no_numbers(eps: object) -> None:
+    with pytest.raises(RegionError, match="positive finite"):
+        Ball(eps).around(X)  # type: ignore[arg-type]
+
+
+def test_arrays_and_other_precisions() -> None:
+    expected = Ball([0.1, 0.0, 0.2, 0.3]).around(X)
+    for kind in (np.array, lambda radii: torch.tensor(radii, dtype=torch.float64)):
+        assert torch.equal(Ball(kind([0.1, 0.0, 0.2, 0.3])).around(X).spread(), expected.spread())
+    assert torch.equal(Ball(0.1, tokens=2).around(X).spread(), Ball({2: 0.1}).around(X).spread())
+    region = Region(X.numpy(), generators=torch.ones(2, 4, 3, dtype=torch.float32))  # type: ignore[arg-type]
+    assert region.generators is not None
+    assert region.generators.dtype == region.center.dtype == torch.float64
+    held = Constraints.of(2, [[1.0, 1.0]], np.zeros(1))  # type: ignore[arg-type]
+    assert held.A_eq.dtype == torch.float64
+
+
+def test_the_centre_may_lie_outside_of_the_constraints() -> None:
+    G = torch.ones(1, 4, 3, dtype=torch.float64)
+    assert Region(X, generators=G).holds_center
+    assert Region(
+        X, generators=G, constraints=Constraints.of(1, A_ub=torch.ones(1, 1), b_ub=torch.ones(1))
+    ).holds_center
+    away = Region(X, generators=G, constraints=Constraints.of(1, torch.ones(1, 1), torch.ones(1)))
+    assert not away.holds_center
+    assert not away.contains(X)
+
+
 def test_other_bad_regions() -> None:
+    with pytest.raises(RegionError, match="not both"):
+        Ball({0: 0.1}, tokens=[1]).around(X)
+    for token in (1.5, "the"):
+        with pytest.raises(RegionError, match="no token"):
+            Ball(0.1, tokens=[token]).around(X)  # type: ignore[list-item]
+    with pytest.raises(RegionError, match=r"radius must have shape \[4, 3\]"):
+        Region(X, radius=0.1)  # type: ignore[arg-type]
+    with pytest.raises(RegionError, match="tensor of numbers"):
+        Region("text", radius=X)  # type: ignore[arg-type]
+    with pytest.raises(RegionError, match=r"Constraints\.of"):
+        Region(X, radius=X, constraints={"A_eq": X})  # type: ignore[arg-type]
+    with pytest.raises(RegionError, match="of\\(model\\)"):
+        Paraphrases(["one text", "another"]).region()
+    with pytest.raises(RegionError, match="a list"):
+        Paraphrases("one text").region()
     with pytest.raises(RegionError, match="no token 4"):
         Ball(0.1, tokens=[4]).around(X)
     with pytest.raises(RegionError, match="3 radii for 4 tokens"):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull
     from prooflens.output import OutputResults, output, output_radius
     from prooflens.radius import radius
-    from prooflens.regions import Ball, Paraphrases, Region
+    from prooflens.regions import Ball, Constraints, Paraphrases, Region
     from prooflens.report import report
     from prooflens.results import Radii, Results
 
@@ -22,6 +22,7 @@ _HOMES = {
     "load": "prooflens.models",
     "pull": "prooflens.models",
     "Ball": "prooflens.regions",
+    "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
     "OutputResults": "prooflens.output",
@@ -37,6 +38,7 @@ _HOMES = {
 
 __all__ = [
     "Ball",
+    "Constraints",
     "OutputResults",
     "Paraphrases",
     "Radii",

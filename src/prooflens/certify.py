@@ -8,7 +8,7 @@ was asked for by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from prooflens.portfolio import Evidence, Settings, attack, depth_of, gather, pr
 from prooflens.progress import Progress, Show, shown
 from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
 from prooflens.queries.attention import RowQuery
-from prooflens.queries.rows import Token, suggestion
-from prooflens.regions import Ball, Paraphrases, Region
+from prooflens.queries.rows import Token, find_token, suggestion
+from prooflens.regions import Ball, Paraphrases, Region, listed
 from prooflens.results import Results, Subject, claim_key
 
 __all__ = ["Interrupted", "Outcome", "Question", "Verdict", "ask", "certify", "certify_question", "settle"]
@@ -43,6 +43,9 @@ LEAST_FUNCTIONALS = 64
 
 TEMPORARIES = 6
 """Matrices of functionals by factors that an engine holds at a time, about."""
+
+Heads = str | Sequence[str | tuple[int, int]] | None
+"""`"2.4"`, `"0-2"`, a list of such or of pairs (layer, head); None for all."""
 
 Place = Ball | Region | Paraphrases
 """Where a claim is to hold."""
@@ -69,7 +72,7 @@ def certify(
     model: Transformer | str,
     prompt: Prompt | str | Tensor,
     region: Place,
-    heads: str | Sequence[str] | None = None,
+    heads: Heads = None,
     *,
     layer: int | None = None,
     queries: str | Query | Sequence[str | Query] = ("top1",),
@@ -84,9 +87,10 @@ def certify(
 ) -> Results:
     """A verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
 
-    `heads` is `"2.4"`, `"0-2"`, a list of such, or None for all; a query may name its own heads and position
-    (`"2.4:top1@-1"`). `engine="auto"` asks a portfolio; a name asks that engine, then attacks. `budget` is a row of
-    `BUDGETS`, a `Budget`, or None for one that fits the model's size. `memory` (bytes) limits engines that keep a lot.
+    `heads` is `"2.4"`, `"0-2"`, a list of such or of pairs (2, 4), or None for all; a query may name its own heads and
+    position (`"2.4:top1@-1"`). `engine="auto"` asks a portfolio; a name asks that engine, then attacks. `budget` is a
+    row of `BUDGETS`, a `Budget`, or None for one that fits the model's size. `memory` (bytes) limits engines that keep
+    a lot.
     Claims whose key is in `skip` (`Results.keys` of an earlier run) are left out. Ctrl-C raises `Interrupted`, which
     holds the results so far.
     """
@@ -105,7 +109,7 @@ def ask(
     model: Transformer | str,
     prompt: Prompt | str | Tensor,
     region: Place,
-    heads: str | Sequence[str] | None = None,
+    heads: Heads = None,
     *,
     layer: int | None = None,
     queries: str | Query | Sequence[str | Query] = ("top1",),
@@ -117,7 +121,7 @@ def ask(
     source = source or source_of(model)
     model = load(model) if device is None else load(model).to(checked_device(device))
     prompt = as_prompt(model, prompt)
-    place = as_region(region, prompt)
+    place = as_region(region.of(model) if isinstance(region, Paraphrases) else region, prompt)
     problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
     chosen = head_text(heads, layer)
@@ -148,7 +152,7 @@ def certify_question(question: Question, settings: Settings, tell: Progress) -> 
         waiting = list(chunks(problem, claims, settings.memory))
         while waiting:
             chunk = waiting.pop(0)
-            evidence = {i: Evidence.about(claims[i]) for i in chunk}
+            evidence = {i: Evidence.about(claims[i], problem.region.holds_center) for i in chunk}
             board.start(len(chunk))
             try:
                 gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
@@ -193,7 +197,7 @@ def settle(
     """A verdict for every claim by one engine: by proof, by the clean input itself, or by an attack on what is open."""
     if engine.guarantee is not Guarantee.PROVED:
         raise EngineError(f"{engine.name} only estimates: it cannot decide that a claim holds")
-    evidence = [Evidence.about(claim) for claim in claims]
+    evidence = [Evidence.about(claim, problem.region.holds_center) for claim in claims]
     prove(problem, evidence, engine, required=True)
     if budget is not None:
         attack(problem, evidence, Settings(budget=budget, seed=seed))
@@ -275,13 +279,17 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
     if isinstance(prompt, Tensor):
         model.check_input(prompt)
         prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
+    if not isinstance(prompt, Prompt):
+        raise PromptError(
+            f"a {type(prompt).__name__} is no prompt: give a text, model.prompt(text), or a tensor of shape [S, d]"
+        )
     return replace(prompt, x=prompt.x.to(model.device))
 
 
 def as_region(place: Place, prompt: Prompt) -> Region:
     """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
     if isinstance(place, Ball):
-        return place.around(prompt)
+        return _indexed(place, prompt).around(prompt)
     region = place.region() if isinstance(place, Paraphrases) else place
     if not isinstance(region, Region):
         raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")
@@ -290,21 +298,45 @@ def as_region(place: Place, prompt: Prompt) -> Region:
     return region
 
 
+def _indexed(ball: Ball, prompt: Prompt) -> Ball:
+    """The ball with tokens that are named by their texts as indices."""
+
+    def places(token: Token) -> list[int]:
+        return find_token(token, len(prompt), prompt.tokens) if isinstance(token, str) else [token]
+
+    if isinstance(ball.eps, Mapping):
+        return replace(ball, eps={i: eps for token, eps in ball.eps.items() for i in places(token)})
+    if ball.tokens is None:
+        return ball
+    return replace(ball, tokens=[i for token in listed(ball.tokens) for i in places(token)])
+
+
 def as_queries(queries: str | Query | Sequence[str | Query]) -> list[Query]:
     """Queries from their short forms."""
-    given = [queries] if isinstance(queries, str | Query) else list(queries)
+    given = listed(queries)
     if not given:
         raise QueryError("no query is asked: give at least one, such as 'top1'")
+    if wrong := [query for query in given if not isinstance(query, str | Query)]:
+        raise QueryError(f"{wrong[0]!r} is no query: give one, such as 'top1'")
     return [parse_query(query) if isinstance(query, str) else query for query in given]
 
 
-def head_text(heads: str | Sequence[str] | None, layer: int | None) -> str | None:
+def head_text(heads: Heads, layer: int | None) -> str | None:
     """Heads as one text."""
     if layer is not None and heads is not None:
         raise QueryError("give a layer or heads, not both")
     if layer is not None:
         return str(layer)
-    return heads if heads is None or isinstance(heads, str) else ",".join(heads)
+    return None if heads is None else ",".join(map(_head_name, listed(heads)))
+
+
+def _head_name(head: object) -> str:
+    """`"2.4"` as it is, (2, 4) as `2.4`; a number could be a layer or a head, and 1.10 would read as 1.1."""
+    if isinstance(head, tuple):
+        return ".".join(map(str, head))
+    if not isinstance(head, str):
+        raise QueryError(f"{head!r} does not name a head: write '1.10' or (1, 10), and '1' for a whole layer")
+    return head
 
 
 def parse_budget(budget: Budget | str | None) -> Budget | None:

@@ -142,7 +142,9 @@ class Evidence:
     """Per functional: the bounds, and the place in them, that its lower bound is from."""
     engines: list[str]
     settable: bool
-    """Whether the clean input satisfies the claim without a tie: otherwise there is nothing to prove."""
+    """Whether there is something to prove: no tie, and not broken by the clean input."""
+    broken: bool = False
+    """Whether the clean input lies in the region and breaks the claim."""
     guarantee: Guarantee = Guarantee.PROVED
     witness: Witness | None = None
     attack: float | None = None
@@ -151,22 +153,23 @@ class Evidence:
     seconds: float = 0.0
 
     @classmethod
-    def about(cls, claim: Claim) -> Evidence:
-        """Nothing is known but the constants."""
+    def about(cls, claim: Claim, centred: bool = True) -> Evidence:
+        """Nothing is known but the constants; `centred` says whether the clean input is a point of the region."""
         size = len(claim.conditions)
         lower = torch.full((size,), -torch.inf, dtype=torch.float64)
         upper = torch.full((size,), torch.inf, dtype=torch.float64)
         for i, functional in enumerate(claim.functionals):
             if not (functional.rows or functional.logits):
                 lower[i] = upper[i] = functional.constant
-        return cls(claim, lower, upper, [None] * size, [], claim.tie is None and claim.clean_holds)
+        broken = centred and not claim.clean_holds
+        return cls(claim, lower, upper, [None] * size, [], claim.tie is None and not broken, broken)
 
     @property
     def verdict(self) -> Verdict:
         """What the evidence is worth."""
         if self.claim.tie is not None:
             return Verdict.UNKNOWN
-        if self.witness is not None or not self.claim.clean_holds:
+        if self.witness is not None or self.broken:
             return Verdict.FAILS
         if self.claim.decide(self.lower, self.upper) == "holds":
             return Verdict.HOLDS if self.guarantee is Guarantee.PROVED else Verdict.ESTIMATED

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from prooflens.certify import ask, chunks, parse_budget
+from prooflens.certify import Heads, ask, chunks, parse_budget
 from prooflens.engines import Guarantee, Problem
 from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.errors import EngineError, QueryError, RegionError
@@ -36,8 +36,8 @@ from prooflens.portfolio import (
 )
 from prooflens.progress import Progress, Show, shown
 from prooflens.queries import Claim, Query
-from prooflens.queries.rows import Token
-from prooflens.regions import Ball, Region
+from prooflens.queries.rows import Token, find_tokens
+from prooflens.regions import Ball, Region, listed
 from prooflens.results import RADII, Radii, Subject, claim_place, finite, query_name
 
 SMALLEST, LARGEST = 1e-7, 10.0
@@ -51,10 +51,10 @@ def radius(
     model: Transformer | str,
     prompt: Prompt | str | Tensor,
     queries: str | Query | Sequence[str | Query] = ("top1",),
-    heads: str | Sequence[str] | None = None,
+    heads: Heads = None,
     *,
     layer: int | None = None,
-    tokens: Sequence[int] | None = None,
+    tokens: Sequence[Token] | None = None,
     per_token: bool = False,
     engine: str = "auto",
     tolerance: float = 0.1,
@@ -99,13 +99,14 @@ def radius(
         raise QueryError(f"{ranged.query} has no radius: give a threshold, as in 'entropy<=1.5'")
     center = first.problem.region.center
     size = len(center)
+    places = None if tokens is None else find_tokens(listed(tokens), size, first.subject.tokens)
     moves: list[int | None] = [None]
     if per_token:
-        moves = [t % size for t in tokens] if tokens is not None else list(range(size))
+        moves = [*(range(size) if places is None else places)]
     frames = []
     with shown(progress) as tell:
         for number, token in enumerate(moves):
-            chosen = tokens if token is None else [token]
+            chosen = places if token is None else [token]
 
             def balls(eps: float, chosen: Sequence[int] | None = chosen) -> Region:
                 return Ball(eps, chosen).around(center)

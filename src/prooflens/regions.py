@@ -9,8 +9,10 @@ paraphrase. Constraints can only make the set smaller: an engine that ignores th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -18,6 +20,9 @@ from torch import Tensor
 
 from prooflens.errors import RegionError
 from prooflens.models.prompt import Prompt
+
+if TYPE_CHECKING:
+    from prooflens.models.transformer import Transformer
 
 MAX_CORNER_FACTORS = 20
 """`corners` lists 2^p points; beyond this many factors that is refused."""
@@ -44,10 +49,10 @@ class Constraints:
         """Constraints on `n_factors` factors; what is left out has no rows."""
         none, nil = torch.zeros(0, n_factors, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         made = cls(
-            none if A_eq is None else A_eq.double(),
-            nil if b_eq is None else b_eq.double(),
-            none if A_ub is None else A_ub.double(),
-            nil if b_ub is None else b_ub.double(),
+            none if A_eq is None else _numbers(A_eq, "A_eq").double(),
+            nil if b_eq is None else _numbers(b_eq, "b_eq").double(),
+            none if A_ub is None else _numbers(A_ub, "A_ub").double(),
+            nil if b_ub is None else _numbers(b_ub, "b_ub").double(),
         )
         for A, b in ((made.A_eq, made.b_eq), (made.A_ub, made.b_ub)):
             if A.ndim != 2 or A.shape[1] != n_factors or b.shape != A.shape[:1]:
@@ -70,7 +75,8 @@ class Constraints:
 class Region:
     """An input set: centre, generators (a vector of radii, or p dense ones), optional constraints.
 
-    Exactly one of `radius` and `generators` is given. Coordinates with radius 0 have no factor.
+    Exactly one of `radius` and `generators` is given; both take the centre's precision. Coordinates with radius 0 have
+    no factor. Under constraints the centre itself may lie outside (`holds_center`).
     """
 
     center: Float[Tensor, "S d"]
@@ -81,15 +87,21 @@ class Region:
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "center", _numbers(self.center, "the centre"))
         if self.center.ndim != 2 or self.center.numel() == 0:
             raise RegionError(f"the centre must have shape [S, d], got {list(self.center.shape)}")
         if (self.radius is None) == (self.generators is None):
-            raise RegionError("give either a radius per coordinate or generators, not both")
-        spread = self.radius if self.radius is not None else self.generators
-        assert spread is not None
-        wanted = self.center.shape if self.radius is not None else (spread.shape[0], *self.center.shape)
-        if tuple(spread.shape) != tuple(wanted):
-            raise RegionError(f"the spread has shape {list(spread.shape)}, expected {list(wanted)}")
+            raise RegionError("give a radius per coordinate or generators: one of them, not both")
+        kind = "radius" if self.radius is not None else "generators"
+        spread = _numbers(getattr(self, kind), kind).to(self.center)
+        object.__setattr__(self, kind, spread)
+        lead: tuple[int | str, ...] = () if kind == "radius" else (spread.shape[0] if spread.ndim else "p",)
+        wanted = (*lead, *self.center.shape)
+        if tuple(spread.shape) != wanted:
+            raise RegionError(
+                f"{kind} must have shape [{', '.join(map(str, wanted))}], got {list(spread.shape)}; for one ε use "
+                "Ball(ε)"
+            )
         for what, tensor in (("centre", self.center), ("spread", spread)):
             if not bool(torch.isfinite(tensor).all()):
                 raise RegionError(f"the {what} holds NaN or infinite values")
@@ -99,6 +111,8 @@ class Region:
             (self.radius if self.radius is not None else torch.zeros_like(self.center)).flatten().nonzero()
         )
         object.__setattr__(self, "moving", moving[:, 0])
+        if not isinstance(self.constraints, Constraints | None):
+            raise RegionError("constraints are made by Constraints.of(n_factors, A_eq, b_eq, A_ub, b_ub)")
         if self.constraints is not None and self.constraints.A_eq.shape[1] != self.n_factors:
             raise RegionError(f"the constraints must be on {self.n_factors} factors")
 
@@ -106,6 +120,13 @@ class Region:
     def n_factors(self) -> int:
         """p, the number of factors."""
         return self.generators.shape[0] if self.generators is not None else int(self.moving.numel())
+
+    @property
+    def holds_center(self) -> bool:
+        """Whether α = 0 satisfies the constraints: only then is the centre known to be a point of the set."""
+        if self.constraints is None:
+            return True
+        return bool(self.constraints.satisfied(self.center.new_zeros(self.n_factors), tolerance=0.0))
 
     @property
     def scale(self) -> Float[Tensor, " p"]:
@@ -252,10 +273,13 @@ _FEASIBILITY = 1e-9
 
 @dataclass(frozen=True)
 class Ball:
-    """An ℓ∞ ball around a prompt: one ε for all tokens, for chosen tokens, or a radius per token."""
+    """An ℓ∞ ball around a prompt: one ε for all tokens, for chosen tokens, or a radius per token.
 
-    eps: float | Mapping[int, float] | Sequence[float]
-    tokens: Sequence[int] | None = None
+    Tokens are indices; `certify`, `circuit`, `output` and `radius` also take their texts.
+    """
+
+    eps: float | Mapping[int, float] | Mapping[str, float] | Sequence[float]
+    tokens: Sequence[int | str] | int | str | None = None
 
     def around(self, prompt: Prompt | Tensor) -> Region:
         """The region of this ball around a prompt (or around an input of shape [S, d])."""
@@ -263,24 +287,27 @@ class Ball:
         if x.ndim != 2:
             raise RegionError(f"a ball stands around an input of shape [S, d], got {list(x.shape)}")
         per_token = torch.zeros(x.shape[0], dtype=x.dtype)
-        if isinstance(self.eps, Mapping):
-            for token, eps in self.eps.items():
-                per_token[_token_index(token, len(x))] = _positive(eps, "ε")
-        elif isinstance(self.eps, Sequence):
-            if len(self.eps) != len(x):
-                raise RegionError(f"{len(self.eps)} radii for {len(x)} tokens: give one per token")
-            per_token[:] = torch.tensor([_positive(e, "ε", zero=True) for e in self.eps], dtype=x.dtype)
+        eps: Any = self.eps.tolist() if hasattr(self.eps, "tolist") else self.eps
+        several = isinstance(eps, Mapping) or (isinstance(eps, Sequence) and not isinstance(eps, str))
+        if several and self.tokens is not None:
+            raise RegionError("give one ε and the tokens that move, or a radius per token: not both")
+        if isinstance(eps, Mapping):
+            for token, value in eps.items():
+                per_token[_token_index(token, len(x))] = _positive(value, "ε")
+        elif several:
+            if len(eps) != len(x):
+                raise RegionError(f"{len(eps)} radii for {len(x)} tokens: give one per token")
+            per_token[:] = torch.tensor([_positive(e, "ε", zero=True) for e in eps], dtype=x.dtype)
         else:
-            chosen = range(len(x)) if self.tokens is None else self.tokens
-            for token in chosen:
-                per_token[_token_index(token, len(x))] = _positive(self.eps, "ε")
+            for token in range(len(x)) if self.tokens is None else listed(self.tokens):
+                per_token[_token_index(token, len(x))] = _positive(eps, "ε")
         if not bool((per_token > 0).any()):
             raise RegionError("no token moves: give at least one token with ε > 0")
         radius = per_token.to(x)[:, None].expand(x.shape).clone()
         return Region(x, radius=radius, label=str(self))
 
     def __str__(self) -> str:
-        where = "" if self.tokens is None else f" on tokens {list(self.tokens)}"
+        where = "" if self.tokens is None else f" on tokens {listed(self.tokens)}"
         eps = f"{self.eps:g}" if isinstance(self.eps, int | float) else str(self.eps)
         return f"ball ε={eps}{where}"
 
@@ -292,17 +319,24 @@ class Paraphrases:
     With `convex`, the factors are also convex weights (αᵢ ≥ 0, Σαᵢ = 1): exactly the paraphrases' convex hull.
     """
 
-    prompts: Sequence[Prompt | Tensor]
+    prompts: Sequence[Prompt | Tensor | str]
     convex: bool = False
+
+    def of(self, model: Transformer) -> Paraphrases:
+        """The same paraphrases with texts as prompts of a model."""
+        made = [model.prompt(given) if isinstance(given, str) else given for given in _several(self.prompts)]
+        return replace(self, prompts=made)
 
     def region(self) -> Region:
         """The region these paraphrases span."""
-        points = [p.x if isinstance(p, Prompt) else p for p in self.prompts]
+        points = [self._point(given) for given in _several(self.prompts)]
         if len(points) < 2:
             raise RegionError("a paraphrase hull needs at least two paraphrases")
         lengths = [len(p) for p in points]
         if len(set(lengths)) > 1:
             raise RegionError(f"paraphrases must have equal length in tokens, got {lengths}")
+        if len({p.shape for p in points}) > 1:
+            raise RegionError(f"paraphrases must have one width, got {sorted({p.shape[-1] for p in points})}")
         stack = torch.stack(points)
         center = stack.mean(0)
         constraints = None
@@ -316,14 +350,47 @@ class Paraphrases:
             center, generators=stack - center, constraints=constraints, label=f"{kind} of {len(points)} texts"
         )
 
+    @staticmethod
+    def _point(given: Prompt | Tensor | str) -> Tensor:
+        if isinstance(given, str):
+            raise RegionError(
+                "a text is no point yet: give model.prompt(text), or Paraphrases([…]).of(model)"
+            )
+        return given.x if isinstance(given, Prompt) else _numbers(given, "a paraphrase")
 
-def _positive(value: float, what: str, zero: bool = False) -> float:
-    if not (value > 0 or (zero and value == 0)) or value == float("inf"):
-        raise RegionError(f"{what} must be a positive finite number, got {value}")
-    return float(value)
+
+def listed(tokens: Sequence[Any] | Any) -> list[Any]:
+    """Tokens as a list, also where a single one is given."""
+    held = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    return list(held) if isinstance(held, Iterable) and not isinstance(held, str) else [held]
 
 
-def _token_index(token: int, n_tokens: int) -> int:
-    if not -n_tokens <= token < n_tokens:
-        raise RegionError(f"there is no token {token}: the input has tokens 0 … {n_tokens - 1}")
-    return token % n_tokens
+def _several(prompts: Sequence[Prompt | Tensor | str]) -> list[Prompt | Tensor | str]:
+    if isinstance(prompts, str | Prompt):
+        raise RegionError("a paraphrase hull needs a list of at least two paraphrases")
+    return list(prompts)
+
+
+def _numbers(given: Any, what: str) -> Tensor:
+    """A floating tensor of what was given: a tensor, an array, or lists."""
+    try:
+        tensor = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RegionError(f"{what} must be a tensor of numbers, got {type(given).__name__}") from error
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _positive(value: Any, what: str, zero: bool = False) -> float:
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (number > 0 or (zero and number == 0)) or number == math.inf:
+        raise RegionError(f"{what} must be a positive finite number, got {value!r}")
+    return number
+
+
+def _token_index(token: object, n_tokens: int) -> int:
+    if not isinstance(token, SupportsIndex) or not -n_tokens <= int(token) < n_tokens:
+        raise RegionError(f"there is no token {token!r}: the input has tokens 0 … {n_tokens - 1}")
+    return int(token) % n_tokens

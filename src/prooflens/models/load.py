@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prooflens.models import transformer_lens as lens
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import model_folder
 from prooflens.models.files import OWN_TYPE, read_config, read_gguf, read_safetensors, read_state
-from prooflens.models.prompt import FileTokenizer
+from prooflens.models.prompt import FileTokenizer, GivenTokenizer
 from prooflens.models.pull import SOURCES, Progress, pull
 from prooflens.models.transformer import Transformer
 
@@ -28,13 +29,23 @@ TRAINED = ("bert-tiny-sst2", "toy-d32", "toy-d64", "toy-d128")
 """Models that `prooflens train` makes."""
 
 
-def load(x: Any, progress: Progress | None = None) -> Transformer:
+def load(x: Any, progress: Progress | None = None, tokenizer: Any = None) -> Transformer:
     """The canonical transformer of x.
 
     x is a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder (config.json + safetensors), a
     .gguf file, a hub name, a transformers module, or a TransformerLens model. Weights become float64 and are
-    otherwise taken as they are.
+    otherwise taken as they are. `tokenizer` (of transformers or tokenizers) lets a module read texts; a folder's own
+    and a TransformerLens model's own are found without it.
     """
+    model = _load(x, progress)
+    if tokenizer is None:
+        return model
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise ModelError(f"a {type(tokenizer).__name__} is no tokenizer: it has no encode and decode")
+    return replace(model, tokenizer=GivenTokenizer(tokenizer))
+
+
+def _load(x: Any, progress: Progress | None) -> Transformer:
     if isinstance(x, Transformer):
         return x
     if isinstance(x, str | Path):

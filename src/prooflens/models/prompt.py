@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.errors import ModelError, PromptError
@@ -59,6 +60,26 @@ class FileTokenizer:
         return text if text and "\ufffd" not in text else str(reader.id_to_token(index))
 
 
+@dataclass(frozen=True, eq=False)
+class GivenTokenizer:
+    """A tokenizer that the caller has: of transformers, of the `tokenizers` library, or a TransformerLens model's own.
+
+    `to_ids` is how it encodes, where that is not its own `encode` (TransformerLens puts a first token before a text).
+    """
+
+    given: Any
+    to_ids: Callable[[str], Any] | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, as the given tokenizer makes them."""
+        ids = (self.to_ids or self.given.encode)(text)
+        return [int(i) for i in getattr(ids, "ids", ids)]
+
+    def token(self, index: int) -> str:
+        """The text of one token."""
+        return str(self.given.decode([index])) or f"#{index}"
+
+
 _tokenizers: dict[Path, object] = {}
 
 
@@ -78,17 +99,33 @@ def _read_tokenizer(path: Path):  # type: ignore[no-untyped-def]  # tokenizers h
     return _tokenizers[path]
 
 
-def make_prompt(model: Transformer, text: str) -> Prompt:
-    """Tokenise and embed a text; an empty or too long one is an error."""
-    if model.tokenizer is None:
+def make_prompt(model: Transformer, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
+    """Tokenise and embed a text, or embed token ids; an empty or too long one is an error."""
+    reader = model.tokenizer
+    if not isinstance(text, str):
+        ids = _token_ids(text)
+        names = tuple(f"#{i}" if reader is None else reader.token(i) for i in ids)
+        return Prompt(model.embed(torch.tensor(ids, dtype=torch.long)), names, tuple(ids))
+    if reader is None:
         raise PromptError(
-            f"{model.name} has no tokenizer: give its input as a tensor, or use `example()` where it has examples"
+            f"{model.name} has no tokenizer: load it with load(…, tokenizer=…), give token ids or a tensor, or use "
+            "`example()` where it has examples"
         )
     if not text.strip():
         raise PromptError("the text is empty: give at least one word")
-    ids = model.tokenizer.encode(text)
+    ids = reader.encode(text)
     x = model.embed(torch.tensor(ids, dtype=torch.long))
-    return Prompt(x, tuple(model.tokenizer.token(i) for i in ids), tuple(ids), text)
+    return Prompt(x, tuple(reader.token(i) for i in ids), tuple(ids), text)
+
+
+def _token_ids(given: Any) -> list[int]:
+    """One sequence of token ids, of a list or of a tensor [S] or [1, S]."""
+    ids = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        (ids,) = ids
+    if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
+        raise PromptError("a prompt is a text or a sequence of token ids; an input [S, d] needs no prompt")
+    return list(ids)
 
 
 def example_prompt(model: Transformer, index: int) -> Prompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -209,8 +209,8 @@ class Transformer:
             )
         return x
 
-    def prompt(self, text: str) -> Prompt:
-        """Tokenise a text and embed it."""
+    def prompt(self, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
+        """Tokenise a text and embed it; token ids are embedded as they are."""
         from prooflens.models.prompt import make_prompt
 
         return make_prompt(self, text)
@@ -228,7 +228,7 @@ class Transformer:
         return layer
 
     def check_input(self, x: Tensor) -> None:
-        """Raise unless x has shape [..., S, d], is finite, and fits the weights' dtype."""
+        """Raise unless x has shape [..., S, d] and the weights' dtype."""
         if x.ndim < 2 or x.shape[-1] != self.architecture.d_model or x.shape[-2] == 0:
             raise ModelError(
                 f"the input must have shape [..., S, {self.architecture.d_model}], got {list(x.shape)}"

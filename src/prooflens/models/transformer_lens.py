@@ -14,6 +14,7 @@ from torch import Tensor
 from prooflens.errors import ModelError
 from prooflens.models import huggingface
 from prooflens.models.architecture import Activation, Architecture
+from prooflens.models.prompt import GivenTokenizer
 from prooflens.models.transformer import Transformer
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -147,12 +148,18 @@ def from_bridge(bridge: Any) -> Transformer:
     return _checked(bridge, architecture, weights, name, "none")
 
 
+def _tokenizer(given: Any) -> GivenTokenizer | None:
+    """The object's own tokenizer, with the first token that `to_tokens` puts before a text."""
+    held = getattr(given, "tokenizer", None)
+    return None if held is None else GivenTokenizer(held, lambda text: given.to_tokens(text)[0].tolist())
+
+
 def _checked(
     given: Any, architecture: Architecture, weights: dict[str, Tensor], name: str, processing: str
 ) -> Transformer:
     """Build the model, then run both on a few tokens: what we certify is what the object computes."""
     held = {key: tensor.detach().double().cpu().contiguous() for key, tensor in weights.items()}
-    model = Transformer(architecture, held, name=name, processing=processing)
+    model = Transformer(architecture, held, name=name, processing=processing, tokenizer=_tokenizer(given))
     assert architecture.d_vocab is not None
     ids = torch.arange(min(8, architecture.context or 8)) * 7919 % architecture.d_vocab
     with torch.no_grad():
