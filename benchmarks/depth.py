@@ -107,22 +107,41 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
     with torch.no_grad():
         walk.forward(segments_of(program), problem.region.center, factors(problem.region))
     for layer, (holds, corners, ratio, took) in found.items():
-        broken = break_claims(
-            problem, claims[layer], LIGHT if options.quick else PAPER, seed=0, starts=corners
-        )
-        if any(is_proved and witness is not None for is_proved, witness in zip(holds, broken, strict=True)):
-            raise AssertionError("a claim was proved and is broken")
+        budgets = (LIGHT, LIGHT) if options.quick else (TENFOLD, PAPER)
+        left = None if options.no_attack else standing(problem, claims[layer], holds, corners, budgets)
         yield {
             "model": options.model,
             "layer": layer,
             "eps": eps,
             "claims": len(holds),
             "proved": sum(holds),
-            "attack leaves": sum(witness is None for witness in broken),
+            "attack leaves": left,
             "heads": [c.rows[0].head for c, is_proved in zip(claims[layer], holds, strict=True) if is_proved],
-            "e / τ of queries": round(ratio, 3),
+            "e / τ of queries": round(ratio, 3) if math.isfinite(ratio) else None,
             "seconds up to here": round(took, 1),
         }
+
+
+def standing(
+    problem: Problem,
+    claims: Sequence[Claim],
+    proved: Sequence[bool],
+    starts: Sequence[torch.Tensor],
+    budgets: tuple[Budget, Budget],
+) -> int:
+    """How many claims an attack leaves, also from the engine's corners; budgets for those proved and for the others."""
+    left = 0
+    for kind, budget in zip((True, False), budgets, strict=True):
+        chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
+        if not chosen:
+            continue
+        found = break_claims(
+            problem, [claims[i] for i in chosen], budget, seed=0, starts=[starts[i] for i in chosen]
+        )
+        if kind and any(witness is not None for witness in found):
+            raise AssertionError("a claim was proved and is broken")
+        left += sum(witness is None for witness in found)
+    return left
 
 
 def asked(problem: Problem, options: argparse.Namespace, layer: int, query: str) -> list[Claim]:
@@ -203,15 +222,10 @@ def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: fl
     with Meter(problem.model.device) as meter:
         parts, together = bound_claims(engine, problem, claims)
     proved = [c.decide(part.lower, part.upper) == "holds" for c, part in zip(claims, parts, strict=True)]
-    left: int | None = None if options.no_attack or ranges else 0
-    for kind, budget in ((True, TENFOLD if not options.quick else PAPER), (False, PAPER)):
-        chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
-        if chosen and left is not None:
-            starts = [parts[i].lower_corner for i in chosen]
-            found = break_claims(problem, [claims[i] for i in chosen], budget, seed=0, starts=starts)
-            if kind and any(witness is not None for witness in found):
-                raise AssertionError("a claim was proved and is broken")
-            left += sum(witness is None for witness in found)
+    left: int | None = None
+    if not (options.no_attack or ranges):
+        budgets = (PAPER if options.quick else TENFOLD, PAPER)
+        left = standing(problem, claims, proved, [part.lower_corner for part in parts], budgets)
     row: Line = {
         "model": options.model,
         "layer": layer,

@@ -48,7 +48,10 @@ def rehash(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(info))
 
 
-def edit(run: Path, change: Callable[[list[dict[str, Any]], dict[str, Any]], int]) -> int:
+Change = Callable[[list[dict[str, Any]], dict[str, Any]], int]
+
+
+def edit(run: Path, change: Change) -> int:
     """Change rows and tensors, write them back with fresh hashes; the row that was changed."""
     table = pq.read_table(next((run / "rows").iterdir()))
     tensors = load_file(next((run / "tensors").iterdir()))
@@ -180,9 +183,51 @@ def _margin_left_out(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int
     return i
 
 
+def _column(name: str, value: object, **wanted: object) -> Change:
+    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        i = first(rows, layer=0, **wanted)
+        rows[i][name] = value
+        return i
+
+    change.__name__ = f"{name}_{value}"
+    return change
+
+
+def _nothing_asked(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    """A failing claim without its functional: "true by the mask"."""
+    i = first(rows, query="entropy<=1.3", verdict="fails")
+    claim = json.loads(rows[i]["claim"]) | {"functionals": [], "clean": []}
+    sides = {"lower": None, "upper": None, "attack": None}
+    rows[i] |= sides | {"claim": json.dumps(claim), "verdict": "holds", "guarantee": "proved"}
+    for name in [name for name in tensors if name.startswith(f"row/{i}/")]:
+        del tensors[name]
+    tensors |= {f"row/{i}/lower": np.zeros(0), f"row/{i}/upper": np.zeros(0)}
+    return i
+
+
+def _smaller_threshold(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    """A mass of 0.9 whose functional asks for less."""
+    i = first(rows, query="mass>=0.2", verdict="holds", layer=0)
+    rows[i]["query"] = "mass>=0.9"
+    return i
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _nothing_asked,
+        _smaller_threshold,
+        _column("query", "rank2", query="top1", verdict="holds"),
+        _column("query", "top2", query="rank2"),
+        _column("query", "entropy<=0.1", query="entropy<=1.3"),
+        _column("query", "mass>=0.2@{0}", query="mass>=0.2", top=2),
+        _column("query", "spec{0}>{1}", query="entropy"),
+        _column("query", "TOP1", query="top1"),
+        _column("verdict", "proved", query="top1", verdict="holds"),
+        _column("guarantee", "estimated", query="top1", verdict="holds"),
+        _column("clean", 9.0, query="top1", verdict="holds"),
+        _column("top", 99, query="top1", verdict="holds"),
+        _column("head", None, query="mass>=0.2", verdict="holds"),
         _raise_bound,
         _turn_verdict,
         _verdict_only,
@@ -196,13 +241,84 @@ def _margin_left_out(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int
     ],
     ids=lambda change: change.__name__.strip("_"),
 )
-def test_edits_with_fresh_hashes_are_caught_by_mathematics(
-    copy: Path, change: Callable[[list[dict[str, Any]], dict[str, Any]], int]
-) -> None:
+def test_edits_with_fresh_hashes_are_caught_by_mathematics(copy: Path, change: Change) -> None:
     row = edit(copy, change)
     report = check(copy, TOY)
     assert not report.problems
     assert [finding.row for finding in report.findings if finding.status == "WRONG"] == [row]
+
+
+@pytest.mark.parametrize("name", ["ball ε=0.01", "ball ε=0.01 on tokens [1, -1]", "ball ε={0: 0.01}"])
+@pytest.mark.parametrize("forge", ["one coordinate", "half the radius", "another token"])
+def test_a_smaller_region_under_the_same_name_is_caught(
+    toy: pl.Transformer, tmp_path: Path, name: str, forge: str
+) -> None:
+    balls = [pl.Ball(0.01), pl.Ball(0.01, tokens=[1, -1]), pl.Ball({0: 0.01})]
+    ball = next(ball for ball in balls if str(ball) == name)
+    pl.certify(toy, toy.example(0), ball, "0.0", positions=[0]).save(tmp_path / "run")
+    assert check(tmp_path / "run", TOY).counts["re-proved"] == 1
+
+    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        whole = tensors["region/0/radius"]
+        smaller = np.zeros_like(whole)
+        smaller[whole.argmax() // whole.shape[1], 0] = whole.max()
+        if forge == "half the radius":
+            smaller = 0.5 * whole
+            rows[0]["eps"] = float(smaller.max())
+        elif forge == "another token":
+            smaller = np.zeros_like(whole)
+            smaller[2] = whole.max()
+        tensors["region/0/radius"] = smaller
+        for corner in [name for name in tensors if "corner" in name]:
+            del tensors[corner]
+        return 0
+
+    edit(tmp_path / "run", change)
+    assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
+
+
+def test_a_region_with_a_name_of_its_own_is_checked_as_it_is_stored(
+    toy: pl.Transformer, tmp_path: Path
+) -> None:
+    region = pl.Ball(0.01).around(toy.example(0)).scaled(0.5)
+    pl.certify(toy, toy.example(0), region, "0.0", positions=[0]).save(tmp_path / "run")
+    (finding,) = check(tmp_path / "run", TOY).findings
+    assert finding.status == "re-proved"
+    assert "its name is free text" in finding.note
+
+
+def test_rows_and_header_name_the_same_model(copy: Path) -> None:
+    edit(copy, _column("model", "gpt2"))
+    assert "another model" in check(copy, TOY).problems[0]
+
+
+QUERIES = [
+    "top1", "top3", "top4", "rank1", "rank4", "mass>=0.2", "mass>=0.35@{0,-1}", "mass>=0.2@{0,1,2,3}", "spec{0,1}>{2}",
+    "entropy", "entropy>=0.5", "0.5<=entropy<=1.35", "logit0>logit1", "argmax", "0:top1@-1 & 0.1:rank2@[0,1] & argmax",
+    "0.5 * 0.0:mass>=0.2@-1 + -2.0 * 0.0:mass>=0.2@-1 + 3.0 * 0.1:entropy<=1.3@0 > 0",
+    "1.0 * 0.0:spec{1}>{2}@3 + 0.1 * 0.0:spec{2}>{3}@3 > 0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["toy", "toy-induction"])
+def test_every_short_form_is_read_as_the_engines_read_it(name: str, tmp_path: Path) -> None:
+    model = pl.load(name)
+    prompt = model.example(0)
+    pl.certify(model, prompt, pl.Ball(1e-4), "0", queries=QUERIES[:14]).save(tmp_path / "rows")
+    found = [check(tmp_path / "rows", PACKAGE / "models" / "embedded" / name)]
+    for number, query in enumerate(QUERIES[14:]):
+        pl.circuit(model, prompt, pl.Ball(1e-4), query).save(tmp_path / str(number))
+        found.append(check(tmp_path / str(number), PACKAGE / "models" / "embedded" / name))
+    for report in found:
+        assert report.ok, [f for f in report.findings if f.status == "WRONG"] or report.problems
+        assert not any("query" in finding.note for finding in report.findings)
+
+
+def test_a_circuit_that_names_no_heads_is_not_checkable(toy: pl.Transformer, tmp_path: Path) -> None:
+    pl.certify(toy, toy.example(0), pl.Ball(1e-4), "0.0", queries=["top1 & mass>=0.2"]).save(tmp_path / "run")
+    (finding,) = check(tmp_path / "run", TOY).findings
+    assert finding.status == "not checkable"
+    assert "of which heads" in finding.note
 
 
 def test_a_ledger_must_add_up(copy: Path) -> None:

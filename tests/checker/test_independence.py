@@ -8,7 +8,7 @@ from pathlib import Path
 import prooflens
 
 CHECKER = Path(prooflens.__file__).parent / "checker"
-LIMIT = 800
+LIMIT = 1000
 
 BLOCK = """
 import sys

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -55,7 +56,7 @@ def bounds(functional: Functional, first: FirstLayer) -> tuple[float, float, flo
         return nothing
     rows = {(term[3], term[4]) for term in terms}
     for row in rows:
-        if sum(term[0] for term in terms if tuple(term[3:5]) == row and term[1] != "entropy") != 0:
+        if sum(Fraction(t[0]) for t in terms if tuple(t[3:5]) == row and t[1] != "entropy") != 0:
             return nothing
     if len(terms) == 2 and terms[0][1] == terms[1][1] == "score" and len(rows) == 1:
         (weight, _, _, head, i, j), k, c = terms[0], terms[1][5], functional["constant"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,11 +17,15 @@ from flint import arb, ctx
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from prooflens.checker.claims import OUTPUTS, Functional, bounds, value
+from prooflens.checker.asked import Asked, other_region
+from prooflens.checker.claims import OUTPUTS, Functional, bounds, keys_of, value
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
+WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
+WORTH |= {("holds", "proved"), ("estimated", "estimated")}
+"""Verdicts, and what the bounds of a row with each may be worth."""
 BATCH = 8
 """Points that go through the network together."""
 
@@ -89,6 +91,9 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
         _need(
             [row["row"] for row in rows] == list(range(info["rows"])), "rows are missing or numbered wrongly"
         )
+        named = info["model"]["name"], info["tokens"], info["region"]["label"]
+        same = all((row["model"], row["tokens"], row["region"]) == named for row in rows if row.get("claim"))
+        _need(same, "run.json and the rows name another model, prompt or region")
         return Report([], _Checker(net, tensors).judge_all(rows))
     except DAMAGE as error:
         return Report([f"WRONG: {error or type(error).__name__}"], [])
@@ -168,19 +173,46 @@ class _Checker:
         clean = [value(f, self.clean[row["region_id"]]) for f in functionals]
         for v, stored in zip(clean, row["claim"]["clean"], strict=True):
             _need(not abs(v - stored) > 1e-6 * (1 + abs(stored)), "the clean values are not the network's")
-        ranked = re.fullmatch(r"top\d+", row["query"]) and any(v < 0 for v in clean)
-        _need(not ranked, "the claim is not about the clean top keys")
+        unread = self._about(row, functionals)
         known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
         # Under constraints neither the centre nor a corner need be in the region: they refute nothing there.
         free = f"region/{row['region_id']}/A_eq" not in self.tensors
         for values in [clean, *known] if free and row["guarantee"] == "proved" else []:
             for f, a, b, v in zip(functionals, low.tolist(), high.tolist(), values or clean, strict=True):
                 _need(not (v < a or v > b), f"{f['name']} is {float(v):.6g} somewhere, outside its bounds")
+        if unread.startswith("query"):
+            return "not checkable", unread
         if row["verdict"] == "fails":
-            return self._witness(row, functionals)
-        if row["guarantee"] != "proved" or row["verdict"] == "estimated":
-            return "not checkable", "nothing is claimed" if row["verdict"] == "unknown" else "an estimate"
-        return self._prove(row, functionals, low, high)
+            word, note = self._witness(row, functionals)
+        elif row["guarantee"] != "proved" or row["verdict"] == "estimated":
+            word, note = (
+                "not checkable",
+                "nothing is claimed" if row["verdict"] == "unknown" else "an estimate",
+            )
+        else:
+            word, note = self._prove(row, functionals, low, high)
+        return word, f"{note}; {unread}" if unread else note
+
+    def _about(self, row: Row, functionals: list[Functional]) -> str:
+        """The claim is that of the query and the region the one that is named; else why that cannot be told."""
+        region, unread = f"region/{row['region_id']}", ""
+        center = self.tensors[f"{region}/center"]
+        radius, generators = (self.tensors.get(f"{region}/{name}") for name in ("radius", "generators"))
+        place = tuple(row[column] for column in ("layer", "head", "position"))
+        asked = Asked(self.net.arch, self.net.mask(len(center)), row["tokens"], self.clean[row["region_id"]])
+        try:
+            wrong = other_region(row["region"], center, radius, generators, f"{region}/A_eq" in self.tensors)
+            _need(not wrong, wrong)
+        except (ValueError, SyntaxError):
+            unread = "the region is the stored one: its name is free text"
+        try:
+            wrong = asked.differs(row["query"], place, functionals)
+            _need(not wrong, wrong)
+        except ValueError as error:
+            return f"query: {error}"
+        except (LookupError, TypeError, AttributeError) as error:
+            raise WrongError(f"the claim is not what its query asks for: {error}") from error
+        return unread
 
     def _consistent(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> None:
         """The table, the tensors, the claim and the verdict must say the same."""
@@ -195,13 +227,15 @@ class _Checker:
         eps = None if radius is None else float(radius.max())
         _need(row["eps"] == eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
-        same = place[0] is None or all(term[2:5] == place for f in functionals for term in f["terms"])
+        same = place == [None] * 3 or all(term[2:5] == place for f in functionals for term in f["terms"])
         _need(same, "the claim is about another row of attention")
-        if match := re.fullmatch(r"top(\d+)", row["query"]):
-            _need(
-                self._same_margins(row, functionals, int(match[1])),
-                "the claim does not ask for the clean margins",
-            )
+        _need(
+            (row["verdict"], row["guarantee"]) in WORTH, "an estimate or an unknown word is called a verdict"
+        )
+        least = min(row["claim"]["clean"], default=row["clean"])
+        _need(row["clean"] == least, "column clean is not the claim's value")
+        first = keys_of(functionals[0]["terms"][0]) if row["top"] is not None else [None]
+        _need(first == [row["top"]], "column top is not the claim's key")
         holds = row["claim"]["tie"] is None and all(
             _met(f, a, b) for f, a, b in zip(functionals, low, high, strict=True)
         )
@@ -210,17 +244,6 @@ class _Checker:
         if row["attack"] is not None and row["guarantee"] == "proved" and len(low):
             # An attack's value is a plain float64 evaluation: this asks for consistency and proves nothing.
             _need(row["attack"] >= low.min() - 1e-9, "the attack reached a value below the lower bound")
-
-    def _same_margins(self, row: Row, functionals: list[Functional], k: int) -> bool:
-        """A top-k claim is the margins of k keys over all others that take part."""
-        size = len(self.tensors[f"region/{row['region_id']}/center"])
-        keys = np.flatnonzero(self.net.mask(size)[row["position"]]).tolist()
-        if row["claim"]["tie"] is not None or len(keys) <= k:
-            return row["claim"]["tie"] is not None or not functionals
-        kinds = [[1.0, "score"], [-1.0, "score"]]
-        terms = [f["terms"] for f in functionals if [t[:2] for t in f["terms"]] == kinds]
-        inside, asked = {t[0][5] for t in terms}, {(t[0][5], t[1][5]) for t in terms}
-        return len(inside) == k and asked == set(itertools.product(inside, set(keys) - inside))
 
     def _witness(self, row: Row, functionals: list[Functional]) -> tuple[str, str]:
         name, region = f"row/{row['row']}", f"region/{row['region_id']}"

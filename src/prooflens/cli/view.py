@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,12 +15,22 @@ from prooflens.cli.common import Json, app, print_json, say
 from prooflens.documents import read_json
 from prooflens.errors import RunError
 
+if TYPE_CHECKING:
+    from prooflens.checker import Report
+
 CLAIMED = (
     (
         "the files are those of the run, the weights those of the model",
         "that the text gives the stored centre",
     ),
-    ("every verdict follows from the stored bounds", "that the query's short form was read as you meant it"),
+    (
+        "every verdict follows from the stored bounds",
+        "that the weights are the ones you mean: compare sha256",
+    ),
+    (
+        "every claim is what its query asks for; a ball or hull is what its name says",
+        "what a region with another name is",
+    ),
     ("`re-proved`: holds for all points of the region, over the reals", "anything about points outside it"),
     ("`witness confirmed`: this point of the region breaks the claim", "that no nearer point does"),
     ("`not checkable`: nothing contradicts the row", "that the row is true: its engine is trusted"),
@@ -39,18 +49,25 @@ def check(
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
     from prooflens.checker import check as examine
 
-    found = examine(run, weights or _weights_of(run), _rotary_tables)
+    if (run / "sweep.json").is_file():
+        raise RunError(
+            f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
+        )
+    folder = weights or _weights_of(run)
+    found = examine(run, folder, _rotary_tables)
     if as_json:
         print_json(
             {
                 "rows": [asdict(finding) for finding in found.findings],
                 "summary": found.counts,
+                "ok": found.ok,
                 "problems": found.problems,
+                "weights": str(folder),
                 "claimed": [{"claimed": yes, "not_claimed": no} for yes, no in CLAIMED],
             }
         )
     else:
-        _print_check(found.problems, found.counts, [(f.row, f.status, f.note) for f in found.findings])
+        _print_check(found, folder)
     if not found.ok:
         raise typer.Exit(3)
 
@@ -94,23 +111,25 @@ def _report_sweep(runs: list[Path], out: Path, figures: Path | None, as_json: bo
         say(str(out))
 
 
-def _print_check(problems: list[str], counts: dict[str, int], findings: list[tuple[int, str, str]]) -> None:
+def _print_check(found: Report, folder: Path) -> None:
     console = Console()
-    for problem in problems:
-        console.print(Text(problem))
     order = {"WRONG": 0, "not checkable": 1}
     table = Table("row", "finding", "note")
-    for row, status, note in sorted(findings, key=lambda f: order.get(f[1], 2))[:SHOWN]:
-        table.add_row(str(row), status, Text(note))
-    if findings:
+    for finding in sorted(found.findings, key=lambda f: order.get(f.status, 2))[:SHOWN]:
+        table.add_row(str(finding.row), finding.status, Text(finding.note))
+    if found.findings:
         console.print(table)
-    if len(findings) > SHOWN:
-        console.print(f"… {len(findings) - SHOWN} more rows; --json lists them all", highlight=False)
+    if len(found.findings) > SHOWN:
+        console.print(f"… {len(found.findings) - SHOWN} more rows; --json lists them all", highlight=False)
     claims = Table("claimed", "not claimed")
     for yes, no in CLAIMED:
         claims.add_row(Text(yes), Text(no))
     console.print(claims)
-    console.print(", ".join(f"{n} {word}" for word, n in counts.items()), highlight=False)
+    console.print(Text(f"weights: {folder}"))
+    if found.problems:  # no row was looked at
+        console.print(Text("\n".join(found.problems)))
+    else:
+        console.print(", ".join(f"{n} {word}" for word, n in found.counts.items()), highlight=False)
 
 
 def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
