@@ -1,0 +1,214 @@
+"""What a row says that it is about: its query's short form against the functionals, its region's name against the set.
+
+A forger who writes fresh hashes can store a weaker claim under a stronger query, or a smaller set under a ball's name.
+Here the short form (docs/queries.md) is read again and its functionals are written out. Where the query leaves a choice
+to the clean input (which keys are on top), the choice is the claim's, and no clean score may contradict it.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
+
+Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
+"""Weights of atoms, constant, sense."""
+
+_ITEM = r'(?:-?\d+|"(?:[^"\\]|\\.)*")'
+_ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
+_NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_PART = re.compile(
+    rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
+    rf"|mass>=(?P<tau>{_NUMBER})(?:@\{{(?P<on>{_ITEMS})\}})?|spec\{{(?P<A>{_ITEMS})\}}>\{{(?P<B>{_ITEMS})\}}"
+    rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
+    rf"|(?P<argmax>argmax)|logit(?P<winner>\d+)>logit(?P<loser>\d+))(?:@\[?(?P<at>{_ITEMS})\]?)?"
+)
+
+
+class Asked:
+    """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre."""
+
+    def __init__(
+        self, arch: Mapping[str, Any], mask: Any, texts: list[str], clean: Mapping[Any, Any]
+    ) -> None:
+        self.arch, self.mask, self.texts, self.clean = arch, mask, texts, clean
+
+    def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
+        """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
+        total, left, found = query.endswith(" > 0"), list[Any](map(dict, stored)), list[Form]()
+        for part in _parts(query.removesuffix(" > 0"), " + " if total else " & "):
+            for at in self._places(part, place):
+                forms = self._forms(part, at, left)
+                found += forms
+                if total:  # one functional, of which each part has its terms
+                    weight = float(part["weight"])
+                    found[-1] = (
+                        {a: Fraction(weight) * w for a, w in forms[0][0].items()},
+                        weight * forms[0][1],
+                        ">0",
+                    )
+                    left[0]["terms"] = left[0]["terms"][len(forms[0][0]) :]
+                else:
+                    left = left[len(forms) :]
+        if total:
+            atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
+            for atom, share in itertools.chain.from_iterable(form[0].items() for form in found):
+                atoms[atom] += share
+            found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
+        same = len(stored) == len(found) and all(
+            _same(*pair, total) for pair in zip(stored, found, strict=True)
+        )
+        return "" if same else "the claim is not what its query asks for"
+
+    def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """The rows of attention of a part: its own heads and positions, or those of the row."""
+        if part["argmax"] or part["winner"]:
+            yield ()
+        elif place[0] is not None and not part["heads"] and not part["at"]:
+            yield place
+        elif place[0] is None and part["heads"]:
+            everywhere = range(len(self.mask))
+            at = self._tokens(part["at"]) if part["at"] else everywhere
+            yield from ((*head, i) for head in self._heads(part["heads"]) for i in at)
+        else:
+            raise ValueError("the query does not say of which heads it was asked")
+
+    def _heads(self, text: str) -> list[tuple[int, int]]:
+        every = range(self.arch["n_heads"])
+        found: list[tuple[int, int]] = []
+        for word in (f"0-{self.arch['n_layers'] - 1}" if text == "all" else text).split(","):
+            first, dot, head = word.strip().partition(".")
+            start, _, end = first.partition("-")
+            layers = range(int(start), int(end or start) + 1)
+            found += [(layer, h) for layer in layers for h in ([int(head)] if dot else every)]
+        return list(dict.fromkeys(found))
+
+    def _tokens(self, text: str) -> list[int]:
+        """Positions by index or by text, with or without the tokenizer's word mark."""
+        found, marks = [], " \u0120\u2581"
+        for token in json.loads(f"[{text}]"):
+            exact = [i for i, t in enumerate(self.texts) if t == token]
+            loose = [i for i, t in enumerate(self.texts) if t.lstrip(marks) == str(token).lstrip(marks)]
+            found += [token % len(self.mask)] if isinstance(token, int) else exact or loose
+        return list(dict.fromkeys(found))
+
+    def _forms(self, part: Mapping[str, Any], at: tuple[Any, ...], left: list[Functional]) -> list[Form]:
+        """The functionals of one part at one row of attention."""
+        if part["winner"]:
+            return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
+        if part["argmax"]:
+            return self._argmax(left)
+        keys = np.flatnonzero(self.mask[at[2]]).tolist()
+        if part["order"]:
+            return self._ranked(part["order"], min(int(part["k"]), len(keys)), at, keys, left)
+        if part["entropy"]:
+            atom, low = ("entropy", *at, tuple(keys)), part["low"] or part["least"]
+            if low is None and part["high"] is None:
+                return [({atom: Fraction(1)}, arb(0), "range")]
+            ends = ((1, low), (-1, part["high"]))
+            return [({atom: Fraction(s)}, -s * arb(float(x)), ">=0") for s, x in ends if x is not None]
+        if part["tau"]:
+            tau, chosen = arb(float(part["tau"])), part["on"]
+            A = self._tokens(chosen) if chosen else keys_of(left[0]["terms"][0])[:1] if keys[1:] else keys
+            self._on_top(A if not chosen else [], at, keys)
+            B, constant, sense = [j for j in keys if j not in A], -(tau / (1 - tau)).log(), ">=0"
+        else:
+            A, B = self._tokens(part["A"]), self._tokens(part["B"])
+            tau, constant, sense = arb(0), arb(0), ">0"
+        A, B = ([j for j in keys if j in group] for group in (A, B))
+        if not A or not B:  # decided by the mask: masses 1 and 0, or a sign
+            return [({}, arb(1 if A else 0 if part["tau"] else -1) - tau, sense)]
+        atoms, _, _ = _margin(("mass", *at, tuple(A)), ("mass", *at, tuple(B)))
+        return [(atoms, constant, sense)]
+
+    def _ranked(
+        self, kind: str, k: int, at: tuple[Any, ...], keys: list[int], left: list[Functional]
+    ) -> list[Form]:
+        count = k * (len(keys) - k) if kind == "top" else len(keys) - 1
+        pairs = [(f["terms"][0][5], f["terms"][1][5]) for f in left[:count]]
+        if not count:
+            return []
+        inside = list(dict.fromkeys([i for i, _ in pairs] + [j for _, j in pairs[-1:] if k == len(keys)]))
+        outside = list(dict.fromkeys(j for _, j in pairs if j not in inside))
+        if len(inside) != k or sorted(inside + outside) != keys:
+            raise LookupError("the claim does not ask for the clean margins")
+        pairs = [*itertools.product(inside, outside)]
+        if kind == "rank":
+            pairs = [*itertools.pairwise(inside), *((inside[-1], j) for j in outside)]
+        for i, j in pairs:
+            self._on_top([i], at, [j])
+        return [_margin(("mass", *at, (i,)), ("mass", *at, (j,))) for i, j in pairs]
+
+    def _on_top(self, chosen: list[int], at: tuple[Any, ...], keys: list[int]) -> None:
+        scores = self.clean[at[0]][at[1], at[2]]
+        if any(scores[j] > scores[i] for i in chosen for j in keys):
+            raise LookupError("the claim is not about the clean top keys")
+
+    def _argmax(self, left: list[Functional]) -> list[Form]:
+        """Margins of the clean answer over some outputs, and one over all that these leave out."""
+        size, terms = len(self.clean["logits"]), [f["terms"] for f in left]
+        direct = list(itertools.takewhile(lambda t: t[1][1] == "logit", terms))
+        winner, others = left[0]["terms"][0][2] if left else 0, [t[1][2] for t in direct]
+        named = tuple(sorted({winner, *others}))
+        forms = [_margin(("logit", winner), ("logit", j)) for j in others]
+        forms += [_margin(("logit", winner), ("largest", named))] if len(named) < size else []
+        if any(value(f, self.clean) < 0 for f in left[: len(forms)]):
+            raise LookupError("the claim is not about the clean answer")
+        return forms
+
+
+def _parts(query: str, between: str) -> Iterator[Mapping[str, Any]]:
+    at = 0
+    while match := _PART.match(query, at):
+        yield match.groupdict()
+        at = match.end()
+        if at == len(query):
+            return
+        at += len(between) if query.startswith(between, at) else len(query)
+    raise LookupError(f"the query {query!r} is not one that there is")
+
+
+def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
+    return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
+
+
+def _same(stored: Functional, form: Form, total: bool) -> bool:
+    """Equal weights of equal atoms; a constant within 1e-9 of the query's and, but for sums, at most as large."""
+    atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
+    for weight, kind, *where in stored["terms"]:
+        if kind in OUTPUTS:
+            atom = kind, tuple(where[0]) if kind == "largest" else where[0]
+        else:
+            keys = where[3] if isinstance(where[3], list) else [where[3]]
+            atom = "entropy" if kind == "entropy" else "mass", *where[:3], tuple(keys)
+        atoms[atom] += Fraction(weight)
+    over = arb(stored["constant"]) - form[1]
+    near = abs(over) < 1e-9 * (1 + abs(form[1])) and (total or not atoms or not over > 0)
+    return bool(dict(atoms) == form[0] and stored["sense"] == form[2] and near)
+
+
+def other_region(label: str, center: Any, radius: Any, generators: Any, constrained: bool) -> str:
+    """Why the stored set is not the one that the label names ('' if it is); ValueError if it is free text."""
+    if match := re.fullmatch(r"(convex )?hull of (\d+) texts", label):
+        hull = generators is not None and len(generators) == int(match[2]) and constrained == bool(match[1])
+        return "" if hull else "the stored region is not the hull that is named"
+    match = re.fullmatch(r"ball ε=(.+?)(?: on tokens (\[.*\]))?", label)
+    if match is None:
+        raise ValueError(f"the label {label!r} is free text")
+    eps, wanted = ast.literal_eval(match[1]), np.zeros(len(center))
+    moved = list(eps) if isinstance(eps, dict) else ast.literal_eval(match[2]) if match[2] else slice(None)
+    wanted[moved] = list(eps.values()) if isinstance(eps, dict) else eps
+    # Labels have six digits; the exact radius is the column's.
+    ball = radius is not None and np.all(np.abs(radius - wanted[:, None]) <= 1e-5 * wanted[:, None])
+    even = ball and not constrained and np.all(radius == radius.max(-1, keepdims=True))
+    return "" if even else "the stored region is not the ball that is named"
