@@ -150,7 +150,7 @@ def _is_begun(folder: Path) -> bool:
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuse to write a model where something else is, or nothing can be: only empty folders and models are replaced."""
+    """Refuse to write a model where something else is, or nothing can be: only empty and model folders are replaced."""
     if not target.exists():
         parent = next(folder for folder in target.absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
