@@ -8,7 +8,7 @@ was asked for by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -143,8 +143,10 @@ def ask(
     return Question(problem, claims, Subject.of(model, prompt, place, source))
 
 
-def certify_question(question: Question, settings: Settings, tell: Progress) -> Results:
-    """Settle the claims of a question chunk by chunk, shallow layers first."""
+def certify_question(
+    question: Question, settings: Settings, tell: Progress, keep: Callable[[Results], None] | None = None
+) -> Results:
+    """Settle the claims of a question chunk by chunk, shallow layers first; `keep` is told what each chunk came to."""
     problem, claims = question.problem, question.claims
     board = _Board(tell, len(claims))
     evidence: dict[int, Evidence] = {}
@@ -160,6 +162,8 @@ def certify_question(question: Question, settings: Settings, tell: Progress) -> 
                 waiting = [*halves(chunk, error), *waiting]
                 continue
             board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}
+            if keep is not None:
+                keep(Results.of([board.outcomes[i] for i in chunk], question.subject))
     except KeyboardInterrupt:
         board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items() if not item.open}
         raise Interrupted(board.results(question.subject)) from None

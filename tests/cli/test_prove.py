@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prooflens.certificate import read_run
-from prooflens.errors import EngineError
+from prooflens.errors import EngineError, RunError
 from prooflens.memory import parse_memory
 from tests.conftest import Call
 
@@ -127,6 +127,61 @@ def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch
     call(*certify, "--resume")
     assert read_run(run).table.num_rows == 16
     assert read_run(run).info["complete"]
+
+
+def test_a_kill_loses_only_the_chunk_under_way(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SIGKILL leaves: no handler runs, so every chunk must be on disk before the next begins."""
+    module = sys.modules["prooflens.certify"]
+    gather, seen = module.gather, []
+    run = tmp_path / "run"
+
+    def watched(problem: object, evidence: list[object], settings: object) -> None:
+        seen.append(read_run(run).table.num_rows)
+        gather(problem, evidence, settings)
+
+    monkeypatch.setattr(module, "gather", watched)
+    call("certify", "toy", "--eps", "0.05", *FAST, "-o", str(run))
+    assert seen == [0, 8]
+    whole = read_run(run)
+    assert whole.table.num_rows == 16
+    assert whole.info["complete"]
+    assert sum(whole.info["counts"].values()) == 16
+
+
+@pytest.mark.parametrize(
+    "command", ["radius toy --layer 0", "circuit toy 0.0,0.1 --eps 0.01", "output toy --eps 0.01"]
+)
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+
+    def worked(*arguments: object, **named: object) -> None:
+        raise AssertionError("the work began")
+
+    for name in ("prooflens.cli.prove", "prooflens.cli.output"):
+        monkeypatch.setattr(sys.modules[name], "input_of", worked)
+    for place in ("full", "file", "file/run"):
+        code, out, err = call(*command.split(), "-o", str(tmp_path / place))
+        assert (code, out) == (1, "")
+        assert "is not empty" in err or "Not a directory" in err
+
+
+def test_what_was_found_is_seen_where_it_cannot_be_written(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise RunError("cannot write run: No space left on device")
+
+    monkeypatch.setattr(sys.modules["prooflens.certificate.record"], "append", full)
+    code, out, err = call("circuit", "toy", "0.0,0.1", "--eps", "0.01", "-o", str(tmp_path / "run"))
+    assert code == 1
+    assert "weakest link" in out
+    assert "No space left" in err
 
 
 def test_no_memory_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

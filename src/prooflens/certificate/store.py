@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,12 +76,23 @@ class RunWriter:
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> RunWriter:
         """A new run in a folder that does not exist, is empty, or was left by a run that came to nothing."""
-        if path.exists() and not (path.is_dir() and _is_empty(path)):
-            hint = "add --resume to go on with it, or " if (path / HEADER).is_file() else ""
-            raise RunError(f"{path} is not empty: {hint}choose another folder")
+        cls.check_room(path)
         writer = cls(path, {"schema": SCHEMA, **header, "rows": 0, "complete": False, "files": {}})
         writer._write_header()
         return writer
+
+    @staticmethod
+    def check_room(path: Path) -> None:
+        """An error where a run cannot be created in this folder: it holds something, or cannot be written."""
+        if path.exists() and not (path.is_dir() and _is_empty(path)):
+            hint = "add --resume to go on with it, or " if (path / HEADER).is_file() else ""
+            raise RunError(f"{path} is not empty: {hint}choose another folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> tuple[RunWriter, Run]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prooflens.cli.common import say
 from prooflens.errors import RunError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class Keeper:
 
         self.writer: RunWriter | None = None
         self.before: Any = None
+        self.written: set[tuple[object, ...]] = set()
         path = options["out"]
         if path is None:
             if options["resume"]:
@@ -45,21 +48,29 @@ class Keeper:
         done = Results(self.before).keys
         return replace(question, claims=[c for c in question.claims if claim_key(c) not in done])
 
-    def keep(self, results: Results, complete: bool = True) -> Results:
-        """Write new results; all of the run comes back."""
+    def keep(self, results: Results) -> None:
+        """Write what is new of some results as one more part: a kill loses only what is under way."""
+        from prooflens.certificate.record import append
+        from prooflens.results import Results, claim_key
+
+        if self.writer is None or results.subject is None:
+            return
+        fresh = [outcome for outcome in results.outcomes if claim_key(outcome.claim) not in self.written]
+        self.written |= results.keys
+        if fresh:
+            append(self.writer, Results.of(fresh, results.subject))
+
+    def finish(self, results: Results) -> Results:
+        """Say that the run is complete; all of it comes back."""
         import pyarrow as pa
 
-        from prooflens.certificate.record import append
         from prooflens.results import VERDICTS, Results
 
         whole = results
         if self.before is not None:
             whole = Results(pa.concat_tables([self.before.select(VERDICTS.names), results.table]))
         if self.writer is not None:
-            if len(results):
-                append(self.writer, results)
-            if complete:
-                self.writer.finish(counts=whole.counts)
+            self.writer.finish(counts=whole.counts)
         return whole
 
     def advice(self) -> str:
@@ -67,6 +78,20 @@ class Keeper:
         if self.writer is None:
             return "nothing was written: with -o RUN/ what is done is kept and --resume goes on with it"
         return f"to go on: {command_line(without='--resume')} --resume"
+
+
+def make_room(path: Path | None) -> None:
+    """Before any work: an error where a run could not be written to this folder after it."""
+    from prooflens.certificate.store import RunWriter
+
+    if path is not None:
+        RunWriter.check_room(path)
+
+
+def tell_written(options: dict[str, Any]) -> None:
+    """Where the run is, unless nothing but a document was asked for."""
+    if options["out"] is not None and not options["as_json"]:
+        say(f"written to {options['out']}")
 
 
 def configuration(options: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.cli.common import Json, app, print_json, print_table, say
-from prooflens.cli.keep import configuration
+from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import (
     Device,
     Effort,
@@ -66,6 +66,7 @@ def output(
     options = dict(locals())
     if radius == (eps is not None):
         raise RegionError("give the radius of the ball with --eps, or --radius to search it")
+    make_room(out)
     if radius:
         _radius(options)
     else:
@@ -87,15 +88,14 @@ def _verdict(options: dict[str, Any]) -> None:
         held, prompt = input_of(options, tell)
         ball = Ball(options["eps"], moving_tokens(options["tokens"], prompt))
         found: OutputResults = settle(held, prompt, ball, **_shared(options, tell))
-    if options["out"] is not None:
-        found.save(options["out"], **configuration(options))
     if options["as_json"]:
         print_json(found.to_dict())
     else:
         print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
-        if options["out"] is not None:
-            say(f"written to {options['out']}")
+    if options["out"] is not None:
+        found.save(options["out"], **configuration(options))
+        tell_written(options)
     raise typer.Exit(exit_code({found.whole.verdict.value: 1}))
 
 

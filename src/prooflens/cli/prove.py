@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.cli.common import Json, app, print_json, print_table, say
-from prooflens.cli.keep import Keeper, configuration
+from prooflens.cli.keep import Keeper, configuration, make_room, tell_written
 from prooflens.cli.options import (
     Device,
     Effort,
@@ -102,13 +102,13 @@ def _verdicts(options: dict[str, Any], engine: str) -> None:
         question = keeper.remaining(question)
         capped(options["memory"])
         try:
-            results = certify_question(question, settings, tell)
+            results = certify_question(question, settings, tell, keeper.keep if options["out"] else None)
         except Interrupted as stop:
-            keeper.keep(stop.results, complete=False)
+            keeper.keep(stop.results)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
             say(keeper.advice(), error=True)
             raise typer.Exit(130) from None
-    _finish(keeper.keep(results), options)
+    _finish(keeper.finish(results), options)
 
 
 @app.command()
@@ -135,6 +135,7 @@ def radius(
     options = dict(locals())
     from prooflens.radius import radius as search
 
+    make_room(out)
     with shown(not as_json) as tell:
         held, prompt = input_of(options, tell)
         found = search(
@@ -162,14 +163,13 @@ def print_radii(found: Radii, options: dict[str, Any]) -> None:
     from prooflens.certificate.record import save_frame
 
     out = options["out"]
-    if out is not None:
-        save_frame(found, out, configuration(options), "radii")
     if options["as_json"]:
         print_json(found.to_dict())
     else:
         _list(found)
-        if out is not None:
-            say(f"written to {out}")
+    if out is not None:  # last: what was found is seen even where it cannot be written
+        save_frame(found, out, configuration(options), "radii")
+        tell_written(options)
 
 
 @app.command()
@@ -196,6 +196,7 @@ def circuit(
     from prooflens.circuits import circuit as settle
     from prooflens.regions import Ball
 
+    make_room(out)
     with shown(not as_json) as tell:
         held, prompt = input_of(options, tell)
         found = settle(
@@ -211,13 +212,14 @@ def circuit(
             seed=seed,
             budget=budget,
         )
-    if out is not None:
-        found.save(out, **configuration(options))
     if as_json:
         print_json(found.to_dict())
     else:
         _list(found)
         say(f"circuit: {found.verdict}; weakest link: {found.summary['weakest']}")
+    if out is not None:
+        found.save(out, **configuration(options))
+        tell_written(options)
     raise typer.Exit(exit_code({found.verdict: 1}))
 
 
@@ -226,8 +228,7 @@ def _finish(results: Results, options: dict[str, Any]) -> None:
         print_json(results.to_dict())
     else:
         _list(results)
-        if options["out"] is not None:
-            say(f"written to {options['out']}")
+    tell_written(options)
     raise typer.Exit(exit_code(results.counts))
 
 
@@ -249,7 +250,7 @@ def _list(frame: Frame) -> None:
         counted = frame.table.group_by(keys).aggregate([([], "count_all")])
         ordered = counted.sort_by([(key, "ascending") for key in keys]).select([*keys, "count_all"])
         print_table((*keys, "rows"), (row.values() for row in ordered.to_pylist()))
-    say(", ".join(f"{value} {name}" for name, value in frame.summary.items()))
+    say(", ".join(f"{value} {name}" for name, value in frame.summary.items() if isinstance(value, int)))
 
 
 def _address(row: dict[str, Any]) -> str:
