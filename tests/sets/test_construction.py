@@ -13,14 +13,19 @@ from prooflens.sets import (
     PolynomialZonotope,
     Zonotope,
     affine_map,
+    constrained_enclosure,
+    contains,
     elementwise_product,
+    evaluate,
     exact_sum,
     fresh_ids,
     interval_enclosure,
+    is_empty,
     quadratic_map,
     reduce_girard,
     reduce_keep,
     relax_exponents,
+    sample,
     scalar_product,
     split,
     stack,
@@ -138,3 +143,51 @@ def test_plot_shows_points_inside_both_outlines():
     assert sorted(map(tuple, square.tolist())) == [(0.0, 0.0), (0.0, 2.0), (2.0, 0.0), (2.0, 2.0)]
     with pytest.raises(SetError, match="cannot draw"):
         plot(z, dims=(0, 2))
+
+
+def test_lists_and_names_of_factors() -> None:
+    z = PolynomialZonotope([1.0, 0.0], [[0.5, 0.0], [0.0, 0.25]], ids=[7, 9])
+    assert evaluate(z, {9: 1.0, 7: -1.0}).tolist() == evaluate(z, [-1.0, 1.0]).tolist() == [0.5, 0.25]
+    assert support(z, [1.0, 0.0]).upper == pytest.approx(1.5)
+    assert contains(z, [1.5, 0.25]) is True
+    assert bool(Interval([0.0], [1.0]).contains([0.5]))
+    assert sample(z, 5).tolist() == sample(z, 5).tolist()
+    for broken, message in (
+        (lambda: evaluate(z, {7: 1.0}), "no value is given for the factors"),
+        (lambda: evaluate(z, [1.0]), "for 2 factors"),
+        (lambda: evaluate(z, [1.0, 1.0], [1.0]), "independent factors"),
+        (lambda: contains(z, [1.0]), "the point has shape"),
+        (lambda: support(z, [float("nan"), 0.0]), "NaN"),
+        (lambda: interval_enclosure(z, method="finest"), "there is no method 'finest'"),  # type: ignore[arg-type]
+        (lambda: stack([z, z]), "an argument of its own"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SetError, match=message):
+            broken()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_box_counts_in_support_and_emptiness(seed: int) -> None:
+    """Against a fine grid of factors: p(α) = a₁α₁ + a₂α₁α₂ + b β in a box that cuts it, or misses it."""
+    g = torch.Generator().manual_seed(seed)
+    a1, a2, b, low = (
+        torch.rand(4, generator=g, dtype=torch.float64) * torch.tensor([1, 1, 0.5, 2.5])
+    ).tolist()
+    box = Interval([low], [low + 0.5])
+    z = ConstrainedPolynomialZonotope([0.0], [[a1, a2]], [[1, 1], [0, 1]], [[b]], box=box)
+    line = torch.linspace(-1.0, 1.0, 41, dtype=torch.float64)
+    x, y, w = torch.meshgrid(line, line, line, indexing="ij")
+    values = (a1 * x + a2 * x * y + b * w).flatten()
+    inside = values[(values >= low) & (values <= low + 0.5)]
+    if not len(inside):
+        assert is_empty(z) is True
+        return
+    assert is_empty(z) is not True
+    for sign in (1.0, -1.0):
+        found = support(z, [sign])
+        true = float((sign * inside).max())
+        assert found.upper >= true
+        assert found.attained <= found.upper + 1e-8
+        assert abs(found.attained - true) < 0.06
+        assert found.attained <= max(sign * low, sign * (low + 0.5)) + 1e-8
+    hull = constrained_enclosure(z)
+    assert bool((hull.lower <= inside.min()).all() and (hull.upper >= inside.max()).all())

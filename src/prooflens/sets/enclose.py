@@ -31,7 +31,8 @@ def zonotope_enclosure(z: ConstrainedPolynomialZonotope) -> Zonotope:
 def interval_enclosure(z: ConstrainedPolynomialZonotope, *, method: Method = "shift") -> Interval:
     """A box that contains z: `polynomial_range` of the dependent part, Σ|GI|, and the side information `box`.
 
-    Constraints on the factors are not used; `support_bounds` does. Raises SetError if the box shows z to be empty.
+    Constraints on the factors are not used; `constrained_enclosure` uses them. Raises SetError if the box shows z to be
+    empty.
     """
     dependent = polynomial_range(z.c, z.G, z.E, method=method)
     radius = sum_up(abs(z.GI), 1)

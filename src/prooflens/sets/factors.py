@@ -1,7 +1,7 @@
 """Factors: aligning them across sets, evaluating monomials, bounding monomials, drawing feasible ones."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.errors import SetError
-from prooflens.sets.arrays import as_float, is_rational, join, take
+from prooflens.sets.arrays import as_float, is_rational, join, parse, take
 from prooflens.sets.constrained import ConstrainedPolynomialZonotope
 from prooflens.sets.interval import Interval
 
@@ -52,14 +52,27 @@ def monomials(alpha: Float[Tensor, "*points p"], E: Int[Tensor, "p h"]) -> Float
 
 def evaluate(
     z: ConstrainedPolynomialZonotope,
-    alpha: Float[Tensor, "*points p"],
+    alpha: Float[Tensor, "*points p"] | Mapping[int, float],
     beta: Float[Tensor, "*points m"] | None = None,
 ) -> Float[Tensor, "*points n"]:
-    """The point c + Σ α^E G + GI β of the set at given factors (β = 0 if not given), rounded to nearest."""
-    if alpha.shape[-1] != z.factors:
-        raise SetError(f"{alpha.shape[-1]} factor values for {z.factors} factors")
+    """The point c + Σ α^E G + GI β of the set at given factors (β = 0 if not given), rounded to nearest.
+
+    α is in the order of `z.ids`, or a value for each id.
+    """
+    if isinstance(alpha, Mapping):
+        if missing := sorted(set(z.ids) - set(alpha)):
+            raise SetError(f"no value is given for the factors {missing}")
+        alpha = parse([alpha[label] for label in z.ids], "alpha")
+    alpha = parse(alpha, "alpha")
+    if not alpha.shape or alpha.shape[-1] != z.factors:
+        raise SetError(f"alpha has shape {tuple(alpha.shape)} for {z.factors} factors")
     point = z.c + monomials(alpha, z.E) @ z.G.T
-    return point if beta is None else point + beta @ z.GI.T
+    if beta is None:
+        return point
+    beta = parse(beta, "beta")
+    if not beta.shape or beta.shape[-1] != z.independent:
+        raise SetError(f"beta has shape {tuple(beta.shape)} for {z.independent} independent factors")
+    return point + beta @ z.GI.T
 
 
 def constraint_residual(
@@ -98,13 +111,14 @@ def substitute_factor(
 
 
 def sample_factors(
-    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator
+    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "points p"]:
     """Up to `count` feasible α, drawn on the box, uniformly and at corners, and pulled onto the constraints.
 
-    Points that do not reach the constraints are dropped, so fewer (perhaps none) may come back. Samples show, they
-    never prove.
+    Without a generator they are those of seed 0. Points that do not reach the constraints are dropped, so fewer
+    (perhaps none) may come back. Samples show, they never prove.
     """
+    generator = generator or torch.Generator().manual_seed(0)
     alpha = torch.rand((count, z.factors), generator=generator, dtype=torch.float64) * 2.0 - 1.0
     corners = torch.rand((count, z.factors), generator=generator, dtype=torch.float64) < 0.3
     return pull_to_constraints(z, torch.where(corners, alpha.sign(), alpha))
@@ -131,9 +145,10 @@ def pull_to_constraints(
 
 
 def sample(
-    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator
+    z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "points n"]:
     """Points of the set from `sample_factors`, independent factors drawn at random and at corners."""
+    generator = generator or torch.Generator().manual_seed(0)
     alpha = sample_factors(z, count, generator)
     beta = torch.rand((len(alpha), z.independent), generator=generator, dtype=torch.float64) * 2.0 - 1.0
     beta = torch.where(beta.abs() > 0.5, beta.sign(), beta)

@@ -89,6 +89,7 @@ class Interval:
 
     def contains(self, x: Float[Tensor, "*points shape"]) -> Bool[Tensor, "*points"]:
         """Whether each point lies in the box."""
+        x = x if isinstance(x, Tensor) else parse(x, "the point")
         inside: Tensor = ((x >= self.lower) & (x <= self.upper)).all(-1)
         return inside
 

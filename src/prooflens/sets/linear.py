@@ -80,8 +80,8 @@ def minkowski_sum(
 
 def stack(*sets: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
     """{(x₁(α), …, x_k(α))}: coordinates one after another, factors shared by id. Exact."""
-    if not sets:
-        raise SetError("stack needs at least one set")
+    if not sets or not all(isinstance(z, ConstrainedPolynomialZonotope) for z in sets):
+        raise SetError("stack needs at least one set, each an argument of its own: stack(x, y)")
     ids, exponents, _ = merge_ids(*sets)
     A, b, R = conjunction(*sets)
     boxes = [z.box for z in sets if z.box is not None]

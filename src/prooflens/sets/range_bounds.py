@@ -12,12 +12,13 @@ Rational coefficients are bounded term by term without rounding.
 import itertools
 import math
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from prooflens.errors import SetError
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.sets.arrays import is_rational, sum_up
@@ -47,6 +48,8 @@ def polynomial_upper(
     c: Float[Tensor, " n"], G: Float[Tensor, "n h"], E: Int[Tensor, "p h"], *, method: Method = "shift"
 ) -> Float[Tensor, " n"]:
     """An upper bound of the maximum of each row over the factor box."""
+    if method not in get_args(Method):
+        raise SetError(f"there is no method {method!r}: choose one of {', '.join(get_args(Method))}")
     degree = E.sum(dim=0)
     small, large = torch.nonzero(degree <= 2).flatten(), torch.nonzero(degree > 2).flatten()
     rest = _termwise_upper(torch.zeros_like(c), G[:, large], E[:, large])

@@ -14,9 +14,9 @@ from prooflens.errors import SetError
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.sets.absorb import absorb
-from prooflens.sets.arrays import as_float, sum_up
+from prooflens.sets.arrays import as_float, parse, sum_up
 from prooflens.sets.compact import merge_columns
-from prooflens.sets.constrained import ConstrainedPolynomialZonotope
+from prooflens.sets.constrained import ConstrainedPolynomialZonotope, fresh_ids, replaced
 from prooflens.sets.constraints import constrain
 from prooflens.sets.enclose import interval_enclosure
 from prooflens.sets.factors import monomials, pull_to_constraints, sample_factors, substitute_factor
@@ -53,11 +53,12 @@ def support(
     Stops when upper − attained ≤ tolerance, or after `max_cells` cells with the bound reached by then; both are
     sound. Independent generators enter as Σ_j |direction·GI_j|. Not meant for more than a handful of factors.
     """
-    z, direction = _floats(z), as_float(direction)
+    given, direction = z, as_float(parse(direction, "the direction"))
     if tuple(direction.shape) != (z.dim,):
         raise SetError(
             f"the direction has shape {tuple(direction.shape)}, but the set lies in dimension {z.dim}"
         )
+    z = _boxed(_floats(z))
     f = torch.cat([(direction @ z.c)[None], direction @ z.G])
     spread = sum_up((direction @ z.GI).abs(), 0)
     sizes = torch.cat([z.c[:, None], z.G, z.GI], dim=1).abs()
@@ -67,7 +68,7 @@ def support(
     upper = _branch(system, attained, tolerance, max_cells)
     if upper == float("-inf"):
         return Support(upper, upper, ())
-    return Support(float(up(upper + margin)), attained + float(spread), alpha)
+    return Support(float(up(upper + margin)), attained + float(spread), alpha[: given.factors])
 
 
 def constrained_enclosure(z: ConstrainedPolynomialZonotope) -> Interval:
@@ -93,6 +94,12 @@ def constrained_enclosure(z: ConstrainedPolynomialZonotope) -> Interval:
 def is_empty(z: ConstrainedPolynomialZonotope, *, max_cells: int = 500, seed: int = 0) -> bool | None:
     """True: proved empty. False: a feasible factor vector was found (to the sampler's tolerance). None: undecided."""
     z = _floats(z)
+    if (
+        z.box is not None
+        and interval_enclosure(replaced(z, box=None), method="best").intersect(z.box) is None
+    ):
+        return True
+    z = _boxed(z)
     if z.constraints == 0:
         return False
     system = _System.of(z, torch.zeros(1 + z.dependent, dtype=torch.float64))
@@ -116,9 +123,13 @@ def contains(
     The point is in z iff z with the constraint z(α) = point has feasible factors. The centre enters the constraint as a
     constant monomial, so that point − c is not rounded. None: undecided within `max_cells`.
     """
-    z, point = absorb(_floats(z)), as_float(point)
-    if z.box is not None and not bool(z.box.contains(point)):
-        return False
+    z, point = absorb(_floats(z)), as_float(parse(point, "the point"))
+    if tuple(point.shape) != (z.dim,):
+        raise SetError(f"the point has shape {tuple(point.shape)}, but the set lies in dimension {z.dim}")
+    if z.box is not None:
+        if not bool(z.box.contains(point)):
+            return False
+        z = replaced(z, box=None)
     constant = torch.zeros((z.factors, 1), dtype=torch.int64)
     columns = torch.cat([z.c[:, None], z.G], dim=1)
     met = constrain(z, columns, point, torch.cat([constant, z.E], dim=1))
@@ -236,6 +247,30 @@ def _halves(cell: Cell) -> list[Cell]:
 
 
 def _floats(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
+    box = None if z.box is None else Interval(as_float(z.box.lower), as_float(z.box.upper))
     return ConstrainedPolynomialZonotope(
-        as_float(z.c), as_float(z.G), z.E, as_float(z.GI), as_float(z.A), as_float(z.b), z.R, z.ids, z.box
+        as_float(z.c), as_float(z.G), z.E, as_float(z.GI), as_float(z.A), as_float(z.b), z.R, z.ids, box
     )
+
+
+def _boxed(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
+    """z with its box as constraints: x_i(α) = m_i + r_i s_i with a fresh factor s_i for each side that the box cuts.
+
+    m ± r is rounded outward, so that no point of the set is lost. Independent generators become dependent.
+    """
+    if z.box is None:
+        return z
+    box, free = z.box, replaced(z, box=None)
+    hull = interval_enclosure(free, method="best")
+    cut = torch.nonzero((hull.lower < box.lower) | (hull.upper > box.upper)).flatten()
+    if not len(cut):
+        return free
+    free = absorb(free)
+    lower, upper = box.lower[cut], box.upper[cut]
+    middle = (lower + upper) / 2
+    radius = torch.maximum(up(upper - middle), up(middle - lower)).clamp(min=0.0)
+    size, slacks = free.factors, len(cut)
+    terms = torch.cat([torch.zeros((size, 1), dtype=torch.int64), free.E], dim=1)
+    R = torch.block_diag(terms, torch.eye(slacks, dtype=torch.int64))
+    A = torch.cat([free.c[cut, None], free.G[cut], -torch.diag(radius)], dim=1)
+    return constrain(free, A, middle, R, (*free.ids, *fresh_ids(slacks)))
