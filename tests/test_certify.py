@@ -10,12 +10,13 @@ from prooflens.certify import Interrupted, settle
 from prooflens.engines import Guarantee, Problem, get_engine
 from prooflens.engines.attack import Budget, break_claims
 from prooflens.errors import EngineError, ProoflensError
-from prooflens.models import Transformer
+from prooflens.models import Transformer, load
 from prooflens.outcomes import Verdict
 from prooflens.portfolio import ATTACK, PORTFOLIO, Evidence, Settings, Stage, equipped, gather, stages_of
 from prooflens.queries import parse_query
 from prooflens.regions import Constraints, Paraphrases, Region
 from prooflens.soundness import random_case
+from tests.families import gpt2
 
 SMALL = Budget(200, 4, 20)
 QUERIES = ["top1", "mass>=0.2", "entropy", "entropy<=1.3"]
@@ -172,6 +173,10 @@ def test_tokens_heads_and_paraphrases_by_other_names(toy: Transformer) -> None:
         ({"queries": None}, "no query"),
         ({"queries": 3}, "no query"),
         ({"prompt": [[1.0]]}, "is no prompt"),
+        ({"engine": None}, "there is no engine"),
+        ({"memory": "much"}, "no amount of memory"),
+        ({"budget": (1, 2)}, "there is no budget '1/2'"),
+        ({"positions": "x9"}, "no token has the text 'x9'"),
         ({"region": pl.Ball(0.1, tokens=["y"])}, "no token has the text 'y'"),
     ],
 )
@@ -179,6 +184,27 @@ def test_arguments_of_another_kind(toy: Transformer, options: dict[str, object],
     given = {"prompt": toy.example(0), "region": pl.Ball(0.01)} | options
     with pytest.raises(ProoflensError, match=message):
         pl.certify(toy, **given)  # type: ignore[arg-type]
+
+
+def test_other_spellings_of_options(toy: Transformer) -> None:
+    prompt, ball = toy.example(0), pl.Ball(0.01)
+    plain = pl.certify(toy, prompt, ball, "0", positions=[1], budget="50/2/10", memory=10**9)
+    other = pl.certify(toy, prompt, ball, "0", positions="x1", budget=(50, 2, 10), memory="1GB")  # type: ignore[arg-type]
+    assert [row["lower"] for row in plain.rows] == [row["lower"] for row in other.rows]
+    assert other[(0, 1)].rows == other["0.1"].rows == other[1:].rows
+
+
+def test_proofs_need_float64(toy: Transformer) -> None:
+    low = toy.to(dtype=torch.float32)
+    with pytest.raises(EngineError, match="float64 model"):
+        pl.certify(low, low.example(0), pl.Ball(0.01))
+
+
+def test_modules_are_loaded_on_the_way() -> None:
+    module = gpt2()
+    ids = torch.tensor([3, 1, 4])
+    found = pl.certify(module, load(module).embed(ids), pl.Ball(1e-4), "0", budget="8/1/2")
+    assert len(found) == 12
 
 
 def test_true_by_the_mask_alone() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from prooflens.engines import Engine, Guarantee, Problem
 from prooflens.engines.attack import BUDGETS, Budget
 from prooflens.errors import EngineError, PromptError, QueryError, RegionError
-from prooflens.memory import available, is_shortage, written
+from prooflens.memory import available, is_shortage, parse_memory, written
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.outcomes import Outcome, Verdict
@@ -77,7 +77,7 @@ def certify(
     layer: int | None = None,
     queries: str | Query | Sequence[str | Query] = ("top1",),
     engine: str = "auto",
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: str | None = None,
     progress: Show = False,
     seed: int = 0,
@@ -100,7 +100,7 @@ def certify(
     if skip:
         kept = [claim for claim in question.claims if claim_key(claim) not in skip]
         question = replace(question, claims=kept)
-    settings = Settings(stages_of(engine), parse_budget(budget), seed, memory)
+    settings = Settings(stages_of(engine), parse_budget(budget), seed, parse_memory(memory))
     with shown(progress) as tell:
         return certify_question(question, settings, tell)
 
@@ -118,8 +118,10 @@ def ask(
     source: str | None = None,
 ) -> Question:
     """Bind queries to a prompt in a model; nothing is proved yet."""
-    source = source or source_of(model)
+    source = source or (source_of(model) if isinstance(model, str | Transformer) else None)
     model = load(model) if device is None else load(model).to(checked_device(device))
+    if model.dtype != torch.float64:
+        raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
     prompt = as_prompt(model, prompt)
     place = as_region(region.of(model) if isinstance(region, Paraphrases) else region, prompt)
     problem = Problem(model, place.to(device=model.device))
@@ -345,8 +347,9 @@ def _head_name(head: object) -> str:
 
 def parse_budget(budget: Budget | str | None) -> Budget | None:
     """A row of `BUDGETS` by name, `samples/restarts/steps`, or a budget as it is."""
-    if not isinstance(budget, str):
+    if budget is None or isinstance(budget, Budget):
         return budget
+    budget = budget if isinstance(budget, str) else "/".join(map(str, listed(budget)))
     if budget in BUDGETS:
         return BUDGETS[budget]
     parts = budget.split("/")
@@ -384,5 +387,5 @@ def _placed(query: Query, positions: Sequence[Token] | None) -> Query:
     if isinstance(query, Circuit):
         return replace(query, parts=tuple(_placed(part, positions) for part in query.parts))
     if isinstance(query, RowQuery) and query.positions is None:
-        return replace(query, positions=tuple(positions))
+        return replace(query, positions=tuple(listed(positions)))
     return query

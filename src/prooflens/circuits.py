@@ -22,6 +22,7 @@ from prooflens.documents import read_json as read_document
 from prooflens.engines import Guarantee
 from prooflens.engines.attack import Budget
 from prooflens.errors import QueryError
+from prooflens.memory import parse_memory
 from prooflens.models import Prompt, Transformer
 from prooflens.outcomes import STRENGTH, Outcome, Verdict
 from prooflens.portfolio import Settings, stages_of
@@ -84,7 +85,7 @@ def circuit(
     *,
     query: str = "top1@-1",
     engine: str = "auto",
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: str | None = None,
     progress: Show = False,
     seed: int = 0,
@@ -100,7 +101,7 @@ def circuit(
     whole = question.claims[-1]
     if asked.weights is None:  # the parts say it all: nothing is bounded twice
         question = replace(question, claims=question.claims[:-1])
-    settings = Settings(stages_of(engine), parse_budget(budget), seed, memory)
+    settings = Settings(stages_of(engine), parse_budget(budget), seed, parse_memory(memory))
     with shown(progress) as tell:
         found = certify_question(question, settings, tell)
     outcomes = found.outcomes

@@ -19,6 +19,7 @@ from prooflens.engines import Guarantee
 from prooflens.engines.attack import Budget, Witness
 from prooflens.engines.base import Tail
 from prooflens.engines.vocabulary import is_tail
+from prooflens.memory import parse_memory
 from prooflens.models import Prompt, Transformer, load
 from prooflens.outcomes import Outcome, Verdict
 from prooflens.portfolio import ATTACK, Settings, stages_of
@@ -36,6 +37,7 @@ class OutputResults(Results):
     `candidate` and `text` name the answer (in the first row) or the candidate.
     """
 
+    title = "outputs"
     shown = ("candidate", "text", "query", "verdict", "clean", "lower", "upper", "attack", "engine", "reason")
 
     @classmethod
@@ -93,7 +95,7 @@ def output(
     layers: int | None = None,
     top: int | None = None,
     engine: str = "auto",
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: str | None = None,
     progress: Show = False,
     seed: int = 0,
@@ -106,7 +108,7 @@ def output(
     number of candidates with a row of their own. Verdicts, engines, budgets and witnesses are those of `certify`.
     """
     question, names = ask_output(model, prompt, region, layers=layers, top=top, device=device)
-    settings = Settings(stages_of(engine), parse_budget(budget), seed, memory)
+    settings = Settings(stages_of(engine), parse_budget(budget), seed, parse_memory(memory))
     with shown(progress) as tell:
         (whole,) = certify_question(question, settings, tell).outcomes
     return OutputResults.about(whole, candidates(whole, top or CANDIDATES), question.subject, names)
@@ -141,7 +143,7 @@ def output_radius(
     engine: str = "auto",
     tolerance: float = 0.1,
     between: tuple[float, float] = (SMALLEST, LARGEST),
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: str | None = None,
     progress: Show = False,
     seed: int = 0,

@@ -98,7 +98,7 @@ def stages_of(engine: str) -> tuple[Stage, ...]:
     if engine not in engine_names():
         known = ["auto", *engine_names()]
         raise EngineError(
-            f"there is no engine {engine!r}{suggestion(engine, known) or '; engines: ' + ', '.join(known)}"
+            f"there is no engine {engine!r}{suggestion(str(engine), known) or '; engines: ' + ', '.join(known)}"
         )
     return (Stage(engine), Stage(ATTACK))
 

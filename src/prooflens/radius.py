@@ -22,6 +22,7 @@ from prooflens.certify import Heads, ask, chunks, parse_budget
 from prooflens.engines import Guarantee, Problem
 from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.errors import EngineError, QueryError, RegionError
+from prooflens.memory import parse_memory
 from prooflens.models import Prompt, Transformer, load
 from prooflens.portfolio import (
     ATTACK,
@@ -59,7 +60,7 @@ def radius(
     engine: str = "auto",
     tolerance: float = 0.1,
     between: tuple[float, float] = (SMALLEST, LARGEST),
-    memory: int | None = None,
+    memory: int | str | None = None,
     device: str | None = None,
     progress: Show = False,
     seed: int = 0,
@@ -79,7 +80,7 @@ def radius(
     if not 0 < low < high < math.inf:
         raise RegionError(f"radii are searched between two positive numbers, got {low} and {high}")
     stages = stages_of(engine)
-    settings = Settings(stages, parse_budget(budget), seed, memory)
+    settings = Settings(stages, parse_budget(budget), seed, parse_memory(memory))
     if engine not in ("auto", ATTACK) and settings.engine(engine).guarantee is not Guarantee.PROVED:
         raise EngineError(f"{engine} only estimates: a certified radius needs an engine that proves")
     model = load(model)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
@@ -160,10 +161,13 @@ class Frame:
             )
         return values[0]
 
-    def __getitem__(self, name: str | int) -> Self:
-        """Row number `name`, or the rows of a head `"2.4"` or of a row of attention `"2.4@3"`."""
+    def __getitem__(self, name: str | int | slice | tuple[int, int]) -> Self:
+        """Row number `name` or a slice of rows; the rows of a head `"2.4"` or (2, 4), or of one position `"2.4@3"`."""
         if isinstance(name, int):
             return self._take([range(len(self))[name]])
+        if isinstance(name, slice):
+            return self._take(list(range(len(self))[name]))
+        name = ".".join(map(str, name)) if isinstance(name, tuple) else str(name)
         head, _, position = name.partition("@")
         layer, dot, number = head.partition(".")
         if not (dot and layer.isdigit() and number.isdigit() and (position or "0").lstrip("-").isdigit()):
@@ -223,9 +227,35 @@ class Frame:
         """`{"rows": […], "summary": {…}}`."""
         return {"rows": self.rows, "summary": self.summary}
 
+    @property
+    def line(self) -> str:
+        """The summary in words: counts first."""
+        facts = self.summary.items()
+        counts = [f"{value} {name}" for name, value in facts if isinstance(value, int)]
+        return ", ".join(
+            [*counts, *(f"{name}: {value}" for name, value in facts if not isinstance(value, int))]
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
+        from prooflens.certificate import read_run
+
+        table = read_run(path).table
+        if not set(cls.shown) <= set(table.column_names):
+            raise QueryError(f"{path} holds no {cls.title}")
+        return cls(
+            table.drop_columns([name for name in table.column_names if name in ("row", "claim", "region_id")])
+        )
+
+    def _subject(self) -> Subject:
+        """What the rows are about, for a run directory of them."""
+        if self.subject is None:
+            raise QueryError("these rows were read from a run: copy its folder")
+        return self.subject
+
     def __repr__(self) -> str:
-        counts = ", ".join(f"{value} {name}" for name, value in self.summary.items())
-        return f"<{type(self).__name__}: {counts}>"
+        return f"<{type(self).__name__}: {self.line}>"
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown)
@@ -251,6 +281,7 @@ class Results(Frame):
     bound, `witness` the first there is.
     """
 
+    title = "verdicts"
     shown = ("layer", "head", "position", "query", "verdict", "lower", "attack", "clean", "engine", "reason")
 
     def __init__(
@@ -307,6 +338,11 @@ class Results(Frame):
     @property
     def witness(self) -> Witness | None:
         """The first point that breaks one of the rows."""
+        if not self.outcomes and self.counts[Verdict.FAILS.value]:
+            raise QueryError(
+                "rows that were read from a run come without points: `certificate.read_run(path).tensors` has them "
+                "as 'row/<number>/witness'"
+            )
         return next((o.witness for o in self.outcomes if o.witness is not None), None)
 
     @cached_property
@@ -326,20 +362,11 @@ class Results(Frame):
         """Counts per verdict."""
         return {"rows": len(self), **self.counts}
 
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
-        from prooflens.certificate import read_run
-
-        table = read_run(path).table
-        if "verdict" not in table.column_names:
-            raise QueryError(f"{path} holds no verdicts")
-        return cls(table.select(VERDICTS.names))
-
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory: rows, bounds, witnesses, fingerprints (`docs/certify.md`)."""
         from prooflens.certificate.record import save
 
+        self._subject()
         save(self, path, configuration)
 
     @property
@@ -372,6 +399,7 @@ def _top(claim: Claim) -> int | None:
 class Radii(Frame):
     """Radii, one row per head × position × query (× token, where one moves at a time): certified ≤ true ≤ attack."""
 
+    title = "radii"
     shown = (
         "layer",
         "head",
@@ -394,3 +422,10 @@ class Radii(Frame):
             "certified": sum(value is None or value > 0 for value in certified),
             "broken": len(self) - self.table.column("attack").null_count,
         }
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory of the rows (`docs/certify.md`)."""
+        from prooflens.certificate.record import save_frame
+
+        self._subject()
+        save_frame(self, Path(path), configuration, "radii")

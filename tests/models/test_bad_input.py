@@ -149,6 +149,19 @@ def test_prompts_of_token_ids() -> None:
         load(gpt2(), tokenizer="minilm")
 
 
+def test_a_forward_pass_takes_texts_prompts_and_ids(minilm: Transformer) -> None:
+    prompt = minilm.prompt("a long movie")
+    expected = minilm(prompt.x)
+    for given in (prompt, "a long movie", torch.tensor(prompt.ids)):
+        assert torch.equal(minilm(given), expected)
+        assert torch.equal(minilm.run_with_cache(given)[0], expected)
+        assert minilm.pattern(given, 1).shape == (12, 5, 5)
+    real = torch.tensor([1, 1, 1, 1, 0])
+    assert torch.equal(minilm(prompt, real), minilm(prompt, real.bool()))
+    with pytest.raises(ModelError, match="a list is no input"):
+        minilm([1.0, 2.0])  # type: ignore[arg-type]
+
+
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"a": torch.zeros(1)}, folder / "pytorch_model.bin")

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,10 +22,11 @@ from prooflens.models.program import (
     pattern_name,
     scores_name,
 )
+from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
 from prooflens.models.weights import check_weights
 
-if TYPE_CHECKING:
-    from prooflens.models.prompt import Prompt, Tokenizer
+Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
+"""What a forward pass takes: the post-embedding input, or what has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,49 +136,60 @@ class Transformer:
         leaves them out.
         """
         wanted = (until,) if isinstance(until, str) else tuple(until)
+        padding = None if padding is None else padding.bool()
         return build_program(self.architecture, self.weights, n_tokens, padding).slice(wanted)
 
-    def __call__(
-        self, x: Float[Tensor, "... S d"], padding: Bool[Tensor, " S"] | None = None
-    ) -> Float[Tensor, "... out"]:
+    def input(self, x: Input) -> Float[Tensor, "... S d"]:
+        """The post-embedding input of a text, a prompt or token ids; an input as it is."""
+        if isinstance(x, str):
+            return self.prompt(x).x
+        held = x.x if isinstance(x, Prompt) else x
+        if isinstance(held, Tensor) and held.dtype in (torch.int32, torch.int64):
+            held = self.embed(held)
+        self.check_input(held)
+        return held
+
+    def __call__(self, x: Input, padding: Bool[Tensor, " S"] | None = None) -> Float[Tensor, "... out"]:
         """The output at the post-embedding input x; batched, differentiable, works under `torch.func`."""
         return self.run(x, OUTPUT, padding)[OUTPUT]
 
     def run(
         self,
-        x: Float[Tensor, "... S d"],
+        x: Input,
         until: str | Iterable[str] = OUTPUT,
         padding: Bool[Tensor, " S"] | None = None,
     ) -> dict[str, Tensor]:
-        """The values named `until` at x."""
-        self.check_input(x)
+        """The values named `until` at x: an input [..., S, d], a text, a prompt, or token ids."""
+        x = self.input(x)
         wanted = (until,) if isinstance(until, str) else tuple(until)
         return self.program(x.shape[-2], wanted, padding).run(x, wanted)
 
     def run_with_cache(
-        self, x: Float[Tensor, "... S d"], padding: Bool[Tensor, " S"] | None = None
+        self, x: Input, padding: Bool[Tensor, " S"] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output and every value on the way, by TransformerLens name (`blocks.0.attn.hook_pattern`, …)."""
-        self.check_input(x)
+        x = self.input(x)
         cache = self.program(x.shape[-2], OUTPUT, padding).run(x)
         return cache[OUTPUT], cache
 
-    def scores(self, x: Float[Tensor, "... S d"], layer: int) -> Float[Tensor, "... H S S"]:
+    def scores(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
         """Pre-softmax attention scores of a layer."""
         name = scores_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
-    def pattern(self, x: Float[Tensor, "... S d"], layer: int) -> Float[Tensor, "... H S S"]:
+    def pattern(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
         """Attention weights of a layer."""
         name = pattern_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
     def mask(self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None) -> Bool[Tensor, "S S"]:
         """Which keys (columns) each query (row) may attend to."""
+        padding = None if padding is None else padding.bool()
         return attention_mask(self.architecture, n_tokens, padding, self.device)
 
     def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
         """The post-embedding input of a sequence of token ids: where every region is centred."""
+        ids = torch.as_tensor(ids, dtype=torch.long)
         n_tokens = ids.shape[-1]
         architecture, weights = self.architecture, self.weights
         if architecture.d_vocab is None:
@@ -211,14 +222,10 @@ class Transformer:
 
     def prompt(self, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
         """Tokenise a text and embed it; token ids are embedded as they are."""
-        from prooflens.models.prompt import make_prompt
-
         return make_prompt(self, text)
 
     def example(self, index: int = 0) -> Prompt:
         """An embedded example input of a model without text (`toy`, …)."""
-        from prooflens.models.prompt import example_prompt
-
         return example_prompt(self, index)
 
     def check_layer(self, layer: int) -> int:
@@ -229,6 +236,11 @@ class Transformer:
 
     def check_input(self, x: Tensor) -> None:
         """Raise unless x has shape [..., S, d] and the weights' dtype."""
+        if not isinstance(x, Tensor):
+            raise ModelError(
+                f"a {type(x).__name__} is no input: give a text, a prompt, token ids, or a tensor of shape "
+                f"[..., S, {self.architecture.d_model}]"
+            )
         if x.ndim < 2 or x.shape[-1] != self.architecture.d_model or x.shape[-2] == 0:
             raise ModelError(
                 f"the input must have shape [..., S, {self.architecture.d_model}], got {list(x.shape)}"
