@@ -138,3 +138,34 @@ def test_circuit_files_and_mistakes(tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="about one row"):
         as_circuit(["0.1"], "argmax")
     assert str(as_circuit("0.1, 1.0", "top1@-1")) == "0.1:top1@-1 & 1.0:top1@-1"
+
+
+def test_every_kind_of_result_is_saved_and_read_back(toy: Transformer, tmp_path: Path) -> None:
+    prompt, ball = toy.example(0), pl.Ball(0.02)
+    found = {
+        "verdicts": pl.certify(toy, prompt, ball, "0"),
+        "radii": pl.radius(toy, prompt, "0.1:top1@-1"),
+        "circuit": pl.circuit(toy, prompt, ball, ["0.1", "a1.h0"]),
+        "output": pl.output(toy, prompt, ball),
+    }
+    for name, made in found.items():
+        made.save(tmp_path / name)
+        back = type(made).load(tmp_path / name)
+        assert back.to_dict() == made.to_dict()
+        assert repr(back) == repr(made)
+        with pytest.raises(QueryError, match="read from a run"):
+            back.save(tmp_path / "again")
+    with pytest.raises(QueryError, match="holds no radii"):
+        pl.Radii.load(tmp_path / "verdicts")
+    with pytest.raises(QueryError, match="holds no outputs"):
+        pl.OutputResults.load(tmp_path / "verdicts")
+    assert "weakest: 1.0:top1@3" in repr(found["circuit"])
+
+
+def test_rows_that_were_read_do_not_hide_their_witness(toy: Transformer, tmp_path: Path) -> None:
+    """`None` would say that there is none."""
+    pl.certify(toy, toy.example(0), pl.Ball(0.02), "0").save(tmp_path / "run")
+    back = pl.Results.load(tmp_path / "run")
+    assert back.sel(verdict="holds").witness is None
+    with pytest.raises(QueryError, match="witness"):
+        _ = back.sel(verdict="fails").witness

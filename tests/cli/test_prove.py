@@ -180,7 +180,7 @@ def test_what_was_found_is_seen_where_it_cannot_be_written(
     monkeypatch.setattr(sys.modules["prooflens.certificate.record"], "append", full)
     code, out, err = call("circuit", "toy", "0.0,0.1", "--eps", "0.01", "-o", str(tmp_path / "run"))
     assert code == 1
-    assert "weakest link" in out
+    assert "weakest: " in out
     assert "No space left" in err
 
 
@@ -238,7 +238,7 @@ def test_circuit(call: Call, tmp_path: Path) -> None:
     assert document["summary"]["weakest"] == "0.0:top1@3"
     code, out, _ = call("circuit", "toy", "0.0,1.1", "--eps", "0.05", "-o", str(tmp_path / "run"), *FAST)
     assert code == 3
-    assert "weakest link: 1.1:top1@3" in out
+    assert "weakest: 1.1:top1@3" in out
     assert read_run(tmp_path / "run").table.column("circuit").to_pylist()[:2] == [None, None]
 
 

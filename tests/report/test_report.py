@@ -218,3 +218,14 @@ def test_a_head_that_the_mask_decides_has_no_end(data: ReportData) -> None:
     svg = radius_map([cell, *data.radius_map[1:]]).svg()
     assert "∞" in svg
     assert svg.count('fill="url(#hatch)"') == 2  # the half that nothing breaks, and the legend
+
+
+def test_what_cannot_be_read_or_written_is_one_error(toy: pl.Transformer, tmp_path: Path) -> None:
+    found = pl.certify(toy, toy.example(0), pl.Ball(0.02), "0.0", engine="interval")
+    other = pl.certify(toy, toy.example(1).x[:3], pl.Ball(0.02), "0.0", engine="interval")
+    with pytest.raises(RunError, match="cannot write"):
+        pl.report(found, path=tmp_path)
+    with pytest.raises(RunError, match="not from a int"):
+        pl.report(3, path=tmp_path / "x.html")  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="Results about toy"):
+        pl.report(found, other, path=tmp_path / "x.html")

@@ -65,6 +65,8 @@ def test_diff_says_what_changed(call: Call, tmp_path: Path) -> None:
         summary["mean_lower_move"] < 0
     )  # the portfolio's bounds are never worse than those of one of its engines
     assert all((row["verdict_a"], row["verdict_b"]) == ("holds", "unknown") for row in found["transitions"])
+    moved = [row for row in found["rows"] if row["lower_a"] != row["lower_b"]]
+    assert found["summary"]["moved"] >= len(moved) > 0
     code, out, _ = call("diff", auto, interval)
     assert (code, "unknown" in out) == (0, True)
 
@@ -120,3 +122,50 @@ def test_a_changed_model_is_refused(call: Call, tmp_path: Path) -> None:
     header.write_text(header.read_text().replace(store.header["models"]["toy"]["sha256"], "0" * 64))
     code, _, err = call("resume", str(store.path))
     assert (code, "its weights changed" in err) == (1, True)
+
+
+def test_runs_are_held_against_each_other_as_well(call: Call, tmp_path: Path) -> None:
+    for engine in ("attack", "interval"):
+        run = str(tmp_path / engine)
+        call(
+            "certify",
+            "toy",
+            "--layer",
+            "0",
+            "--eps",
+            "0.02",
+            "--engine",
+            engine,
+            "--budget",
+            "50/2/5",
+            "-o",
+            run,
+        )
+    call("circuit", "toy", "0.0,0.1", "--eps", "0.01", "-o", str(tmp_path / "circuit"))
+    code, out, _ = call("diff", str(tmp_path / "attack"), str(tmp_path / "interval"), "--json")
+    found = json.loads(out)["summary"]
+    assert code == 0
+    # An attack has no bounds: a bound that is there on one side only has moved.
+    assert (found["common"], found["only_a"], found["only_b"], found["moved"]) == (8, 0, 0, 8)
+    circuit = str(tmp_path / "circuit")
+    assert json.loads(call("diff", circuit, circuit, "--json")[1])["summary"]["common"] == 3
+    code, _, err = call("diff", circuit, str(tmp_path / "nothing"))
+    assert (code, "is not a run" in err) == (1, True)
+
+
+@pytest.mark.parametrize("text", ['{"schema": 2}', '{"schema": 2, "spec": {"regions": {}}, "versions": 3}'])
+def test_a_damaged_header_is_one_line(call: Call, tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    for command in (
+        ["query", "select 1"],
+        ["resume"],
+        ["watch", "--once"],
+        ["report"],
+        ["compact"],
+        ["diff", "x"],
+    ):
+        code, out, err = call(command[0], str(tmp_path), *command[1:])
+        assert (code, out) == (1, "")
+        assert "sweep.json is damaged" in err
+    code, _, err = call("check", str(tmp_path))
+    assert (code, "keeps no evidence" in err) == (1, True)

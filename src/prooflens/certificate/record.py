@@ -25,8 +25,7 @@ from prooflens.results import Frame, Results, Subject
 
 def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | None = None) -> None:
     """Write results as a run directory of one part: what `certify -o RUN/` does."""
-    if results.subject is None:
-        raise ValueError("results that were read from a run are written already")
+    assert results.subject is not None
     writer = RunWriter.create(Path(path), header(results.subject, configuration or {}))
     append(writer, results)
     writer.finish(counts=results.counts)

@@ -216,7 +216,6 @@ def circuit(
         print_json(found.to_dict())
     else:
         _list(found)
-        say(f"circuit: {found.verdict}; weakest link: {found.summary['weakest']}")
     if out is not None:
         found.save(out, **configuration(options))
         tell_written(options)
@@ -250,7 +249,7 @@ def _list(frame: Frame) -> None:
         counted = frame.table.group_by(keys).aggregate([([], "count_all")])
         ordered = counted.sort_by([(key, "ascending") for key in keys]).select([*keys, "count_all"])
         print_table((*keys, "rows"), (row.values() for row in ordered.to_pylist()))
-    say(", ".join(f"{value} {name}" for name, value in frame.summary.items() if isinstance(value, int)))
+    say(frame.line)
 
 
 def _address(row: dict[str, Any]) -> str:

@@ -153,15 +153,15 @@ def compact(run: Run, as_json: Json = False) -> None:
 
 @app.command()
 def diff(
-    run_a: Annotated[Path, typer.Argument(help="The folder of a sweep.")],
+    run_a: Annotated[Path, typer.Argument(help="The folder of a sweep, or of a run.")],
     run_b: Annotated[Path, typer.Argument(help="The folder of another.")],
     as_json: Json = False,
 ) -> None:
-    """Which verdicts changed between two sweeps, and by how much bounds moved."""
+    """Which verdicts changed between two sweeps or runs, and by how much bounds moved."""
+    from prooflens.sweep.diff import Rows
     from prooflens.sweep.diff import diff as compare
-    from prooflens.sweep.store import SweepStore
 
-    found = compare(SweepStore.open(run_a), SweepStore.open(run_b))
+    found = compare(Rows.of(run_a), Rows.of(run_b))
     if as_json:
         print_json(found)
         return

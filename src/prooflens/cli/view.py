@@ -87,11 +87,10 @@ def report(
     if any((run / "sweep.json").is_file() for run in runs):
         _report_sweep(runs, out, figures, as_json)
         return
-    from prooflens.report import gather, render, write_figures
+    from prooflens.report import gather, render, write_figures, write_page
 
     data = gather(*runs)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render(data), encoding="utf-8")
+    write_page(out, render(data))
     pictures = write_figures(data, figures) if figures is not None else []
     if as_json:
         print_json({"report": str(out), "figures": [str(path) for path in pictures], "counts": data.counts})

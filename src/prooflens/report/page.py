@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prooflens import __version__
+from prooflens.errors import RunError
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
@@ -59,12 +60,19 @@ def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | N
     browser can be found to draw it, as PNG.
     """
     data = gather(*found)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(data), encoding="utf-8")
+    write_page(Path(path), render(data))
     if figures is not None:
         write_figures(data, Path(figures))
-    return target
+    return Path(path)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a text file, its folder too; an error names the file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
@@ -100,7 +108,6 @@ def write_figures(data: ReportData, folder: Path) -> list[Path]:
 
 def write_drawings(named: Iterable[tuple[str, Drawing]], folder: Path) -> list[Path]:
     """Pictures as files: SVG always, PNG where a chromium is installed."""
-    folder.mkdir(parents=True, exist_ok=True)
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     written, counts = [], Counter[str]()
     for name, drawing in named:
@@ -108,7 +115,7 @@ def write_drawings(named: Iterable[tuple[str, Drawing]], folder: Path) -> list[P
         if counts[name.partition("-")[0]] > MOST_FIGURES:
             continue
         path = folder / f"{name}.svg"
-        path.write_text(drawing.svg(alone=True), encoding="utf-8")
+        write_page(path, drawing.svg(alone=True))
         written.append(path)
         if browser is not None and (made := _png(browser, path, drawing)):
             written.append(made)

@@ -127,14 +127,18 @@ def read_source(item: Frame | Path | str) -> Source:
     """Results, radii, or the path of a run."""
     if isinstance(item, str | Path):
         return _from_run(Path(item))
-    from prooflens.results import Radii, Results
+    from prooflens.results import Frame, Radii, Results
 
+    if not isinstance(item, Frame):
+        raise RunError(
+            f"a report is made from results, radii and paths of runs, not from a {type(item).__name__}"
+        )
     subject = item.subject
     if subject is None:
         raise RunError("these rows were read from a run: give the run's path to the report")
     kind = "radii" if isinstance(item, Radii) else "verdicts"
     return Source(
-        kind,
+        f"{type(item).__name__} about {subject.model}, {subject.text or 'an input'!r}",
         kind,
         item.table,
         subject.model,

@@ -17,7 +17,7 @@ from typing import Any
 
 from prooflens.certificate.store import query_tables
 from prooflens.errors import RunError
-from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings
+from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings, write_page
 from prooflens.report.spread import Spread, spread_of_radii
 from prooflens.report.svg import Drawing, escaped
 from prooflens.statistics import clopper_pearson
@@ -120,9 +120,7 @@ class SweepReport:
 def report_sweep(path: Path | str, out: Path | str, figures: Path | str | None = None) -> list[Path]:
     """Write the page of a sweep, and with `figures` its pictures; the pictures' paths come back."""
     data = SweepReport.of(path)
-    target = Path(out)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render_sweep(data), encoding="utf-8")
+    write_page(Path(out), render_sweep(data))
     named = ((f"spread-{slug(name)}", drawing) for name, drawing in pictures(data))
     return [] if figures is None else write_drawings(named, Path(figures))
 

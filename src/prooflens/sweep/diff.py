@@ -1,26 +1,46 @@
-"""Two sweeps side by side: which verdicts changed, and by how much bounds or radii moved."""
+"""Two sweeps, or two runs, side by side: which verdicts changed, and by how much bounds or radii moved."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from prooflens.certificate.store import query_tables
+import pyarrow as pa
+
+from prooflens.certificate.store import query_tables, read_run
 from prooflens.errors import RunError
-from prooflens.sweep.store import SweepStore
+from prooflens.sweep.store import HEADER, SweepStore
 
 SAME = ("model", "prompt", "region", "layer", "head", "position", "query")
-"""Rows of two sweeps with equal values here, and of one ε or token, answer the same question."""
+"""Rows of both with equal values here, and of one ε or token, answer the same question."""
 
 
-def diff(first: SweepStore, second: SweepStore) -> dict[str, Any]:
+class Rows(NamedTuple):
+    """The rows of a sweep or of a run, and whether they are radii."""
+
+    table: Any
+    radii: bool
+
+    @classmethod
+    def of(cls, path: Path) -> Rows:
+        """Read a sweep's folder, or a run directory, whose text is the prompt of all its rows."""
+        if (path / HEADER).is_file():
+            store = SweepStore.open(path)
+            return cls(store.dataset(), store.holds_radii)
+        run = read_run(path)
+        prompt = pa.repeat(pa.scalar(run.info.get("text"), pa.string()), run.table.num_rows)
+        return cls(run.table.append_column("prompt", prompt), run.info["kind"] == "radii")
+
+
+def diff(first: Rows, second: Rows) -> dict[str, Any]:
     """A summary, the transitions between verdicts, and the rows whose verdict changed.
 
     Of radii, `lower` is the proved and `upper` the broken one, and the verdict says whether one is proved.
     """
-    if first.holds_radii != second.holds_radii:
-        raise RunError("one of the sweeps holds radii and the other verdicts: they cannot be compared")
-    radii = first.holds_radii
-    tables = {"first": first.dataset(), "second": second.dataset()}
+    if first.radii != second.radii:
+        raise RunError("one of the two holds radii and the other verdicts: they cannot be compared")
+    radii = first.radii
+    tables = {"first": first.table, "second": second.table}
 
     def ask(sql: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = query_tables(tables, _joined(radii) + sql).to_pylist()
@@ -31,7 +51,8 @@ def diff(first: SweepStore, second: SweepStore) -> dict[str, Any]:
                   count(*) filter (verdict_b is null) as only_a,
                   count(*) filter (verdict_a is null) as only_b,
                   count(*) filter (verdict_a <> verdict_b) as changed,
-                  count(*) filter (lower_a <> lower_b or upper_a <> upper_b) as moved,
+                  count(*) filter (verdict_a is not null and verdict_b is not null
+                                   and (lower_a is distinct from lower_b or upper_a is distinct from upper_b)) as moved,
                   max(abs(lower_b - lower_a)) as largest_lower_move, avg(lower_b - lower_a) as mean_lower_move,
                   max(abs(upper_b - upper_a)) as largest_upper_move, avg(upper_b - upper_a) as mean_upper_move
            from both_runs"""
@@ -51,17 +72,18 @@ def _keys(radii: bool) -> tuple[str, ...]:
 
 def _joined(radii: bool) -> str:
     keys = ", ".join(_keys(radii))
-    named = ", ".join((*SAME, "coalesce(token, -1) as token" if radii else "eps"))
+    both = ", ".join(f"coalesce(a.{key}, b.{key}) as {key}" for key in _keys(radii))
+    same = " and ".join(f"a.{key} is not distinct from b.{key}" for key in _keys(radii))
     found = (
         "if(coalesce(certified, 1) > 0, 'proved', 'not proved') as verdict, certified as lower, attack as upper"
         if radii
         else "verdict, lower, upper"
     )
     return f"""
-with a as (select {named}, engine, {found} from first),
-     b as (select {named}, engine, {found} from second),
+with a as (select {keys}, engine, {found} from first),
+     b as (select {keys}, engine, {found} from second),
      both_runs as (
-        select {keys}, a.verdict as verdict_a, b.verdict as verdict_b, a.engine as engine_a, b.engine as engine_b,
+        select {both}, a.verdict as verdict_a, b.verdict as verdict_b, a.engine as engine_a, b.engine as engine_b,
                a.lower as lower_a, b.lower as lower_b, a.upper as upper_a, b.upper as upper_b
-        from a full outer join b using ({keys}))
+        from a full outer join b on {same})
 """

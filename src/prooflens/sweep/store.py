@@ -74,6 +74,12 @@ class SweepStore:
             raise RunError(
                 f"{self.path / HEADER} does not have schema {SCHEMA}: start the sweep anew in another folder"
             )
+        regions = found["spec"].get("regions") if isinstance(found.get("spec"), dict) else None
+        kinds = {"versions": dict, "models": dict, "tasks": int}
+        if not isinstance(regions, dict) or any(
+            not isinstance(found.get(k), kind) for k, kind in kinds.items()
+        ):
+            raise RunError(f"{self.path / HEADER} is damaged: it needs spec, {', '.join(kinds)}")
         return found
 
     @property
