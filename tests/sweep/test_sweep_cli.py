@@ -169,3 +169,15 @@ def test_a_damaged_header_is_one_line(call: Call, tmp_path: Path, text: str) -> 
         assert "sweep.json is damaged" in err
     code, _, err = call("check", str(tmp_path))
     assert (code, "keeps no evidence" in err) == (1, True)
+
+
+def test_readers_say_what_to_do_about_a_damaged_shard(call: Call, tmp_path: Path) -> None:
+    store = performed(tmp_path / "run")
+    shard = store.files()[0]
+    shard.write_bytes(shard.read_bytes()[:50])
+    page = str(tmp_path / "x.html")
+    for command in (["query", "select count(*) from rows"], ["watch", "--once"], ["report", "-o", page]):
+        code, _, err = call(command[0], str(store.path), *command[1:])
+        assert code == 1
+        assert f"{shard} is damaged" in err
+        assert "prooflens resume" in err

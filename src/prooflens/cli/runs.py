@@ -18,12 +18,12 @@ def query(
     as_json: Json = False,
 ) -> None:
     """Ask a run anything: DuckDB over its rows, as in "select layer, verdict, count(*) from rows group by all"."""
-    from prooflens.certificate.store import query_rows, query_tables
+    from prooflens.certificate.store import query_rows
 
     if (run / "sweep.json").is_file():
         from prooflens.sweep.store import SweepStore
 
-        found = query_tables({"rows": SweepStore.open(run).dataset()}, sql)
+        found = SweepStore.open(run).query(sql)
     else:
         found = query_rows(run, sql)
     if as_json:

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from prooflens.certificate.store import query_tables
 from prooflens.errors import RunError
 from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings, write_page
 from prooflens.report.spread import Spread, spread_of_radii
@@ -93,11 +92,10 @@ class SweepReport:
     def of(cls, path: Path | str) -> SweepReport:
         """Read a sweep; only aggregates are held."""
         store = SweepStore.open(Path(path))
-        rows = store.dataset()
         base = FROM_RADII if store.holds_radii else FROM_VERDICTS
 
         def ask(sql: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = query_tables({"rows": rows}, sql).to_pylist()
+            found: list[dict[str, Any]] = store.query(sql).to_pylist()
             return found
 
         spreads = [Spread(**row) for row in ask(base + SPREADS)]

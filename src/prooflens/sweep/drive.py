@@ -16,7 +16,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from prooflens.certificate.record import versions
-from prooflens.certificate.store import query_tables
 from prooflens.errors import RunError
 from prooflens.progress import Progress
 from prooflens.sweep.executors import Crew, execute
@@ -182,9 +181,7 @@ def verdicts(store: SweepStore) -> Counter[str]:
     """The counts of all verdicts of a run, or of its radii that are proved and not."""
     radii = f"if(coalesce(certified, 1) > 0, '{PROVED}', '{NOT_PROVED}')"
     name = radii if store.holds_radii else "verdict"
-    found = query_tables(
-        {"rows": store.dataset()}, f"select {name} as name, count(*) as n from rows group by name"
-    )
+    found = store.query(f"select {name} as name, count(*) as n from rows group by name")
     return Counter({row["name"]: row["n"] for row in found.to_pylist()})
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from prooflens.certificate.store import write_atomically
+from prooflens.certificate.store import query_tables, write_atomically
 from prooflens.documents import read_json
 from prooflens.errors import RunError
 from prooflens.results import RADII, VERDICTS
@@ -144,13 +144,24 @@ class SweepStore:
         columns = COLUMNS["radii" if self.holds_radii else "verdicts"]
         return ds.dataset([str(path) for path in self.files()], schema=columns, format="parquet")
 
+    def query(self, sql: str) -> pa.Table:
+        """DuckDB over all rows, as table `rows`; an error names the file where one is damaged."""
+        try:
+            return query_tables({"rows": self.dataset()}, sql)
+        except RunError:
+            self._check_whole()
+            raise
+
+    def _check_whole(self) -> None:
+        if damaged := self.damaged():
+            raise RunError(f"{damaged[0]} is damaged: `prooflens resume {self.path}` does its tasks again")
+
     def compact(self) -> tuple[int, int]:
         """Put shards together into files of about `PART_ROWS` rows; how many shards went into how many files.
 
         A part is complete before a shard of it is removed, and readers pass over shards that a part names.
         """
-        if damaged := self.damaged():
-            raise RunError(f"{damaged[0]} is damaged: `prooflens resume {self.path}` does its tasks again")
+        self._check_whole()
         names = {path: keys for path, keys in self._files().items() if path.parent.name == "shards"}
         parts = 0
         for group in _groups(list(names)):
