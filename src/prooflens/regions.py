@@ -308,7 +308,8 @@ class Ball:
 
     def __str__(self) -> str:
         where = "" if self.tokens is None else f" on tokens {listed(self.tokens)}"
-        eps = f"{self.eps:g}" if isinstance(self.eps, int | float) else str(self.eps)
+        eps: Any = self.eps.tolist() if hasattr(self.eps, "tolist") else self.eps
+        eps = f"{eps:g}" if isinstance(eps, int | float) else str(eps)
         return f"ball ε={eps}{where}"
 
 

@@ -1,17 +1,22 @@
 """Claims: what binding makes of queries, their programs against enumeration, ties, masks, circuits, outputs."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from flint import arb, ctx
 
 from prooflens.errors import QueryError
 from prooflens.queries import (
     Box,
+    Circuit,
     Claim,
+    Entropy,
     Row,
     Sense,
     Setting,
+    TopK,
     causal_mask,
     entropy_range,
     full_mask,
@@ -348,3 +353,32 @@ def test_one_claim_per_head_and_position() -> None:
     assert [claim.rows[0] for claim in claims] == [Row(0, 1, position) for position in range(3)]
     assert len(parse_query("top1").bind(two_heads())) == 6
     assert len(parse_query("0.0:top1").bind(two_heads(), heads="0.1")) == 3, "the query's own heads win"
+
+
+def test_sums_round_their_constant_down_whatever_the_sign() -> None:
+    """Σ w f of real numbers: the constant of the sum is never above −Σ w log(τ/(1−τ)), also for w < 0."""
+    setting = Setting({0: torch.randn(2, 4, 4, dtype=torch.float64)}, full_mask(4), 1, 2)
+    for tau in ("0.1", "0.3", "0.5", "0.7", "0.123"):
+        for first, second in ((1.0, -1.0), (-0.7, 3.1), (-2.0, -5.3)):
+            query = f"{first} * 0.0:mass>={tau}@0 + {second} * 0.1:mass>={tau}@1 > 0"
+            (claim,) = parse_query(query).bind(setting)
+            ctx.prec = 200
+            odds = (arb(float(tau)) / (1 - arb(float(tau)))).log()
+            true = -(arb(first) + arb(second)) * odds
+            (functional,) = claim.functionals
+            assert arb(functional.constant) < true
+            assert float(true) - functional.constant < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Entropy(math.nan), "finite number of nats"),
+        (lambda: TopK(1.5), "a count of at least 1"),  # type: ignore[arg-type]
+        (lambda: Circuit(["0.0:top1@0"]), "parse_query"),  # type: ignore[arg-type]
+        (lambda: Circuit([parse_query("0.0:mass>=0.2@0")], [math.inf]), "finite numbers"),
+    ],
+)
+def test_queries_of_no_numbers(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        make()

@@ -1,6 +1,7 @@
 """Weight boxes against samples of scores, vertices of the score box and each other; row 7 of the soundness list."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -187,3 +188,20 @@ def test_extreme_scores_stay_sound() -> None:
         assert float(box.upper[0, 2]) == 1.0
     wide = torch.tensor([-2000.0, 0.0], dtype=torch.float64), torch.tensor([2000.0, 0.0], dtype=torch.float64)
     assert float(vertex_softmax(torch.tensor([2.0, 1.0]), *wide)) == 2.0
+
+
+@pytest.mark.parametrize("source", [from_scores, interval_softmax, piecewise_chord])
+def test_scores_without_bounds_leave_every_weight(source: object) -> None:
+    """An engine that knows nothing of a score says ±∞: the weight of that key may then be anything."""
+    low = torch.tensor([-math.inf, 0.0, 0.0], dtype=torch.float64)
+    high = torch.tensor([math.inf, 0.1, 0.1], dtype=torch.float64)
+    for lower in (low, low.clamp_min(0.0), low.clamp_min(-2000.0) - 1000.0):
+        for box in (source(lower, high), weight_box(lower, high)):  # type: ignore[operator]
+            for first in (-50.0, 0.0, 50.0):
+                scores = torch.tensor([max(first, float(lower[0])), 0.05, 0.1], dtype=torch.float64)
+                weights = scores.softmax(-1)
+                assert bool((box.lower <= weights).all() and (weights <= box.upper).all())
+    group = torch.tensor([True, False, False])
+    assert tuple(map(float, mass_from_scores(group, low, high))) == (0.0, 1.0)
+    cost = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    assert float(vertex_softmax(cost, low, high)) == 1.0

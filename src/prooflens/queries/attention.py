@@ -90,7 +90,7 @@ def _positive(functionals: list[Functional]) -> list[Condition]:
 
 
 def _check_count(kind: str, k: int) -> None:
-    if k < 1:
+    if not isinstance(k, int) or k < 1:
         raise QueryError(f"{kind}{k} asks for no token: use a count of at least 1, as in {kind}1")
 
 
@@ -220,6 +220,8 @@ class Entropy(RowQuery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if wrong := [x for x in (self.lower, self.upper) if x is not None and not math.isfinite(x)]:
+            raise QueryError(f"an entropy threshold is a finite number of nats, got {wrong[0]}")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise QueryError(f"entropy cannot lie between {self.lower} and {self.upper}: swap the thresholds")
 

@@ -1,5 +1,6 @@
 """Queries about several rows at once, and about outputs."""
 
+import math
 from dataclasses import dataclass, field
 
 from prooflens.errors import QueryError
@@ -22,12 +23,16 @@ class Circuit(Query):
         object.__setattr__(self, "parts", tuple(self.parts))
         if not self.parts:
             raise QueryError("a circuit needs at least one part")
+        if wrong := [part for part in self.parts if not isinstance(part, Query)]:
+            raise QueryError(f"{wrong[0]!r} is no query: read short forms with parse_query")
         if any(isinstance(part, Circuit) for part in self.parts):
             raise QueryError("a circuit cannot hold another circuit; list all parts in one")
         if self.weights is not None:
             object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
             if len(self.weights) != len(self.parts):
                 raise QueryError(f"{len(self.parts)} parts need as many weights, got {len(self.weights)}")
+            if not all(map(math.isfinite, self.weights)):
+                raise QueryError(f"the weights of a sum are finite numbers, got {list(self.weights)}")
 
     def __str__(self) -> str:
         if self.weights is None:
@@ -48,7 +53,8 @@ class Circuit(Query):
         return [make_claim(self, setting, rows, conditions, tie)]
 
     def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Functional:
-        total = Functional(())
+        """Σ w f with its constant rounded down: a part's own is on the strict side of its threshold, w < 0 turns it."""
+        total, slack = Functional(()), 0.0
         for part, claims, weight in zip(self.parts, bound, weights, strict=True):
             conditions = [condition for claim in claims for condition in claim.conditions]
             if len(conditions) != 1 or conditions[0].sense is Sense.RANGE:
@@ -57,8 +63,15 @@ class Circuit(Query):
                     "threshold: use mass, spec or an entropy threshold, one head and one position, as in "
                     "'0.3:spec{1}>{2}@-1'"
                 )
-            total = total + conditions[0].functional.scaled(weight)
-        return Functional(total.terms, total.constant, str(self))
+            functional = conditions[0].functional
+            total = total + functional.scaled(weight)
+            if functional.constant:
+                slack += (
+                    abs(weight) * (1.0 + abs(functional.constant)) * (64 + 2 * len(weights)) * math.ulp(1.0)
+                )
+        return Functional(
+            total.terms, math.nextafter(total.constant - slack, -math.inf) if slack else 0.0, str(self)
+        )
 
 
 MOST_DIRECT = 512

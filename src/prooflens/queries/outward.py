@@ -84,19 +84,19 @@ def log_up(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def log_sum_exp_down(x: Float[Tensor, "... n"], member: Bool[Tensor, "... n"]) -> Float[Tensor, "..."]:
-    """At most the real log Σ e^x over the members; a single member's x itself."""
+    """At most the real log Σ e^x over the members; a single member's x itself, and so an infinite largest one."""
     shift = x.masked_fill(~member, -math.inf).amax(-1)
     terms = exp_down(down(x - shift[..., None])).masked_fill(~member, 0.0)
     bound = down(shift + log_down(sum_down(terms)))
-    return torch.where(member.sum(-1) == 1, shift, bound)
+    return torch.where((member.sum(-1) == 1) | shift.isinf(), shift, bound)
 
 
 def log_sum_exp_up(x: Float[Tensor, "... n"], member: Bool[Tensor, "... n"]) -> Float[Tensor, "..."]:
-    """At least the real log Σ e^x over the members; a single member's x itself."""
+    """At least the real log Σ e^x over the members; a single member's x itself, and so an infinite largest one."""
     shift = x.masked_fill(~member, -math.inf).amax(-1)
     terms = exp_up(up(x - shift[..., None])).masked_fill(~member, 0.0)
     bound = up(shift + log_up(sum_up(terms)))
-    return torch.where(member.sum(-1) == 1, shift, bound)
+    return torch.where((member.sum(-1) == 1) | shift.isinf(), shift, bound)
 
 
 def exclusive_sum(x: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:

@@ -93,7 +93,7 @@ def from_scores(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], ma
 def interval_softmax(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], mask: Mask = None) -> Box:
     """Source 3: e^{a̲_j} / Σ e^{ā} ≤ s_j ≤ e^{ā_j} / Σ e^{a̲}."""
     low, high = _exponentials(lower, upper, mask)
-    total_low, total_high = sum_down(low.lower), sum_up(high.upper)
+    total_low, total_high = sum_down(low.lower).clamp_min(0.0), sum_up(high.upper)
     below = scaled_down(low.lower / total_high[..., None], 1)
     above = scaled_up(high.upper / total_low[..., None], 1)
     return _masked(Box(below, above), mask)
@@ -190,7 +190,7 @@ def vertex_softmax(
     span = largest - smallest
     value = smallest + best + span * (2.0 * UNIT_ROUNDOFF) * roundings
     value = up(value + 4.0 * UNIT_ROUNDOFF * (smallest.abs() + span))
-    trivial = (depth >= WIDEST_SCORES) | (value > largest)
+    trivial = ~((depth < WIDEST_SCORES) & (value <= largest))
     return torch.where(trivial, largest, value).squeeze(-1)
 
 
@@ -247,14 +247,15 @@ def _share_down(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> Float[Tenso
 
 
 def _share_up(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """At least x/(x + y), for x, y ≥ 0."""
+    """At least x/(x + y), for x, y ≥ 0; 1 where they are NaN, since nothing is known there."""
     total = x + y
-    share = torch.where(total > 0, scaled_up(x / total, 2), torch.zeros_like(x))
-    return share.clamp_max(1.0)
+    share = torch.where(total == 0, torch.zeros_like(x), scaled_up(x / total, 2))
+    return share.nan_to_num(nan=1.0).clamp_max(1.0)
 
 
 def _masked(box: Box, mask: Mask) -> Box:
-    high = box.upper.clamp_max(1.0)
+    """Nothing at the keys that take no part; [0, 1] where infinite scores left NaN."""
+    low, high = box.lower.nan_to_num(nan=0.0), box.upper.nan_to_num(nan=1.0).clamp_max(1.0)
     if mask is None:
-        return Box(box.lower, high)
-    return Box(box.lower.masked_fill(~mask, 0.0), high.masked_fill(~mask, 0.0))
+        return Box(low, high)
+    return Box(low.masked_fill(~mask, 0.0), high.masked_fill(~mask, 0.0))
