@@ -89,13 +89,15 @@ def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
     folder.mkdir()
     assert Settings(model=str(folder)).model_name == "mpnet"
     assert Settings(model="prajjwal1/bert-tiny").model_name == "prajjwal1/bert-tiny"
-    one = Study("s", "A title", "pretrained", "mpnet", lambda settings, sheet: None, "GPT-2")
+    one = Study("s", "A title", "pretrained", "mpnet", lambda s, sheet: sheet.note(str(s.model)), "GPT-2")
     assert one(Settings(model=str(folder))).title == "A title — on mpnet, standing in for GPT-2"
     assert one(Settings(model="toy")).title == "A title — on toy"
 
 
 def test_a_layer_has_a_result_of_its_own() -> None:
-    one = Study("s", "A title", "synthetic", "toy", lambda settings, sheet: None)
+    one = Study(
+        "s", "A title", "synthetic", "toy", lambda settings, sheet: sheet.note(f"layer {settings.layer}")
+    )
     usual, deep = one(Settings()), one(Settings(layer=2))
     assert (usual.key, deep.key) == ("s", "s-layer2")
     assert "variant" not in usual.to_dict()

@@ -160,6 +160,24 @@ def test_headlines_are_read_where_they_are_kept(
     assert again.notes[0] == f"layer 0: `{held.command}`, {held.code}."
 
 
+def test_a_result_names_the_choices_that_it_depends_on(run: Run) -> None:
+    """A layer that a study does not ask about must not stand in its command, name or title."""
+    result = run("layer0_all", layer=5, engine="crown", device="cpu")
+    assert result.command == "prooflens reproduce layer0_all --quick --samples 1"
+    assert result.key == "layer0_all"
+    asked = run("bert_sst2", model="toy", engine="interval", layer=5)
+    assert "--model toy --engine interval --samples 1" in asked.command
+    assert "--layer" not in asked.command
+    assert "--layer 1" in run("wang_probe", model="toy", layer=1, engine="interval").command
+
+
+def test_a_study_of_studies_names_their_choices(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "HEADLINES", {"BERT": ("bert_sst2", "ε = 0.001", "Q1")})
+    alone = run("bert_sst2", model="toy", engine="interval")
+    assert "--engine interval" in alone.command
+    assert "--engine interval" in run("main_results", model="toy", engine="interval").command
+
+
 def test_a_folder_without_text_is_asked_about_its_examples() -> None:
     toy = load("toy")
     prompts = pretrained.prompts_for(toy, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from prooflens.errors import ModelError, PromptError
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.studies import Result
+    from prooflens.studies import Result, Settings
 
 
 @app.command()
@@ -46,6 +47,7 @@ def reproduce(
 
     Exit code 2: some studies were left out because a model or a text is not at hand.
     """
+    from prooflens.certify import checked_device
     from prooflens.portfolio import stages_of
     from prooflens.studies import Settings, StudyError, get_study, study_names
 
@@ -64,6 +66,8 @@ def reproduce(
     studies = [get_study(name) for name in chosen]
     if engine is not None:
         stages_of(engine)
+    if device is not None:
+        checked_device(device)
     results: list[Result] = []
     missing: dict[str, str] = {}
     with shown(not as_json) as tell:
@@ -72,6 +76,7 @@ def reproduce(
             tell(one.name, number / len(studies))
             try:
                 results.append(_kept(one(settings), out, as_json))
+                _tell_unused(settings, results[-1])
             except (ModelError, PromptError) as error:
                 if len(studies) == 1:
                     raise
@@ -89,6 +94,17 @@ def reproduce(
         sys.stdout.write("\n" + summary(results))
     if missing:
         raise typer.Exit(2)
+
+
+def _tell_unused(settings: Settings, result: Result) -> None:
+    """Which options had no say in a result; its command does not name them either."""
+    from prooflens.studies.base import CHOICES
+
+    used = shlex.split(result.command)
+    if unused := [
+        f"--{name}" for name in CHOICES if getattr(settings, name) is not None and f"--{name}" not in used
+    ]:
+        say(f"{result.name} has no choice of {', '.join(unused)}: it was passed over", error=True)
 
 
 def _kept(result: Result, out: Path | None, as_json: bool) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -158,10 +158,34 @@ class Settings:
     def arguments(self) -> list[str]:
         """The options that give these settings on the command line."""
         found = ["--quick"] if self.quick else []
-        for name in ("model", "engine", "layer", "samples", "device"):
+        for name in CHOICES:
             if getattr(self, name) is not None:
                 found += [f"--{name}", str(getattr(self, name))]
         return found + (["--seed", str(self.seed)] if self.seed else [])
+
+    def only(self, names: Collection[str]) -> Settings:
+        """These settings with no other choices than the named ones."""
+        held: dict[str, Any] = {e.name: object.__getattribute__(self, e.name) for e in fields(Settings)}
+        return Settings(**held | {name: None for name in CHOICES if name not in names})
+
+
+CHOICES = ("model", "engine", "layer", "samples", "device")
+"""Settings that only some studies look at; a result names those that it depends on."""
+
+
+@dataclass(frozen=True)
+class _Watched(Settings):
+    """Settings that remember which choices a study looked at."""
+
+    seen: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.seen.clear()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in CHOICES:
+            object.__getattribute__(self, "seen").add(name)
+        return object.__getattribute__(self, name)
 
 
 OPTIONAL = {"variant", "commit"}
@@ -232,17 +256,26 @@ class Study:
         return self.title if model == self.model else f"{self.title} — on {model}"
 
     def __call__(self, settings: Settings) -> Result:
-        """Run it; what was run with these settings in this process is not run again."""
-        if (self.name, settings) not in _RESULTS:
-            _RESULTS[self.name, settings] = self._result(settings)
-        return _RESULTS[self.name, settings]
+        """Run it; what was run with these settings in this process is not run again.
 
-    def _result(self, settings: Settings) -> Result:
+        The result names the choices that the study looked at, and no others: its command says what it is of.
+        """
+        plain = settings.only(CHOICES)
+        if (self.name, plain) not in _RESULTS:
+            watched = _Watched(**{entry.name: getattr(plain, entry.name) for entry in fields(plain)})
+            _RESULTS[self.name, plain] = self._result(watched), watched.seen
+        result, seen = _RESULTS[self.name, plain]
+        if isinstance(settings, _Watched):  # a study that reads this one depends on the same
+            settings.seen.update(seen)
+        return result
+
+    def _result(self, watched: _Watched) -> Result:
         from prooflens import __version__
 
         commit = revision()
         sheet, start = Sheet(), time.perf_counter()
-        self.run(settings, sheet)
+        self.run(watched, sheet)
+        settings = watched.only(watched.seen)
         model = settings.model_name or sheet.model or self.model
         return Result(
             name=self.name,
@@ -267,7 +300,7 @@ def rounded(value: float | None) -> float | None:
 
 
 _STUDIES: dict[str, Study] = {}
-_RESULTS: dict[tuple[str, Settings], Result] = {}
+_RESULTS: dict[tuple[str, Settings], tuple[Result, set[str]]] = {}
 
 
 def study(
