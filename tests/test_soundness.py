@@ -160,6 +160,14 @@ def test_unknown_kinds_are_named() -> None:
         run(1, kinds=["clams"])
 
 
+def test_a_run_that_would_attack_nothing_is_refused() -> None:
+    for options in ({"cases": 0}, {"cases": 1, "seconds": -1.0}):
+        with pytest.raises(EngineError, match="attacks nothing"):
+            run(**options)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="no proof to attack"):
+        run(1, engines=["attack"])
+
+
 @pytest.mark.parametrize("about_output", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_planted_counterexamples_are_not_certified(seed: int, about_output: bool) -> None:

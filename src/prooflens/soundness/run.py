@@ -45,9 +45,15 @@ def run(
     """
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise EngineError(f"there is no kind of case {unknown[0]!r}: kinds are {', '.join(KINDS)}")
+    if cases < 1 or not seconds > 0:
+        raise EngineError("a run without cases attacks nothing: give at least one case and some time")
     report, start = Report(), time.perf_counter()
     chosen = [modest(name) for name in engines or engine_names()]
     proved = [engine for engine in chosen if engine.guarantee is Guarantee.PROVED]
+    if not proved:
+        raise EngineError(
+            f"{', '.join(engine.name for engine in chosen)} only estimates: there is no proof to attack"
+        )
     tell, kept = progress or (lambda stage, share: None), 0.0
     for number in range(cases):
         report.seconds = time.perf_counter() - start
