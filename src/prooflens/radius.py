@@ -44,6 +44,15 @@ from prooflens.results import RADII, Radii, Subject, claim_place, finite, query_
 SMALLEST, LARGEST = 1e-7, 10.0
 """The ends of the grid of ε, unless others are asked for."""
 
+
+class SearchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `radius`; `radii` has what is proved and broken so far, which is sound but not the end of it."""
+
+    def __init__(self, radii: Radii) -> None:
+        super().__init__("interrupted")
+        self.radii = radii
+
+
 Probe = Callable[[float, list[int]], list[bool]]
 """Told an ε and claims, says which of them are still good there."""
 
@@ -120,7 +129,11 @@ def radius(
             search = Search(
                 first.problem, first.claims, grid, balls, replace(settings, progress=None), report
             )
-            search.run()
+            try:
+                search.run()
+            except KeyboardInterrupt:
+                frames.append(search.table(first.subject, token, "; the search was interrupted"))
+                raise SearchInterrupted(Radii(pa.concat_tables(frames), first.subject)) from None
             frames.append(search.table(first.subject, token))
     return Radii(pa.concat_tables(frames), first.subject)
 
@@ -142,12 +155,13 @@ class Search:
     seconds: dict[int, float] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Attack shortly, prove, attack again."""
+    def __post_init__(self) -> None:
         self.proved = [-1] * len(self.claims)
         self.broken = [len(self.grid)] * len(self.claims)
-        evidence = [Evidence.about(claim) for claim in self.claims]
-        self.asked = [i for i, item in enumerate(evidence) if item.open]
+        self.asked = [i for i, claim in enumerate(self.claims) if Evidence.about(claim).open]
+
+    def run(self) -> None:
+        """Attack shortly, prove, attack again; whenever it stops, `proved` and `broken` are sound."""
         attacked = [i for i in self.asked if self.claims[i].functionals]
         self._bisect(attacked, list(self.proved), self.broken, self._survives(0.2), 0.0)
         self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, from_above=True)
@@ -242,7 +256,7 @@ class Search:
         move = (witness.x - region.center).flatten()[region.moving]
         return (move / region.scale).clamp(-1.0, 1.0)[None]
 
-    def table(self, subject: Subject, token: int | None) -> pa.Table:
+    def table(self, subject: Subject, token: int | None, note: str = "") -> pa.Table:
         """The rows of all claims."""
         size = len(self.claims)
         label = "ball" if token is None else f"ball on token {token}"
@@ -258,7 +272,7 @@ class Search:
             "clean": [finite(float(c.clean.min())) if len(c.clean) else None for c in self.claims],
             "engine": [self.engines.get(i, "none") for i in range(size)],
             "ms": [1e3 * self.seconds.get(i, 0.0) for i in range(size)],
-            "reason": [end[2] for end in ends],
+            "reason": [end[2] + note for end in ends],
         }
         return pa.table({name: columns[name] for name in RADII.names}, RADII)
 

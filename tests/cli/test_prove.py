@@ -129,6 +129,36 @@ def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch
     assert read_run(run).info["complete"]
 
 
+def test_an_interrupted_search_keeps_sound_radii(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("radius", "toy", "--layer", "0", *FAST, "--json")
+    whole = json.loads(call(*command)[1])["rows"]
+    search = sys.modules["prooflens.radius"].Search
+    prove, calls = search._is_proved, []
+
+    def impatient(self: object, eps: float, members: list[int]) -> list[bool]:
+        calls.append(eps)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        found: list[bool] = prove(self, eps, members)
+        return found
+
+    monkeypatch.setattr(search, "_is_proved", impatient)
+    code, out, err = call(*command, "-o", str(tmp_path / "run"))
+    rows = json.loads(out)["rows"]
+    assert code == 130
+    assert "sound" in err
+    assert any(row["certified"] > 0 for row in rows)
+    assert any(row["certified"] < full["certified"] for row, full in zip(rows, whole, strict=True))
+    for row, full in zip(rows, whole, strict=True):
+        assert row["certified"] <= full["certified"] < full["attack"] <= row["attack"]
+        assert "interrupted" in row["reason"]
+    kept = read_run(tmp_path / "run")
+    assert kept.table.num_rows == 8
+    assert not kept.info["complete"]
+
+
 def test_a_kill_loses_only_the_chunk_under_way(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

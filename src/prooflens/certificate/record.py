@@ -69,12 +69,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def save_frame(frame: Frame, path: Path, configuration: Mapping[str, Any], kind: str) -> None:
+def save_frame(
+    frame: Frame, path: Path, configuration: Mapping[str, Any], kind: str, complete: bool = True
+) -> None:
     """Write rows that have no tensors of their own (radii) as a run directory."""
     assert frame.subject is not None
     writer = RunWriter.create(path, header(frame.subject, configuration, kind))
     writer.append(frame.table, region_tensors(frame.subject.region, "region/0"))
-    writer.finish()
+    if complete:
+        writer.finish()
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:

@@ -23,9 +23,9 @@ from prooflens.cli.options import (
     input_of,
     moving_tokens,
 )
-from prooflens.cli.prove import exit_code, print_radii
+from prooflens.cli.prove import exit_code, show_radii
 from prooflens.errors import RegionError
-from prooflens.progress import shown
+from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
     from prooflens.output import OutputResults
@@ -66,10 +66,10 @@ def output(
     options = dict(locals())
     if radius == (eps is not None):
         raise RegionError("give the radius of the ball with --eps, or --radius to search it")
-    make_room(out)
     if radius:
         _radius(options)
     else:
+        make_room(out)
         _verdict(options)
 
 
@@ -102,13 +102,14 @@ def _verdict(options: dict[str, Any]) -> None:
 def _radius(options: dict[str, Any]) -> None:
     from prooflens.output import output_radius
 
-    with shown(not options["as_json"]) as tell:
+    def look(tell: Progress) -> Radii:
         held, prompt = input_of(options, tell)
-        found: Radii = output_radius(
+        return output_radius(
             held,
             prompt,
             tokens=moving_tokens(options["tokens"], prompt),
             tolerance=options["tolerance"],
             **_shared(options, tell),
         )
-    print_radii(found, options)
+
+    show_radii(look, options)

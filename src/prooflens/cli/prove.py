@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ from prooflens.cli.options import (
     question_of,
     settings_of,
 )
-from prooflens.progress import shown
+from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
     from prooflens.results import Frame, Radii, Results
@@ -135,10 +136,9 @@ def radius(
     options = dict(locals())
     from prooflens.radius import radius as search
 
-    make_room(out)
-    with shown(not as_json) as tell:
+    def look(tell: Progress) -> Radii:
         held, prompt = input_of(options, tell)
-        found = search(
+        return search(
             held,
             prompt,
             query or ["top1"],
@@ -155,21 +155,35 @@ def radius(
             budget=budget,
             positions=named_tokens(positions),
         )
-    print_radii(found, options)
+
+    show_radii(look, options)
 
 
-def print_radii(found: Radii, options: dict[str, Any]) -> None:
-    """Keep radii where that was asked for, and print them."""
+def show_radii(look: Callable[[Progress], Radii], options: dict[str, Any]) -> None:
+    """Search radii, print them, and keep them where that was asked for; after Ctrl-C those so far."""
     from prooflens.certificate.record import save_frame
+    from prooflens.radius import SearchInterrupted
 
-    out = options["out"]
+    out, complete = options["out"], True
+    make_room(out)
+    try:
+        with shown(not options["as_json"]) as tell:
+            found = look(tell)
+    except SearchInterrupted as stop:
+        found, complete = stop.radii, False
     if options["as_json"]:
         print_json(found.to_dict())
     else:
         _list(found)
     if out is not None:  # last: what was found is seen even where it cannot be written
-        save_frame(found, out, configuration(options), "radii")
+        save_frame(found, out, configuration(options), "radii", complete)
         tell_written(options)
+    if not complete:
+        say(
+            "interrupted: these radii are sound, but the search was not at its end; give the command again",
+            error=True,
+        )
+        raise typer.Exit(130)
 
 
 @app.command()

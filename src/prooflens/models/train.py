@@ -181,7 +181,8 @@ def sst2_folder(data: Path | None = None) -> Path:
         if (found / "train.tsv").is_file() and (found / "test.tsv").is_file():
             return found
     raise ModelError(
-        f"SST-2 was not found in {folder}: give --data FOLDER with train.tsv and test.tsv (text, tab, label)"
+        f"SST-2 was not found in {folder}: give --data FOLDER, or set PROOFLENS_DATA to one, with train.tsv and "
+        "test.tsv (text, tab, label)"
     )
 
 
