@@ -136,6 +136,22 @@ def test_the_centre_may_lie_outside_of_the_constraints() -> None:
     assert not away.contains(X)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_points_of_their_own_factors_are_contained(seed: int) -> None:
+    """Also at scales at which a solver's own tolerances are coarse, and with constraints; points beyond are not."""
+    g = torch.Generator().manual_seed(seed)
+    n, eps = seed % 5 + 1, 10.0 ** (-seed % 7 - 1)
+    G = torch.randn(n, 4, 3, generator=g, dtype=torch.float64) * eps
+    rows = torch.randn(2, n, generator=g, dtype=torch.float64)
+    for held in (None, Constraints.of(n, A_ub=rows, b_ub=torch.tensor([0.3, 0.1]))):
+        region = Region(X, generators=G, constraints=held)
+        points, alpha = region.sample(5, seed)
+        assert region.contains(X)
+        assert all(region.contains(point) for point in points)
+        assert not region.contains(X + 1.01 * region.spread() + 1e-8)
+        assert len(alpha) == 5 or held is not None
+
+
 def test_other_bad_regions() -> None:
     with pytest.raises(RegionError, match="not both"):
         Ball({0: 0.1}, tokens=[1]).around(X)

@@ -230,29 +230,40 @@ class Region:
         return self._contains_by_program(x, tolerance)
 
     def _contains_by_program(self, x: Tensor, tolerance: float) -> bool:
-        """Feasibility of Gα = x − x₀ within the box and the constraints, as a linear program."""
+        """The α of the box and the constraints whose point is nearest to x, by a linear program: near enough?"""
         from scipy.optimize import linprog
 
         G = self.dense_generators().flatten(1).T.cpu().double()
         target = (x - self.center).flatten().cpu().double()
-        slack = max(tolerance, _FEASIBILITY)
-        A_ub, b_ub = [G, -G], [target + slack, slack - target]
-        A_eq, b_eq = None, None
-        if self.constraints is not None:
-            A_ub.append(self.constraints.A_ub.cpu())
-            b_ub.append(self.constraints.b_ub.cpu())
-            if len(self.constraints.b_eq):
-                A_eq, b_eq = self.constraints.A_eq.cpu().numpy(), self.constraints.b_eq.cpu().numpy()
+        # The solver's tolerances are absolute: in units of the largest entry they are relative.
+        unit = max(float(G.abs().max()) if G.numel() else 0.0, float(target.abs().max())) or 1.0
+        near = torch.full((len(G), 1), -1.0, dtype=torch.float64)
+        A_ub = [torch.cat((G / unit, near), 1), torch.cat((-G / unit, near), 1)]
+        b_ub = [target / unit, -target / unit]
+        held = self.constraints and Constraints(
+            *(part.cpu().double() for part in vars(self.constraints).values())
+        )
+        A_eq = b_eq = None
+        if held:
+            A_ub.append(torch.nn.functional.pad(held.A_ub, (0, 1)))
+            b_ub.append(held.b_ub)
+            A_eq, b_eq = torch.nn.functional.pad(held.A_eq, (0, 1)).numpy(), held.b_eq.numpy()
         result = linprog(
-            torch.zeros(self.n_factors).numpy(),
+            [0.0] * self.n_factors + [1.0],
             A_ub=torch.cat(A_ub).numpy(),
             b_ub=torch.cat(b_ub).numpy(),
             A_eq=A_eq,
             b_eq=b_eq,
-            bounds=(-1.0, 1.0),
+            bounds=[(-1.0, 1.0)] * self.n_factors + [(0.0, None)],
             method="highs",
+            options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
         )
-        return bool(result.status == 0)
+        if result.status != 0 or result.x is None:
+            return False
+        slack = max(tolerance, _FEASIBILITY)
+        alpha = torch.tensor(result.x[:-1], dtype=torch.float64).clamp(-1.0, 1.0)
+        reached = bool(((G @ alpha - target).abs() <= slack).all())
+        return reached and (held is None or bool(held.satisfied(alpha, slack)))
 
     def corners(self) -> Float[Tensor, "n S d"]:
         """All 2^p vertices of the factor box that satisfy the constraints (small p only)."""
