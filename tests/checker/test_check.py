@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import prooflens as pl
 from prooflens.checker import WORDS, check
 from prooflens.models.load import EMBEDDED
+from tests import families
 
 PACKAGE = Path(pl.__file__).parent
 TOY = PACKAGE / "models" / "embedded" / "toy"
@@ -287,6 +289,23 @@ def test_a_region_with_a_name_of_its_own_is_checked_as_it_is_stored(
     assert "its name is free text" in finding.note
 
 
+def test_a_cut_model_under_the_name_of_the_whole_is_caught(toy: pl.Transformer, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pl.output(toy, toy.example(0), pl.Ball(0.001), layers=1).save(run)
+    assert check(run, TOY).ok
+
+    def rename(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        for row in rows:
+            row["model"] = "toy"
+        return 0
+
+    edit(run, rename)
+    info = json.loads((run / "run.json").read_text())
+    info["model"]["name"] = "toy"
+    (run / "run.json").write_text(json.dumps(info))
+    assert "was cut" in check(run, TOY).problems[0]
+
+
 def test_rows_and_header_name_the_same_model(copy: Path) -> None:
     edit(copy, _column("model", "gpt2"))
     assert "another model" in check(copy, TOY).problems[0]
@@ -312,6 +331,33 @@ def test_every_short_form_is_read_as_the_engines_read_it(name: str, tmp_path: Pa
     for report in found:
         assert report.ok, [f for f in report.findings if f.status == "WRONG"] or report.problems
         assert not any("query" in finding.note for finding in report.findings)
+
+
+def test_a_claim_that_the_mask_decides_is_checked_alone(tmp_path: Path) -> None:
+    """Position 0 of a causal model has one key: nothing of the layer is run."""
+    families.gpt2().save_pretrained(tmp_path / "weights")
+    model = pl.load(tmp_path / "weights")
+    x = model.embed(torch.tensor([3, 14, 15]))
+    queries = ["top1", "top3", "rank4", "mass>=0.2", "mass>=0.35@{0,-1}"]
+    found = pl.certify(model, x, pl.Ball(1e-3), "0.0", queries=queries, positions=[0])
+    found.save(tmp_path / "run")
+    report = check(tmp_path / "run", tmp_path / "weights")
+    assert report.counts["re-proved"] == found.counts["holds"] == 5
+
+
+def test_an_argmax_without_its_margins_is_caught(toy: pl.Transformer, tmp_path: Path) -> None:
+    pl.certify(toy, toy.example(0), pl.Ball(1e-3), queries=["argmax"]).save(tmp_path / "run")
+
+    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        claim = json.loads(rows[0]["claim"]) | {"functionals": [], "clean": []}
+        rows[0] |= {"claim": json.dumps(claim), "lower": None, "upper": None}
+        for name in [name for name in tensors if name.startswith("row/")]:
+            del tensors[name]
+        tensors |= {"row/0/lower": np.zeros(0), "row/0/upper": np.zeros(0)}
+        return 0
+
+    edit(tmp_path / "run", change)
+    assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
 
 
 def test_a_circuit_that_names_no_heads_is_not_checkable(toy: pl.Transformer, tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ _PART = re.compile(
 class Asked:
     """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre."""
 
-    def __init__(
-        self, arch: Mapping[str, Any], mask: Any, texts: list[str], clean: Mapping[Any, Any]
-    ) -> None:
+    def __init__(self, arch: dict[str, Any], mask: Any, texts: list[str], clean: dict[Any, Any]) -> None:
         self.arch, self.mask, self.texts, self.clean = arch, mask, texts, clean
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
@@ -52,12 +50,9 @@ class Asked:
                 found += forms
                 if total:  # one functional, of which each part has its terms
                     weight = float(part["weight"])
-                    found[-1] = (
-                        {a: Fraction(weight) * w for a, w in forms[0][0].items()},
-                        weight * forms[0][1],
-                        ">0",
-                    )
-                    left[0]["terms"] = left[0]["terms"][len(forms[0][0]) :]
+                    scaled = {atom: Fraction(weight) * w for atom, w in forms[0][0].items()}
+                    found[-1] = scaled, weight * forms[0][1], ">0"
+                    left[0]["terms"] = left[0]["terms"][len(scaled) :]
                 else:
                     left = left[len(forms) :]
         if total:
@@ -65,10 +60,8 @@ class Asked:
             for atom, share in itertools.chain.from_iterable(form[0].items() for form in found):
                 atoms[atom] += share
             found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
-        same = len(stored) == len(found) and all(
-            _same(*pair, total) for pair in zip(stored, found, strict=True)
-        )
-        return "" if same else "the claim is not what its query asks for"
+        same = [_same(*pair, total) for pair in zip(stored, found, strict=False)]
+        return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
@@ -77,15 +70,13 @@ class Asked:
         elif place[0] is not None and not part["heads"] and not part["at"]:
             yield place
         elif place[0] is None and part["heads"]:
-            everywhere = range(len(self.mask))
-            at = self._tokens(part["at"]) if part["at"] else everywhere
+            at = self._tokens(part["at"]) if part["at"] else range(len(self.mask))
             yield from ((*head, i) for head in self._heads(part["heads"]) for i in at)
         else:
             raise ValueError("the query does not say of which heads it was asked")
 
     def _heads(self, text: str) -> list[tuple[int, int]]:
-        every = range(self.arch["n_heads"])
-        found: list[tuple[int, int]] = []
+        every, found = range(self.arch["n_heads"]), list[tuple[int, int]]()
         for word in (f"0-{self.arch['n_layers'] - 1}" if text == "all" else text).split(","):
             first, dot, head = word.strip().partition(".")
             start, _, end = first.partition("-")
@@ -120,7 +111,8 @@ class Asked:
         if part["tau"]:
             tau, chosen = arb(float(part["tau"])), part["on"]
             A = self._tokens(chosen) if chosen else keys_of(left[0]["terms"][0])[:1] if keys[1:] else keys
-            self._on_top(A if not chosen else [], at, keys)
+            if not chosen and keys[1:]:
+                self._on_top(A, at, keys)
             B, constant, sense = [j for j in keys if j not in A], -(tau / (1 - tau)).log(), ">=0"
         else:
             A, B = self._tokens(part["A"]), self._tokens(part["B"])
@@ -142,9 +134,10 @@ class Asked:
         outside = list(dict.fromkeys(j for _, j in pairs if j not in inside))
         if len(inside) != k or sorted(inside + outside) != keys:
             raise LookupError("the claim does not ask for the clean margins")
-        pairs = [*itertools.product(inside, outside)]
-        if kind == "rank":
-            pairs = [*itertools.pairwise(inside), *((inside[-1], j) for j in outside)]
+        last = [(inside[-1], j) for j in outside]
+        pairs = (
+            [*itertools.product(inside, outside)] if kind == "top" else [*itertools.pairwise(inside), *last]
+        )
         for i, j in pairs:
             self._on_top([i], at, [j])
         return [_margin(("mass", *at, (i,)), ("mass", *at, (j,))) for i, j in pairs]
@@ -156,7 +149,7 @@ class Asked:
 
     def _argmax(self, left: list[Functional]) -> list[Form]:
         """Margins of the clean answer over some outputs, and one over all that these leave out."""
-        size, terms = len(self.clean["logits"]), [f["terms"] for f in left]
+        size, terms = self.arch["d_out"], (f["terms"] for f in left)
         direct = list(itertools.takewhile(lambda t: t[1][1] == "logit", terms))
         winner, others = left[0]["terms"][0][2] if left else 0, [t[1][2] for t in direct]
         named = tuple(sorted({winner, *others}))

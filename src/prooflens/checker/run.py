@@ -85,7 +85,13 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
         tensors: dict[str, Any] = {}
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
-        net = Network.read(weights, tables).cut(info.get("layers"))
+        whole, layers = Network.read(weights, tables), info.get("layers")
+        cut = layers is not None and layers != whole.arch["n_layers"]
+        told = info["model"]["name"].endswith(f", first {layers} layers")
+        _need(
+            not cut or (told and 0 < layers < whole.arch["n_layers"]), "the model was cut and does not say so"
+        )
+        net = whole.cut(layers)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         _need(
@@ -122,7 +128,12 @@ class _Checker:
             self.clean[region] = self.net.run([center], *_reads(asked))[0]
         self._run_points(claimed)
         found = {row["row"]: Finding(row["row"], *self._word(row)) for row in claimed}
-        return [found.get(i, Finding(i, "not checkable", "no claim is stored")) for i in range(len(rows))]
+        return [
+            found.get(
+                i, Finding(i, "not checkable", "no claim is stored: `certify -o` at its radius writes one")
+            )
+            for i in range(len(rows))
+        ]
 
     def _word(self, row: Row) -> tuple[str, str]:
         try:
