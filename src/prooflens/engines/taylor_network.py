@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.smooth import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, expansions
+from prooflens.engines.taylor_gates import gated_cross, gated_gram, gated_terms, gram, quarters, weighted
 from prooflens.engines.taylor_norms import (
     CHUNK,
     frobenius,
@@ -42,14 +42,6 @@ from prooflens.engines.taylor_shapes import ball, image, raised, support, suppor
 from prooflens.engines.taylor_values import UNREAD, Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
-
-
-class Quarters(NamedTuple):
-    """Inner products of the gate's pre-activations g, of what they gate, u, and of g with u."""
-
-    g: Float[Tensor, "T n n"]
-    u: Float[Tensor, "T n n"]
-    both: Float[Tensor, "T n n"]
 
 
 @dataclass(eq=False)
@@ -162,27 +154,27 @@ class NetworkSite:
         if step.gate is None:
             K = image(W, U)
             square = K * K
-            terms = [[_weighted(square * K, cubic)], [_weighted(square * square, quartic)]]
+            terms = [[weighted(square * K, cubic)], [weighted(square * square, quartic)]]
             if whole:
-                terms.append([_weighted(square, 0.5 * second)])
+                terms.append([weighted(square, 0.5 * second)])
             else:
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
-                terms += [[_weighted(A * B, second)], [_weighted(B * B, 0.5 * second)]]
+                terms += [[weighted(A * B, second)], [weighted(B * B, 0.5 * second)]]
             rest = rest + self.kink[t]
         else:
             other, reach = self.other[t], self.b_other[t]
             maps = torch.cat((W, step.up.weight))
-            both = _quarters(image(maps, U))
+            both = quarters(image(maps, U))
             # φ against the move of what it gates is expanded to one order less.
             lower, _, less = self._expansion(order - 1, t)
             pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
-            terms = [_gated_terms(*both, a * other, c, degree) for degree, a, c in pairs]
+            terms = [gated_terms(*both, a * other, c, degree) for degree, a, c in pairs]
             a, c = 0.5 * second * other, first
             if whole:
-                terms.append(_gated_terms(*both, a, c, 2))
+                terms.append(gated_terms(*both, a, c, 2))
             else:
-                x, e = (_quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
-                terms += [_gated_cross(x, e, a, c), _gated_terms(*e, a, c, 2)]
+                x, e = (quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
+                terms += [gated_cross(x, e, a, c), gated_terms(*e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
                 less + self.kink[t] + slack + DERIVATIVE_ERROR
             )
@@ -347,64 +339,6 @@ class NetworkSite:
         reached = length(grow((1.0 + slope) * size) @ self.down.abs().T)
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
         return grow(gamma(8 * n) * (8.0 * reached + bias))
-
-
-def _gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:
-    """The Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, in terms.
-
-    K, M and X are the inner products of g with g, u with u and g with u. Of the k places that u may take in the other
-    form, one meets u.
-    """
-    power = K ** (order - 2)
-    cross = a[..., :, None] * (power * K * X) * c[..., None, :]
-    straight = _weighted(power * K * M / order, c)
-    turned = _weighted(power * X * X.mT * ((order - 1) / order), c)
-    return [_weighted(power * K * K, a), straight, turned, cross, cross.mT]
-
-
-def _gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
-    """The Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, in terms.
-
-    It is x_g(2a e_g + c e_u) + x_u(c e_g): products of the inner products of x with those of its partners.
-    """
-    (K, M, X), (L, R, Y) = A, B
-    mixed = 2.0 * a[..., :, None] * Y * c[..., None, :]
-    first = [4.0 * _weighted(L, a), mixed, mixed.mT, _weighted(R, c)]
-    turned = 2.0 * a[..., :, None] * L * c[..., None, :] + _weighted(Y.mT, c)
-    return [*(K * term for term in first), X * turned, (X * turned).mT, M * _weighted(L, c)]
-
-
-def _quarters(M: Float[Tensor, "T 2n 2n"]) -> Quarters:
-    n = M.shape[-1] // 2
-    return Quarters(M[:, :n, :n], M[:, n:, n:], M[:, :n, n:])
-
-
-def _weighted(M: Float[Tensor, "T n n"], w: Float[Tensor, "T n"]) -> Float[Tensor, "T n n"]:
-    return w[..., :, None] * M * w[..., None, :]
-
-
-def gram(
-    rows: Float[Tensor, "n d"], sizes: Float[Tensor, " n"], weights: Float[Tensor, "F n"]
-) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-    """rowsᵀ diag(w) rows, symmetric, and its rounding in the 2-norm; sizes ≥ the rows' terms, so theirs as well."""
-    form = (rows.T * weights[:, None, :]) @ rows
-    return 0.5 * (form + form.mT), product_error(4 * sum(rows.shape), weights.abs() @ sizes.square())
-
-
-def gated_gram(
-    rows: Float[Tensor, "n d"],
-    others: Float[Tensor, "n d"],
-    sizes: tuple[Float[Tensor, " n"], Float[Tensor, " n"]],
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-    """Σ a_n g_n² + 2 b_n g_n u_n + c_n u_n² as a matrix, and its rounding."""
-    form = rows.T @ (a[:, :, None] * rows + 2.0 * b[:, :, None] * others)
-    form = form + (others.T * c[:, None, :]) @ others
-    g, u = sizes
-    size = a.abs() @ g.square() + 2.0 * b.abs() @ (g * u) + c.abs() @ u.square()
-    return 0.5 * (form + form.mT), product_error(8 * sum(rows.shape), size)
 
 
 def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
