@@ -1,15 +1,11 @@
 """The checker on honest runs, and on runs that were tampered with in ways that hashes alone cannot show."""
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -18,9 +14,7 @@ import prooflens as pl
 from prooflens.checker import WORDS, check
 from prooflens.models.load import EMBEDDED
 from tests import families
-
-PACKAGE = Path(pl.__file__).parent
-TOY = PACKAGE / "models" / "embedded" / "toy"
+from tests.checker.forging import PACKAGE, TOY, Change, column, edit, first, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +30,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(honest: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(honest, tmp_path / "run"))
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(run / "rows").to_pylist()
-    return rows
-
-
-def rehash(run: Path) -> None:
-    """What a careful forger does last."""
-    info = json.loads((run / "run.json").read_text())
-    info["files"] = {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in info["files"]}
-    (run / "run.json").write_text(json.dumps(info))
-
-
-Change = Callable[[list[dict[str, Any]], dict[str, Any]], int]
-
-
-def edit(run: Path, change: Change) -> int:
-    """Change rows and tensors, write them back with fresh hashes; the row that was changed."""
-    table = pq.read_table(next((run / "rows").iterdir()))
-    tensors = load_file(next((run / "tensors").iterdir()))
-    rows = table.to_pylist()
-    changed = change(rows, tensors)
-    pq.write_table(pa.Table.from_pylist(rows, table.schema), next((run / "rows").iterdir()))
-    save_file(tensors, next((run / "tensors").iterdir()))
-    rehash(run)
-    return changed
-
-
-def first(rows: list[dict[str, Any]], **wanted: object) -> int:
-    return next(i for i, row in enumerate(rows) if all(row[k] == v for k, v in wanted.items()))
 
 
 def test_an_honest_run_has_nothing_wrong(honest: Path) -> None:
@@ -185,16 +148,6 @@ def _margin_left_out(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int
     return i
 
 
-def _column(name: str, value: object, **wanted: object) -> Change:
-    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
-        i = first(rows, layer=0, **wanted)
-        rows[i][name] = value
-        return i
-
-    change.__name__ = f"{name}_{value}"
-    return change
-
-
 def _nothing_asked(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
     """A failing claim without its functional: "true by the mask"."""
     i = first(rows, query="entropy<=1.3", verdict="fails")
@@ -219,17 +172,17 @@ def _smaller_threshold(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> i
     [
         _nothing_asked,
         _smaller_threshold,
-        _column("query", "rank2", query="top1", verdict="holds"),
-        _column("query", "top2", query="rank2"),
-        _column("query", "entropy<=0.1", query="entropy<=1.3"),
-        _column("query", "mass>=0.2@{0}", query="mass>=0.2", top=2),
-        _column("query", "spec{0}>{1}", query="entropy"),
-        _column("query", "TOP1", query="top1"),
-        _column("verdict", "proved", query="top1", verdict="holds"),
-        _column("guarantee", "estimated", query="top1", verdict="holds"),
-        _column("clean", 9.0, query="top1", verdict="holds"),
-        _column("top", 99, query="top1", verdict="holds"),
-        _column("head", None, query="mass>=0.2", verdict="holds"),
+        column("query", "rank2", query="top1", verdict="holds"),
+        column("query", "top2", query="rank2"),
+        column("query", "entropy<=0.1", query="entropy<=1.3"),
+        column("query", "mass>=0.2@{0}", query="mass>=0.2", top=2),
+        column("query", "spec{0}>{1}", query="entropy"),
+        column("query", "TOP1", query="top1"),
+        column("verdict", "proved", query="top1", verdict="holds"),
+        column("guarantee", "estimated", query="top1", verdict="holds"),
+        column("clean", 9.0, query="top1", verdict="holds"),
+        column("top", 99, query="top1", verdict="holds"),
+        column("head", None, query="mass>=0.2", verdict="holds"),
         _raise_bound,
         _turn_verdict,
         _verdict_only,
@@ -248,67 +201,6 @@ def test_edits_with_fresh_hashes_are_caught_by_mathematics(copy: Path, change: C
     report = check(copy, TOY)
     assert not report.problems
     assert [finding.row for finding in report.findings if finding.status == "WRONG"] == [row]
-
-
-@pytest.mark.parametrize("name", ["ball ε=0.01", "ball ε=0.01 on tokens [1, -1]", "ball ε={0: 0.01}"])
-@pytest.mark.parametrize("forge", ["one coordinate", "half the radius", "another token"])
-def test_a_smaller_region_under_the_same_name_is_caught(
-    toy: pl.Transformer, tmp_path: Path, name: str, forge: str
-) -> None:
-    balls = [pl.Ball(0.01), pl.Ball(0.01, tokens=[1, -1]), pl.Ball({0: 0.01})]
-    ball = next(ball for ball in balls if str(ball) == name)
-    pl.certify(toy, toy.example(0), ball, "0.0", positions=[0]).save(tmp_path / "run")
-    assert check(tmp_path / "run", TOY).counts["re-proved"] == 1
-
-    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
-        whole = tensors["region/0/radius"]
-        smaller = np.zeros_like(whole)
-        smaller[whole.argmax() // whole.shape[1], 0] = whole.max()
-        if forge == "half the radius":
-            smaller = 0.5 * whole
-            rows[0]["eps"] = float(smaller.max())
-        elif forge == "another token":
-            smaller = np.zeros_like(whole)
-            smaller[2] = whole.max()
-        tensors["region/0/radius"] = smaller
-        for corner in [name for name in tensors if "corner" in name]:
-            del tensors[corner]
-        return 0
-
-    edit(tmp_path / "run", change)
-    assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
-
-
-def test_a_region_with_a_name_of_its_own_is_checked_as_it_is_stored(
-    toy: pl.Transformer, tmp_path: Path
-) -> None:
-    region = pl.Ball(0.01).around(toy.example(0)).scaled(0.5)
-    pl.certify(toy, toy.example(0), region, "0.0", positions=[0]).save(tmp_path / "run")
-    (finding,) = check(tmp_path / "run", TOY).findings
-    assert finding.status == "re-proved"
-    assert "its name is free text" in finding.note
-
-
-def test_a_cut_model_under_the_name_of_the_whole_is_caught(toy: pl.Transformer, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    pl.output(toy, toy.example(0), pl.Ball(0.001), layers=1).save(run)
-    assert check(run, TOY).ok
-
-    def rename(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
-        for row in rows:
-            row["model"] = "toy"
-        return 0
-
-    edit(run, rename)
-    info = json.loads((run / "run.json").read_text())
-    info["model"]["name"] = "toy"
-    (run / "run.json").write_text(json.dumps(info))
-    assert "was cut" in check(run, TOY).problems[0]
-
-
-def test_rows_and_header_name_the_same_model(copy: Path) -> None:
-    edit(copy, _column("model", "gpt2"))
-    assert "another model" in check(copy, TOY).problems[0]
 
 
 QUERIES = [
@@ -343,21 +235,6 @@ def test_a_claim_that_the_mask_decides_is_checked_alone(tmp_path: Path) -> None:
     found.save(tmp_path / "run")
     report = check(tmp_path / "run", tmp_path / "weights")
     assert report.counts["re-proved"] == found.counts["holds"] == 5
-
-
-def test_an_argmax_without_its_margins_is_caught(toy: pl.Transformer, tmp_path: Path) -> None:
-    pl.certify(toy, toy.example(0), pl.Ball(1e-3), queries=["argmax"]).save(tmp_path / "run")
-
-    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
-        claim = json.loads(rows[0]["claim"]) | {"functionals": [], "clean": []}
-        rows[0] |= {"claim": json.dumps(claim), "lower": None, "upper": None}
-        for name in [name for name in tensors if name.startswith("row/")]:
-            del tensors[name]
-        tensors |= {"row/0/lower": np.zeros(0), "row/0/upper": np.zeros(0)}
-        return 0
-
-    edit(tmp_path / "run", change)
-    assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
 
 
 def test_a_circuit_that_names_no_heads_is_not_checkable(toy: pl.Transformer, tmp_path: Path) -> None:

@@ -20,11 +20,28 @@ from prooflens.models.sites import rotary_tables
 from prooflens.queries.rows import Row
 from tests import families
 
+
+def untied() -> Any:
+    """A model whose config says that its unembedding is its embedding, and has another."""
+    model = families.gpt2()
+    model.lm_head.weight = torch.nn.Parameter(2.0 * model.lm_head.weight.detach())
+    return model
+
+
+def padded() -> Any:
+    """An MPNet whose config names another padding token: positions start at 2 all the same."""
+    model = families.mpnet()
+    model.config.pad_token_id = 5
+    return model
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "bert": families.bert,
     "bert-without-head": lambda: families.bert(heads=False),
     "mpnet": families.mpnet,
+    "mpnet-padded": padded,
     "gpt2": families.gpt2,
+    "gpt2-untied": untied,
     "llama": families.llama,
 }
 

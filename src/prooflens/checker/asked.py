@@ -1,13 +1,12 @@
-"""What a row says that it is about: its query's short form against the functionals, its region's name against the set.
+"""What a row says that it is about: its query's short form against the functionals of its claim.
 
-A forger who writes fresh hashes can store a weaker claim under a stronger query, or a smaller set under a ball's name.
-Here the short form (docs/queries.md) is read again and its functionals are written out. Where the query leaves a choice
-to the clean input (which keys are on top), the choice is the claim's, and no clean score may contradict it.
+A forger who writes fresh hashes can store a weaker claim under a stronger query. Here the short form (docs/queries.md)
+is read again and its functionals are written out. Where the query leaves a choice to the clean input (which keys are on
+top), the choice is the claim's, and no clean score may contradict it.
 """
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import re
@@ -60,7 +59,7 @@ class Asked:
             for atom, share in itertools.chain.from_iterable(form[0].items() for form in found):
                 atoms[atom] += share
             found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
-        same = [_same(*pair, total) for pair in zip(stored, found, strict=False)]
+        same = [_same(*pair) for pair in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -175,8 +174,8 @@ def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
     return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
 
 
-def _same(stored: Functional, form: Form, total: bool) -> bool:
-    """Equal weights of equal atoms; a constant within 1e-9 of the query's and, but for sums, at most as large."""
+def _same(stored: Functional, form: Form) -> bool:
+    """Equal weights of equal atoms; a constant within 1e-9 of the query's and, where it decides nothing, no larger."""
     atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
     for weight, kind, *where in stored["terms"]:
         if kind in OUTPUTS:
@@ -186,22 +185,5 @@ def _same(stored: Functional, form: Form, total: bool) -> bool:
             atom = "entropy" if kind == "entropy" else "mass", *where[:3], tuple(keys)
         atoms[atom] += Fraction(weight)
     over = arb(stored["constant"]) - form[1]
-    near = abs(over) < 1e-9 * (1 + abs(form[1])) and (total or not atoms or not over > 0)
+    near = abs(over) < 1e-9 * (1 + abs(form[1])) and (not atoms or not over > 0)
     return bool(dict(atoms) == form[0] and stored["sense"] == form[2] and near)
-
-
-def other_region(label: str, center: Any, radius: Any, generators: Any, constrained: bool) -> str:
-    """Why the stored set is not the one that the label names ('' if it is); ValueError if it is free text."""
-    if match := re.fullmatch(r"(convex )?hull of (\d+) texts", label):
-        hull = generators is not None and len(generators) == int(match[2]) and constrained == bool(match[1])
-        return "" if hull else "the stored region is not the hull that is named"
-    match = re.fullmatch(r"ball ε=(.+?)(?: on tokens (\[.*\]))?", label)
-    if match is None:
-        raise ValueError(f"the label {label!r} is free text")
-    eps, wanted = ast.literal_eval(match[1]), np.zeros(len(center))
-    moved = list(eps) if isinstance(eps, dict) else ast.literal_eval(match[2]) if match[2] else slice(None)
-    wanted[moved] = list(eps.values()) if isinstance(eps, dict) else eps
-    # Labels have six digits; the exact radius is the column's.
-    ball = radius is not None and np.all(np.abs(radius - wanted[:, None]) <= 1e-5 * wanted[:, None])
-    even = ball and not constrained and np.all(radius == radius.max(-1, keepdims=True))
-    return "" if even else "the stored region is not the ball that is named"

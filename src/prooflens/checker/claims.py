@@ -73,12 +73,9 @@ def bounds(functional: Functional, first: FirstLayer) -> tuple[float, float, flo
         else:
             inside = [box[key] for key in keys_of(term)]
             rest = [box[key] for key in set(box) - set(keys_of(term))]
-            low = max(
-                sum(s[0] for s in inside), (1 - sum((arb(s[1]) for s in rest), arb(0))).lower(), key=float
-            )
-            high = min(
-                sum(s[1] for s in inside), (1 - sum((arb(s[0]) for s in rest), arb(0))).upper(), key=float
-            )
+            without = [1 - sum((s[side] for s in rest), arb(0)) for side in (1, 0)]
+            low = max(sum(s[0] for s in inside), without[0].lower(), key=float)
+            high = min(sum(s[1] for s in inside), without[1].upper(), key=float)
             if not low > 0:
                 return nothing
             least, most = arb(low).log(), arb(high).log()
@@ -110,17 +107,12 @@ def _entropy(box: list[tuple[arb, arb]]) -> tuple[arb, arb]:
     Below: no k weights sum to more than M_k = min(k largest upper, 1 − (S−k) smallest lower bounds), so s is majorised
     by the increments of M. Above, for every level θ: Σ h(x) + ν(1 − Σx), x = clip(θ), ν = −1 − log θ (weak duality).
     """
-    lows, highs = (
-        sorted(float(s[0]) for s in box),
-        sorted((float(s[1].max(arb(0))) for s in box), reverse=True),
-    )
+    lows = sorted(float(s[0]) for s in box)
+    highs = sorted((float(s[1].max(arb(0))) for s in box), reverse=True)
     S, M = len(box), [0.0]
     for k in range(1, S):
-        most = min(
-            _outward(sum(map(arb, highs[:k]), arb(0)))[1],
-            _outward(1 - sum(map(arb, lows[: S - k]), arb(0)))[1],
-        )
-        M.append(min(1.0, max(M[-1], most)))
+        sums = sum(map(arb, highs[:k]), arb(0)), 1 - sum(map(arb, lows[: S - k]), arb(0))
+        M.append(min(1.0, max(M[-1], min(_outward(most)[1] for most in sums))))
     steps = [arb(b) - arb(a) for a, b in itertools.pairwise([*M, 1.0])]
     least = sum((_plogp(step) for step in steps if step.upper() > 0), arb(0)).lower().max(arb(0))
     left, right = 0.0, 1.0

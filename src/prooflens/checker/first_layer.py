@@ -73,12 +73,8 @@ class FirstLayer:
         cos, sin, rad = self.tables
         cos, sin = cos[position], sin[position]
         half = x.mid.shape[-1] // 2
-        turned = Ball(
-            *(
-                np.concatenate((a * part[..., half:], part[..., :half]), -1)
-                for a, part in ((-1, x.mid), (1, x.rad))
-            )
-        )
+        signs = ((-1, x.mid), (1, x.rad))
+        turned = Ball(*(np.concatenate((a * v[..., half:], v[..., :half]), -1) for a, v in signs))
         return x * Ball(cos, rad) + turned * Ball(sin, rad)
 
     def _token(self, t: int) -> tuple[float, float]:
@@ -115,9 +111,8 @@ class FirstLayer:
             for shaped in () if step == 0 else (False,) if self.pre else (False, True):
                 D, total = self._curvature(head, form, slope, v, shaped), value
                 for t in tokens:
-                    excess = (
-                        Ball(D[t]) * self.radius[t] * self.radius[t] - slope[t] * self.radius[t] * signs[t]
-                    )
+                    rho = self.radius[t]
+                    excess = Ball(D[t]) * rho * rho - slope[t] * rho * signs[t]
                     total = total + Ball(2.0 * np.maximum(excess.high, 0.0)).sum()[0]
                 best = min(best, float(total.high) if np.isfinite(total.high) else np.inf)
             signs = {t: np.where(slope[t].mid >= 0.0, 1.0, -1.0) for t in tokens}
@@ -132,11 +127,8 @@ class FirstLayer:
             (form.i, form.Q), (form.j, form.keys[form.j]), (form.k, form.keys[form.k])))  # fmt: skip
         value = (q.T @ (kj - kk) * self.scale)[0, 0] + form.shift
         v = {t: Ball(np.zeros(self.center.shape[-1])) for t in x}
-        for t, M, other in (
-            (form.i, form.Q[0], kj - kk),
-            (form.j, form.keys[form.j][0], q),
-            (form.k, form.keys[form.k][0], -q),
-        ):
+        sides = (form.i, form.Q, kj - kk), (form.j, form.keys[form.j], q), (form.k, form.keys[form.k], -q)
+        for t, (M, _), other in sides:
             v[t] = v[t] + (M.T @ other * self.scale)[:, 0]
         if not self.pre:
             return value, v, v
@@ -152,10 +144,8 @@ class FirstLayer:
         shape = {t: np.ones(d) for t in slope}
         if shaped:
             shape = {t: np.abs(s.mid) + 1e-3 * np.abs(s.mid).mean() + 1e-30 for t, s in slope.items()}
-        n, reach = (
-            {t: self.tokens[t][1] for t in slope},
-            {t: 2.0 * self.tokens[t][0] * self.tokens[t][1] for t in slope},
-        )
+        n = {t: self.tokens[t][1] for t in slope}
+        reach = {t: 2.0 * self.tokens[t][0] * n[t] for t in slope}
         D, growth = {t: np.zeros(d) for t in slope}, dict.fromkeys(slope, 0.0)
         for group in ([form.j, form.k],) if i not in (form.j, form.k) else ([form.j], [form.k]):
             sigma = self._sigma(head, form, group, shape, shaped)
@@ -171,9 +161,7 @@ class FirstLayer:
                 for t in group:
                     D[t] = D[t] + sigma / tau * n[t] ** 2 * shape[t]
         for t in slope if self.pre else ():
-            bend = (
-                np.sqrt(2.0) * max(1.0, 3.0 * self.net.arch["norm_eps"] * n[t] ** 2) * n[t] ** 2 / np.sqrt(d)
-            )
+            bend = np.sqrt(2.0 / d) * max(1.0, 3.0 * self.net.arch["norm_eps"] * n[t] ** 2) * n[t] ** 2
             D[t] = D[t] + bend * (norm(v[t]) + growth[t])
         return {t: D[t] * SAFE for t in D}
 

@@ -67,51 +67,38 @@ def _convert(config: dict[str, Any], state: Tensors, pool: str | None) -> tuple[
     head = head if decoder else "classifier.weight" in state
     state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
     arch: dict[str, Any] = {"family": family, **dict(zip(_KEYS, map(config.get, keys.split()), strict=True))}
-    act = str(arch["activation"])
-    arch |= constants | {
-        "activation": {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(act, act)
-    }
+    act, arch = str(arch["activation"]), arch | constants
+    arch["activation"] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(act, act)
     pooler = not decoder and "pooler.dense.weight" in state and (head or pool is None)
-    where = {"gpt2": {"final_norm": "ln_f"}, "llama": {"final_norm": "norm"}}.get(
-        family,
-        {
-            "embed.norm": "embeddings.LayerNorm",
-            "pooler": "pooler.dense" if pooler else "",
-            "head": "classifier",
-        },
-    )
+    encoder = {"embed.norm": "embeddings.LayerNorm", "head": "classifier"}
+    encoder |= {"pooler": "pooler.dense"} if pooler else {}
+    where = {"gpt2": {"final_norm": "ln_f"}, "llama": {"final_norm": "norm"}}.get(family, encoder)
     for layer in range(arch["n_layers"]):
         for ours, theirs in zip(names[::2], names[1::2], strict=True):
             where[f"blocks.{layer}.{ours}"] = f"{blocks}.{layer}.{theirs}"
     both = [(f"{a}.{kind}", f"{b}.{kind}") for a, b in where.items() for kind in ("weight", "bias")]
     held = {ours: state[theirs] for ours, theirs in both if theirs in state}
-    for ours, options in {
-        "tokens": "wte embed_tokens word",
-        "positions": "wpe position",
-        "types": "token_type",
-    }.items():
-        for name in options.split():
-            held |= {
-                f"embed.{ours}": t
-                for n, t in state.items()
-                if n in (f"{name}.weight", f"embeddings.{name}_embeddings.weight")
-            }
+    tables = {"wte": "tokens", "embed_tokens": "tokens", "embeddings.word_embeddings": "tokens"}
+    tables |= {"wpe": "positions", "embeddings.position_embeddings": "positions"}
+    tables |= {"embeddings.token_type_embeddings": "types"}
+    held |= {
+        f"embed.{ours}": state[f"{name}.weight"] for name, ours in tables.items() if f"{name}.weight" in state
+    }
     if family == "gpt2":  # transposed matrices; queries, keys and values in one
         for name in [name for name in held if name.startswith("blocks.")]:
             part = "qkv".find(name.split(".")[2])
             held[name] = (held[name] if part < 0 else np.split(held[name], 3, axis=-1)[part]).T
     if family == "mpnet":
         held["relative_bias"] = state["encoder.relative_attention_bias.weight"]
-        arch["position_offset"] = int(config.get("pad_token_id") or 1) + 1
-        arch["context"] -= arch["position_offset"]
+        arch |= {"position_offset": 2, "context": arch["context"] - 2}
     if family == "llama":
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         arch["rope_theta"] = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-        arch |= {
-            "d_head": config.get("head_dim"),
-            "n_kv_heads": config.get("num_key_value_heads") or arch["n_heads"],
-        }
-    if decoder and head and not config.get("tie_word_embeddings", family == "gpt2"):
+        arch["d_head"] = config.get("head_dim")
+        arch["n_kv_heads"] = config.get("num_key_value_heads") or arch["n_heads"]
+    own = state.get("lm_head.weight", held["embed.tokens"])
+    tied = config.get("tie_word_embeddings", family == "gpt2") and np.array_equal(own, held["embed.tokens"])
+    if decoder and head and not tied:
         held["head.weight"] = state["lm_head.weight"]
     arch |= {"d_ff": held["blocks.0.up.weight"].shape[0], "d_vocab": held["embed.tokens"].shape[0]}
     arch["d_out"] = (arch["d_vocab"] if decoder else held["head.weight"].shape[0]) if head else None
@@ -150,11 +137,8 @@ class Network:
     def read(cls, folder: Path, tables: Tables | None = None) -> Network:
         """The model of a folder; `tables` are the RoPE constants of the library that runs it."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        state = {
-            name: t
-            for path in sorted(folder.glob("model*.safetensors"))
-            for name, t in load_file(path).items()
-        }
+        paths = sorted(folder.glob("model*.safetensors"))
+        state = {name: t for path in paths for name, t in load_file(path).items()}
         if config.get("model_type") == "prooflens":
             arch, held = config["architecture"], state
         else:
@@ -199,10 +183,8 @@ class Network:
             return None
         share = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
         power = np.power(self.arch["rope_theta"], share.astype(np.float64)).astype(np.float32)
-        angles = np.tile(
-            np.outer(np.arange(n, dtype=np.float32), np.float32(1.0) / power).astype(np.float64), 2
-        )
-        cos, sin, unit = np.cos(angles), np.sin(angles), 2.0**-23
+        angles = np.outer(np.arange(n, dtype=np.float32), np.float32(1.0) / power).astype(np.float64)
+        cos, sin, unit = np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2), 2.0**-23
         if self.tables is None:
             return cos, sin, unit
         given = self.tables(n, self.head_dim, self.arch["rope_theta"])
@@ -219,11 +201,8 @@ class Network:
         relative = np.arange(n)[None, :] - np.arange(n)[:, None]
         distance = np.abs(relative)
         reach = np.float32(math.log(self.arch["relative_max_distance"] / exact))
-        far = (
-            np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
-            / reach
-            * np.float32(half - exact)
-        )
+        far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / reach
+        far = far * np.float32(half - exact)
         bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(int), half - 1))
         return np.moveaxis(self.weights["relative_bias"][bucket + half * (relative > 0)], 2, 0)
 

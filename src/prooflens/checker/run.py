@@ -7,30 +7,33 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from flint import arb, ctx
+from flint import arb
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from prooflens.checker.asked import Asked, other_region
+from prooflens.checker.asked import Asked
 from prooflens.checker.claims import OUTPUTS, Functional, bounds, keys_of, value
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
+from prooflens.checker.region import Region, balls
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
 WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
 WORTH |= {("holds", "proved"), ("estimated", "estimated")}
 """Verdicts, and what the bounds of a row with each may be worth."""
+SCHEMA = 1
+"""The format of run directories that is read."""
 BATCH = 8
 """Points that go through the network together."""
 
 Row = dict[str, Any]
-_balls = np.frompyfunc(arb, 1, 1)
 
 
 class WrongError(Exception):
@@ -77,6 +80,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
     """
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        _need(info["schema"] == SCHEMA, f"the run has another format than {SCHEMA}")
         for name, digest in info["files"].items():
             _need((run / name).resolve().is_relative_to(run.resolve()), f"{name} is outside the run")
             _need(hashlib.sha256((run / name).read_bytes()).hexdigest() == digest, f"{name} was changed")
@@ -86,23 +90,32 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
         whole, layers = Network.read(weights, tables), info.get("layers")
-        cut = layers is not None and layers != whole.arch["n_layers"]
-        told = info["model"]["name"].endswith(f", first {layers} layers")
-        _need(
-            not cut or (told and 0 < layers < whole.arch["n_layers"]), "the model was cut and does not say so"
-        )
+        if layers is not None and layers != whole.arch["n_layers"]:
+            told = info["model"]["name"].endswith(f", first {layers} layers")
+            _need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")
         net = whole.cut(layers)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
-        _need(
-            [row["row"] for row in rows] == list(range(info["rows"])), "rows are missing or numbered wrongly"
-        )
-        named = info["model"]["name"], info["tokens"], info["region"]["label"]
-        same = all((row["model"], row["tokens"], row["region"]) == named for row in rows if row.get("claim"))
+        numbers = [row["row"] for row in rows]
+        _need(numbers == list(range(info["rows"])), "rows are missing or numbered wrongly")
+        claimed = [row for row in rows if row.get("claim")]
+        named = [info["model"]["name"], info["tokens"], info["region"]["label"], 0]
+        columns = ("model", "tokens", "region", "region_id")
+        same = all([row[name] for name in columns] == named for row in claimed)
         _need(same, "run.json and the rows name another model, prompt or region")
-        return Report([], _Checker(net, tensors).judge_all(rows))
+        counts, summary = Counter(row.get("verdict") for row in rows), info.get("counts") or {}
+        same = all(counts[verdict] == n for verdict, n in summary.items())
+        _need(same or not info["complete"], "run.json counts other verdicts")
+        found = _Checker(net, tensors, claimed, info["region"]["eps"]).judge_all() if claimed else {}
+        return Report([], [found.get(row["row"]) or _without_claim(row) for row in rows])
     except DAMAGE as error:
         return Report([f"WRONG: {error or type(error).__name__}"], [])
+
+
+def _without_claim(row: Row) -> Finding:
+    if "verdict" in row:
+        return Finding(row["row"], "WRONG", "a verdict without the claim that it is about")
+    return Finding(row["row"], "not checkable", "no claim is stored: `certify -o` at its radius writes one")
 
 
 def _need(condition: object, otherwise: str) -> None:
@@ -111,29 +124,28 @@ def _need(condition: object, otherwise: str) -> None:
 
 
 class _Checker:
-    """The rows of one run."""
+    """The rows of one run that hold claims; all of them are about one prompt and one region."""
 
-    def __init__(self, net: Network, tensors: dict[str, Any]) -> None:
+    def __init__(self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None) -> None:
         self.net, self.tensors = net, tensors
-        self.first: dict[int, FirstLayer] = {}
+        self.rows = [row | {"claim": json.loads(row["claim"])} for row in rows]
+        self.region = Region.of(tensors)
+        _need(len(self.region.center) == len(rows[0]["tokens"]), "the centre is not of the stated tokens")
+        _need(self.region.eps == eps, "run.json states another ε")
         self.values: dict[tuple[int, str], list[arb]] = {}
-        self.clean: dict[int, dict[int | str, Balls]] = {}
+        functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
+        self.clean = net.run([balls(self.region.center)], *_reads(functionals))[0]
+        self.asked = Asked(net.arch, net.mask(len(self.region.center)), rows[0]["tokens"], self.clean)
 
-    def judge_all(self, rows: list[Row]) -> list[Finding]:
+    @cached_property
+    def first(self) -> FirstLayer:
+        """Layer 0 on the region, or on the box around it."""
+        return FirstLayer(self.net, self.region.center, self.region.spread)
+
+    def judge_all(self) -> dict[int, Finding]:
         """A finding per row."""
-        claimed = [row | {"claim": json.loads(row["claim"])} for row in rows if row.get("claim")]
-        for region in {row["region_id"] for row in claimed}:
-            asked = [f for row in claimed if row["region_id"] == region for f in row["claim"]["functionals"]]
-            center = _balls(self.tensors[f"region/{region}/center"])
-            self.clean[region] = self.net.run([center], *_reads(asked))[0]
-        self._run_points(claimed)
-        found = {row["row"]: Finding(row["row"], *self._word(row)) for row in claimed}
-        return [
-            found.get(
-                i, Finding(i, "not checkable", "no claim is stored: `certify -o` at its radius writes one")
-            )
-            for i in range(len(rows))
-        ]
+        self._run_points()
+        return {row["row"]: Finding(row["row"], *self._word(row)) for row in self.rows}
 
     def _word(self, row: Row) -> tuple[str, str]:
         try:
@@ -141,10 +153,10 @@ class _Checker:
         except WrongError as error:
             return "WRONG", str(error)
 
-    def _run_points(self, rows: list[Row]) -> None:
+    def _run_points(self) -> None:
         """The functionals at witnesses, and at the corner of the weakest functional where that may refute a bound."""
         jobs: dict[tuple[frozenset[int], bool], list[tuple[Row, str, Balls]]] = {}
-        for row in rows:
+        for row in self.rows:
             functionals = row["claim"]["functionals"]
             layers, output = _reads(functionals)
             for kind in ("witness_alpha", "ledger/corner", "lower_corner"):
@@ -154,7 +166,7 @@ class _Checker:
                 if alpha is not None and functionals and not (kind == "lower_corner" and own):
                     alpha = alpha if alpha.ndim == 1 else alpha[self._weakest(row)]
                     listed = jobs.setdefault((layers, output), [])
-                    listed.append((row, kind, self._point(row["region_id"], alpha)))
+                    listed.append((row, kind, self.region.point(alpha)))
         for (layers, output), listed in jobs.items():
             for start in range(0, len(listed), BATCH):
                 batch = listed[start : start + BATCH]
@@ -165,30 +177,18 @@ class _Checker:
     def _weakest(self, row: Row) -> int:
         return int(np.argmin(self.tensors[f"row/{row['row']}/lower"]))
 
-    def _point(self, region: int, alpha: Any) -> Balls:
-        """c + Gα, with so many bits that deep networks do not magnify its rounding."""
-        center = self.tensors[f"region/{region}/center"]
-        radius = self.tensors.get(f"region/{region}/radius")
-        with ctx.workprec(2048):
-            if radius is None:
-                move = np.tensordot(_balls(alpha), _balls(self.tensors[f"region/{region}/generators"]), 1)
-            else:
-                move = np.zeros(center.shape, dtype=object)
-                move[radius > 0] = _balls(alpha) * radius[radius > 0]
-            return np.asarray(_balls(center) + move)
-
     def _judge(self, row: Row) -> tuple[str, str]:
         functionals = row["claim"]["functionals"]
         low, high = (self.tensors[f"row/{row['row']}/{side}"] for side in ("lower", "upper"))
         self._consistent(row, functionals, low, high)
-        clean = [value(f, self.clean[row["region_id"]]) for f in functionals]
+        clean = [value(f, self.clean) for f in functionals]
         for v, stored in zip(clean, row["claim"]["clean"], strict=True):
             _need(not abs(v - stored) > 1e-6 * (1 + abs(stored)), "the clean values are not the network's")
         unread = self._about(row, functionals)
         known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
         # Under constraints neither the centre nor a corner need be in the region: they refute nothing there.
-        free = f"region/{row['region_id']}/A_eq" not in self.tensors
-        for values in [clean, *known] if free and row["guarantee"] == "proved" else []:
+        free = self.region.A_eq is None and row["guarantee"] == "proved"
+        for values in [clean, *known] if free else []:
             for f, a, b, v in zip(functionals, low.tolist(), high.tolist(), values or clean, strict=True):
                 _need(not (v < a or v > b), f"{f['name']} is {float(v):.6g} somewhere, outside its bounds")
         if unread.startswith("query"):
@@ -196,60 +196,47 @@ class _Checker:
         if row["verdict"] == "fails":
             word, note = self._witness(row, functionals)
         elif row["guarantee"] != "proved" or row["verdict"] == "estimated":
-            word, note = (
-                "not checkable",
-                "nothing is claimed" if row["verdict"] == "unknown" else "an estimate",
-            )
+            note = "nothing is claimed" if row["verdict"] == "unknown" else "an estimate"
+            word = "not checkable"
         else:
             word, note = self._prove(row, functionals, low, high)
         return word, f"{note}; {unread}" if unread else note
 
     def _about(self, row: Row, functionals: list[Functional]) -> str:
         """The claim is that of the query and the region the one that is named; else why that cannot be told."""
-        region, unread = f"region/{row['region_id']}", ""
-        center = self.tensors[f"{region}/center"]
-        radius, generators = (self.tensors.get(f"{region}/{name}") for name in ("radius", "generators"))
+        named = self.region.is_named(row["region"])
+        _need(named is not False, "the stored region is not the one that is named")
         place = tuple(row[column] for column in ("layer", "head", "position"))
-        asked = Asked(self.net.arch, self.net.mask(len(center)), row["tokens"], self.clean[row["region_id"]])
         try:
-            wrong = other_region(row["region"], center, radius, generators, f"{region}/A_eq" in self.tensors)
-            _need(not wrong, wrong)
-        except (ValueError, SyntaxError):
-            unread = "the region is the stored one: its name is free text"
-        try:
-            wrong = asked.differs(row["query"], place, functionals)
+            wrong = self.asked.differs(row["query"], place, functionals)
             _need(not wrong, wrong)
         except ValueError as error:
             return f"query: {error}"
         except (LookupError, TypeError, AttributeError) as error:
             raise WrongError(f"the claim is not what its query asks for: {error}") from error
-        return unread
+        return "" if named else "the region is the stored one: its name is free text"
 
     def _consistent(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> None:
         """The table, the tensors, the claim and the verdict must say the same."""
-        _need(
-            len(low) == len(high) == len(functionals) and np.all(low <= high),
-            "the bounds do not fit the claim",
-        )
+        fit = len(low) == len(high) == len(functionals) and np.all(low <= high)
+        _need(fit, "the bounds do not fit the claim")
         for column, bound in (("lower", low), ("upper", high)):
             stored = float(bound.min()) if len(bound) and np.isfinite(bound.min()) else None
             _need(row[column] == stored, f"column {column} is not the stored bound")
-        radius = self.tensors.get(f"region/{row['region_id']}/radius")
-        eps = None if radius is None else float(radius.max())
-        _need(row["eps"] == eps, "the region does not have the stated ε")
+        _need(row["eps"] == self.region.eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
         same = place == [None] * 3 or all(term[2:5] == place for f in functionals for term in f["terms"])
         _need(same, "the claim is about another row of attention")
-        _need(
-            (row["verdict"], row["guarantee"]) in WORTH, "an estimate or an unknown word is called a verdict"
-        )
+        worth = row["verdict"], row["guarantee"]
+        _need(worth in WORTH, "an estimate or an unknown word is called a verdict")
         least = min(row["claim"]["clean"], default=row["clean"])
         _need(row["clean"] == least, "column clean is not the claim's value")
         first = keys_of(functionals[0]["terms"][0]) if row["top"] is not None else [None]
         _need(first == [row["top"]], "column top is not the claim's key")
-        holds = row["claim"]["tie"] is None and all(
-            _met(f, a, b) for f, a, b in zip(functionals, low, high, strict=True)
-        )
+        if row.get("candidate") is not None:
+            side = functionals[0]["terms"][0 if row["query"] == "argmax" else 1]
+            _need(side[1:] == ["logit", row["candidate"]], "column candidate is not the claim's output")
+        holds = row["claim"]["tie"] is None and all(map(_met, functionals, low, high))
         says = {"holds": holds, "unknown": not holds}.get(row["verdict"], True)
         _need(says, f"the verdict {row['verdict']!r} does not follow from the stored bounds")
         if row["attack"] is not None and row["guarantee"] == "proved" and len(low):
@@ -257,41 +244,28 @@ class _Checker:
             _need(row["attack"] >= low.min() - 1e-9, "the attack reached a value below the lower bound")
 
     def _witness(self, row: Row, functionals: list[Functional]) -> tuple[str, str]:
-        name, region = f"row/{row['row']}", f"region/{row['region_id']}"
+        name = f"row/{row['row']}"
         values = self.values.get((row["row"], "witness_alpha"))
         _need(values is not None, "a failing claim needs a witness")
         alpha, x = self.tensors[f"{name}/witness_alpha"], self.tensors[f"{name}/witness"]
         _need(np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
-        if f"{region}/A_eq" in self.tensors:  # constraints are met up to the tolerance of the search
-            over = self.tensors[f"{region}/A_ub"] @ alpha - self.tensors[f"{region}/b_ub"]
-            off = self.tensors[f"{region}/A_eq"] @ alpha - self.tensors[f"{region}/b_eq"]
-            if np.any(over > 1e-8) or np.any(np.abs(off) > 1e-8):
-                return (
-                    "not checkable",
-                    "the witness's factors break the constraints; others may give the same point",
-                )
-        for a, b in zip(self._point(row["region_id"], alpha).ravel(), x.ravel().tolist(), strict=True):
+        if not self.region.meets(alpha):
+            return "not checkable", "the witness's factors break the constraints: others may give it"
+        for a, b in zip(self.region.point(alpha).ravel(), x.ravel().tolist(), strict=True):
             _need(abs(a - b) < 1e-9 * (1 + abs(b)), "the stored witness is not the point of its factors")
-        for f, v in zip(functionals, values or (), strict=True):
+        found = list(zip(functionals, values or (), strict=True))
+        for f, v in found:
             if (f["sense"] == ">0" and v <= 0) or (f["sense"] == ">=0" and v < 0):
                 return "witness confirmed", f"{f['name']} is {float(v):.6g}, claimed {f['sense']}"
-        met = [
-            v > 0 or (f["sense"] == ">=0" and v >= 0) for f, v in zip(functionals, values or (), strict=True)
-        ]
-        _need(not all(met), "the witness does not break the claim")
+        met = all(v > 0 or (f["sense"] == ">=0" and v >= 0) for f, v in found)
+        _need(not met, "the witness does not break the claim")
         return "not checkable", "the ball around the witness's value contains 0"
 
     def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
-        note, region, proved, weakest = self._ledger(row, low), row["region_id"], [], np.inf
-        radius = self.tensors.get(f"region/{region}/radius")
-        ball = radius is not None and f"region/{region}/A_eq" not in self.tensors
-        if region not in self.first:
-            if radius is None:  # the box around the region
-                generators = np.abs(self.tensors[f"region/{region}/generators"])
-                radius = generators.sum(0) * (1.0 + (len(generators) + 2) * 2.0**-52)
-            self.first[region] = FirstLayer(self.net, self.tensors[f"region/{region}/center"], radius)
+        note, proved, weakest = self._ledger(row, low), list[bool](), np.inf
+        ball = self.region.radius is not None and self.region.A_eq is None
         for f, a, b in zip(functionals, low, high, strict=True):
-            least, most, reached = bounds(f, self.first[region])
+            least, most, reached = bounds(f, self.first)
             wrong = (ball and reached < a) or most < a or least > b
             _need(not wrong, f"the bounds of {f['name']} are contradicted")
             proved.append(least >= a and most <= b if f["sense"] == "range" else _met(f, least, most))
@@ -300,18 +274,16 @@ class _Checker:
             return "not checkable", "unknown: nothing is claimed"
         if all(proved):
             return "re-proved", f"own bound {weakest:.6g}" if functionals else "true by the mask"
-        return "not checkable", note or (
-            "the checker's bounds are weaker" if weakest > -np.inf else "beyond layer 0"
-        )
+        weaker = "the checker's bounds are weaker" if weakest > -np.inf else "beyond layer 0"
+        return "not checkable", note or weaker
 
     def _ledger(self, row: Row, low: Any) -> str:
         """Of a ledger: f ≥ value − Σ penalty, penalties ≥ 0, and the value bounds f at its corner from below."""
         name, k = f"row/{row['row']}/ledger", self._weakest(row) if len(low) else 0
         if f"{name}/corner" not in self.tensors:
             return ""
-        corner, at_corner, penalty = (
-            self.tensors[f"{name}/{part}"] for part in ("corner", "value", "penalty")
-        )
+        parts = ("corner", "value", "penalty")
+        corner, at_corner, penalty = (self.tensors[f"{name}/{part}"] for part in parts)
         _need(np.all(np.abs(corner) <= 1.0), "the ledger's corner lies outside the region")
         _need(np.all(penalty >= 0.0), "a penalty of the ledger is negative")
         sums = zip(low.tolist(), at_corner.tolist(), penalty.tolist(), strict=True)

@@ -1,0 +1,105 @@
+"""The stored region {c + Gα}: its points, the box around it, and whether it is the set that its name says.
+
+A forger who writes fresh hashes can store a smaller set under a ball's or a hull's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flint import arb, ctx
+
+from prooflens.checker.network import Array, Balls
+
+balls = np.frompyfunc(arb, 1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Centre, radii or generators, and the constraints on the factors if there are any."""
+
+    center: Array
+    radius: Any = None
+    generators: Any = None
+    A_eq: Any = None
+    b_eq: Any = None
+    A_ub: Any = None
+    b_ub: Any = None
+
+    @classmethod
+    def of(cls, tensors: dict[str, Any]) -> Region:
+        """The region of a run."""
+        return cls(**{name[9:]: t for name, t in tensors.items() if name.startswith("region/0/")})
+
+    def __post_init__(self) -> None:
+        parts = {part is None for part in (self.A_eq, self.b_eq, self.A_ub, self.b_ub)}
+        sound = len(parts) == 1 and (self.radius is None) != (self.generators is None)
+        if not sound or not np.isfinite(self.spread).all() or np.any(self.spread < 0):
+            raise ValueError("the stored region is damaged")
+
+    @property
+    def eps(self) -> float | None:
+        """The largest radius of a ball."""
+        return None if self.radius is None else float(self.radius.max())
+
+    @property
+    def spread(self) -> Array:
+        """Half the width of the box around the region, rounded up."""
+        if self.radius is not None:
+            return np.asarray(self.radius)
+        sums = np.abs(self.generators).sum(0)
+        return np.asarray(sums * (1.0 + (len(self.generators) + 2) * 2.0**-52))
+
+    def point(self, alpha: Array) -> Balls:
+        """c + Gα, with so many bits that deep networks do not magnify its rounding."""
+        with ctx.workprec(2048):
+            if self.radius is None:
+                return np.asarray(balls(self.center) + np.tensordot(balls(alpha), balls(self.generators), 1))
+            move = np.zeros(self.center.shape, dtype=object)
+            move[self.radius > 0] = balls(alpha) * self.radius[self.radius > 0]
+            return np.asarray(balls(self.center) + move)
+
+    def meets(self, alpha: Array) -> bool:
+        """Whether factors meet the constraints, up to the tolerance of the search."""
+        if self.A_eq is None:
+            return True
+        over, off = self.A_ub @ alpha - self.b_ub, self.A_eq @ alpha - self.b_eq
+        return bool(np.all(over <= 1e-8) and np.all(np.abs(off) <= 1e-8))
+
+    def is_named(self, label: str) -> bool | None:
+        """Whether it is the ball or the hull that the label names; None where that is free text."""
+        if match := re.fullmatch(r"(convex )?hull of (\d+) texts", label):
+            return self._is_hull(int(match[2]), convex=bool(match[1]))
+        match = re.fullmatch(r"ball ε=(.+?)(?: on tokens (\[.*\]))?", label)
+        if match is None:
+            return None
+        try:
+            eps, moved = (ast.literal_eval(part) for part in match.groups("..."))
+        except (ValueError, SyntaxError):
+            return None
+        if isinstance(eps, dict):
+            moved, eps = list(eps), list(eps.values())
+        wanted = np.zeros((len(self.center), 1))
+        try:
+            wanted[moved, 0] = eps
+        except (ValueError, IndexError):  # more or other tokens than there are
+            return False
+        # Labels have six digits; the exact radius is the column's.
+        if self.radius is None or self.A_eq is not None or np.any(self.radius != self.radius[:, :1]):
+            return False
+        return bool(np.all(np.abs(self.radius - wanted) <= 1e-5 * wanted))
+
+    def _is_hull(self, size: int, convex: bool) -> bool:
+        """As many texts, of which the centre is the mean; if convex, α ≥ 0 and Σα = 1."""
+        if self.generators is None or len(self.generators) != size or (self.A_eq is not None) != convex:
+            return False
+        scale = np.abs(self.generators).max() + np.abs(self.center).max()
+        if np.abs(self.generators.sum(0)).max() > 1e-9 * scale:
+            return False
+        wanted = np.ones((1, size)), np.ones(1), -np.eye(size), np.zeros(size)
+        held = (self.A_eq, self.b_eq, self.A_ub, self.b_ub)
+        return not convex or all(np.array_equal(a, b) for a, b in zip(held, wanted, strict=True))
