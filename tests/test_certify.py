@@ -155,7 +155,7 @@ def test_convex_hulls_are_broken_at_their_centre(toy: Transformer) -> None:
 
 def test_tokens_heads_and_paraphrases_by_other_names(toy: Transformer) -> None:
     prompt = toy.example(0)
-    named = pl.certify(toy, prompt, pl.Ball(0.01, tokens="x1"), [(0, 1)])
+    named = pl.certify(toy, prompt, pl.Ball(0.01, tokens="x1"), (0, 1))
     indexed = pl.certify(toy, prompt, pl.Ball(0.01, tokens=[1]), "0.1")
     mapped = pl.certify(toy, prompt, pl.Ball({"x1": 0.01}), "0.1")
     assert [row["lower"] for row in named.rows] == [row["lower"] for row in indexed.rows]
@@ -175,6 +175,7 @@ def test_tokens_heads_and_paraphrases_by_other_names(toy: Transformer) -> None:
         ({"prompt": [[1.0]]}, "is no prompt"),
         ({"engine": None}, "there is no engine"),
         ({"memory": "much"}, "no amount of memory"),
+        ({"memory": -1}, "no amount of memory"),
         ({"budget": (1, 2)}, "there is no budget '1/2'"),
         ({"positions": "x9"}, "no token has the text 'x9'"),
         ({"region": pl.Ball(0.1, tokens=["y"])}, "no token has the text 'y'"),
@@ -188,7 +189,7 @@ def test_arguments_of_another_kind(toy: Transformer, options: dict[str, object],
 
 def test_other_spellings_of_options(toy: Transformer) -> None:
     prompt, ball = toy.example(0), pl.Ball(0.01)
-    plain = pl.certify(toy, prompt, ball, "0", positions=[1], budget="50/2/10", memory=10**9)
+    plain = pl.certify(toy, prompt, ball, "0", positions=[1], budget="50/2/10", memory=1e9)  # type: ignore[arg-type]
     other = pl.certify(toy, prompt, ball, "0", positions="x1", budget=(50, 2, 10), memory="1GB")  # type: ignore[arg-type]
     assert [row["lower"] for row in plain.rows] == [row["lower"] for row in other.rows]
     assert other[(0, 1)].rows == other["0.1"].rows == other[1:].rows

@@ -44,8 +44,8 @@ LEAST_FUNCTIONALS = 64
 TEMPORARIES = 6
 """Matrices of functionals by factors that an engine holds at a time, about."""
 
-Heads = str | Sequence[str | tuple[int, int]] | None
-"""`"2.4"`, `"0-2"`, a list of such or of pairs (layer, head); None for all."""
+Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
+"""`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
 
 Place = Ball | Region | Paraphrases
 """Where a claim is to hold."""
@@ -124,6 +124,7 @@ def ask(
         raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
     prompt = as_prompt(model, prompt)
     place = as_region(region.of(model) if isinstance(region, Paraphrases) else region, prompt)
+    place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
     problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
     chosen = head_text(heads, layer)
@@ -333,6 +334,8 @@ def head_text(heads: Heads, layer: int | None) -> str | None:
         raise QueryError("give a layer or heads, not both")
     if layer is not None:
         return str(layer)
+    if isinstance(heads, tuple) and all(type(part) is int for part in heads):
+        return _head_name(heads)
     return None if heads is None else ",".join(map(_head_name, listed(heads)))
 
 

@@ -25,11 +25,11 @@ UNITS = {
 }
 
 
-def parse_memory(text: str | int | None) -> int | None:
-    """Bytes of `8GB`, `512MiB` or `1e9`; a number as it is."""
-    if text is None or isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+def parse_memory(text: str | float | None) -> int | None:
+    """Bytes of `8GB`, `512MiB`, `1e9` or a number of bytes."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([KMGT]?I?)B?\s*", str(text), re.IGNORECASE)
     if match is None or match[2].upper() not in UNITS or not float(match[1]) > 0:
         raise EngineError(f"{text!r} is no amount of memory: write it as in 8GB or 512MiB")
     return int(float(match[1]) * UNITS[match[2].upper()])

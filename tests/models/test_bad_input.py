@@ -160,6 +160,8 @@ def test_a_forward_pass_takes_texts_prompts_and_ids(minilm: Transformer) -> None
     assert torch.equal(minilm(prompt, real), minilm(prompt, real.bool()))
     with pytest.raises(ModelError, match="a list is no input"):
         minilm([1.0, 2.0])  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="whole numbers"):
+        minilm.embed(prompt.x)
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:

@@ -189,7 +189,10 @@ class Transformer:
 
     def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
         """The post-embedding input of a sequence of token ids: where every region is centred."""
-        ids = torch.as_tensor(ids, dtype=torch.long)
+        ids = torch.as_tensor(ids)
+        if ids.is_floating_point() and ids.numel():
+            raise PromptError("token ids are whole numbers; an input [S, d] is embedded already")
+        ids = ids.long()
         n_tokens = ids.shape[-1]
         architecture, weights = self.architecture, self.weights
         if architecture.d_vocab is None:

@@ -2,27 +2,24 @@
 
     { x₀ + Gα  |  α ∈ [-1, 1]^p,  A_eq α = b_eq,  A_ub α ≤ b_ub }.
 
-An ε-ball has G = εI and is kept as a vector of radii, never as a matrix. A paraphrase hull has one generator per
-paraphrase. Constraints can only make the set smaller: an engine that ignores them stays sound.
+Constraints can only make the set smaller: an engine that ignores them stays sound.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import RegionError
-from prooflens.models.prompt import Prompt
 
-if TYPE_CHECKING:
-    from prooflens.models.transformer import Transformer
+FEASIBILITY = 1e-9
+"""How far outside a constraint a sampled point may be: sampling is for attack and never part of a proof."""
 
 MAX_CORNER_FACTORS = 20
 """`corners` lists 2^p points; beyond this many factors that is refused."""
@@ -49,10 +46,10 @@ class Constraints:
         """Constraints on `n_factors` factors; what is left out has no rows."""
         none, nil = torch.zeros(0, n_factors, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         made = cls(
-            none if A_eq is None else _numbers(A_eq, "A_eq").double(),
-            nil if b_eq is None else _numbers(b_eq, "b_eq").double(),
-            none if A_ub is None else _numbers(A_ub, "A_ub").double(),
-            nil if b_ub is None else _numbers(b_ub, "b_ub").double(),
+            none if A_eq is None else numbers(A_eq, "A_eq").double(),
+            nil if b_eq is None else numbers(b_eq, "b_eq").double(),
+            none if A_ub is None else numbers(A_ub, "A_ub").double(),
+            nil if b_ub is None else numbers(b_ub, "b_ub").double(),
         )
         for A, b in ((made.A_eq, made.b_eq), (made.A_ub, made.b_ub)):
             if A.ndim != 2 or A.shape[1] != n_factors or b.shape != A.shape[:1]:
@@ -75,8 +72,8 @@ class Constraints:
 class Region:
     """An input set: centre, generators (a vector of radii, or p dense ones), optional constraints.
 
-    Exactly one of `radius` and `generators` is given; both take the centre's precision. Coordinates with radius 0 have
-    no factor. Under constraints the centre itself may lie outside (`holds_center`).
+    Exactly one of `radius` and `generators` is given; both are kept in the finer precision of the two. Coordinates
+    with radius 0 have no factor. Under constraints the centre itself may lie outside (`holds_center`).
     """
 
     center: Float[Tensor, "S d"]
@@ -87,13 +84,16 @@ class Region:
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "center", _numbers(self.center, "the centre"))
+        object.__setattr__(self, "center", numbers(self.center, "the centre"))
         if self.center.ndim != 2 or self.center.numel() == 0:
             raise RegionError(f"the centre must have shape [S, d], got {list(self.center.shape)}")
         if (self.radius is None) == (self.generators is None):
             raise RegionError("give a radius per coordinate or generators: one of them, not both")
         kind = "radius" if self.radius is not None else "generators"
-        spread = _numbers(getattr(self, kind), kind).to(self.center)
+        spread = numbers(getattr(self, kind), kind)
+        dtype = torch.promote_types(self.center.dtype, spread.dtype)
+        object.__setattr__(self, "center", self.center.to(dtype))
+        spread = spread.to(self.center)
         object.__setattr__(self, kind, spread)
         lead: tuple[int | str, ...] = () if kind == "radius" else (spread.shape[0] if spread.ndim else "p",)
         wanted = (*lead, *self.center.shape)
@@ -165,7 +165,7 @@ class Region:
 
     def scaled(self, factor: float) -> Region:
         """The same set with all generators multiplied: how a radius search grows a region."""
-        _positive(factor, "the scale")
+        positive(factor, "the scale")
         return Region(
             self.center,
             None if self.radius is None else self.radius * factor,
@@ -219,7 +219,7 @@ class Region:
                 if float(norms[i]) > 0.0:
                     alpha = alpha - (excess / norms[i])[:, None] * row
             alpha = alpha.clamp(-1.0, 1.0)
-        return alpha[self.constraints.satisfied(alpha, tolerance=_FEASIBILITY)]
+        return alpha[self.constraints.satisfied(alpha, tolerance=FEASIBILITY)]
 
     def contains(self, x: Float[Tensor, "S d"], tolerance: float = 0.0) -> bool:
         """Whether x lies in the set, up to an absolute tolerance per coordinate."""
@@ -227,43 +227,13 @@ class Region:
             raise RegionError(f"the point has shape {list(x.shape)}, expected {list(self.center.shape)}")
         if self.radius is not None and self.constraints is None:
             return bool(((x - self.center).abs() <= self.radius + tolerance).all())
-        return self._contains_by_program(x, tolerance)
+        from prooflens.regions.membership import nearest_factors
 
-    def _contains_by_program(self, x: Tensor, tolerance: float) -> bool:
-        """The α of the box and the constraints whose point is nearest to x, by a linear program: near enough?"""
-        from scipy.optimize import linprog
-
-        G = self.dense_generators().flatten(1).T.cpu().double()
-        target = (x - self.center).flatten().cpu().double()
-        # The solver's tolerances are absolute: in units of the largest entry they are relative.
-        unit = max(float(G.abs().max()) if G.numel() else 0.0, float(target.abs().max())) or 1.0
-        near = torch.full((len(G), 1), -1.0, dtype=torch.float64)
-        A_ub = [torch.cat((G / unit, near), 1), torch.cat((-G / unit, near), 1)]
-        b_ub = [target / unit, -target / unit]
-        held = self.constraints and Constraints(
-            *(part.cpu().double() for part in vars(self.constraints).values())
-        )
-        A_eq = b_eq = None
-        if held:
-            A_ub.append(torch.nn.functional.pad(held.A_ub, (0, 1)))
-            b_ub.append(held.b_ub)
-            A_eq, b_eq = torch.nn.functional.pad(held.A_eq, (0, 1)).numpy(), held.b_eq.numpy()
-        result = linprog(
-            [0.0] * self.n_factors + [1.0],
-            A_ub=torch.cat(A_ub).numpy(),
-            b_ub=torch.cat(b_ub).numpy(),
-            A_eq=A_eq,
-            b_eq=b_eq,
-            bounds=[(-1.0, 1.0)] * self.n_factors + [(0.0, None)],
-            method="highs",
-            options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
-        )
-        if result.status != 0 or result.x is None:
+        alpha, slack = nearest_factors(self, x), max(tolerance, FEASIBILITY)
+        if alpha is None:
             return False
-        slack = max(tolerance, _FEASIBILITY)
-        alpha = torch.tensor(result.x[:-1], dtype=torch.float64).clamp(-1.0, 1.0)
-        reached = bool(((G @ alpha - target).abs() <= slack).all())
-        return reached and (held is None or bool(held.satisfied(alpha, slack)))
+        held = self.constraints is None or bool(self.constraints.satisfied(alpha, slack))
+        return held and bool((self.point(alpha) - x).abs().max() <= slack)
 
     def corners(self) -> Float[Tensor, "n S d"]:
         """All 2^p vertices of the factor box that satisfy the constraints (small p only)."""
@@ -274,125 +244,21 @@ class Region:
         )
         alpha = alpha.reshape(-1, self.n_factors).to(self.center)
         if self.constraints is not None:
-            alpha = alpha[self.constraints.satisfied(alpha, tolerance=_FEASIBILITY)]
+            alpha = alpha[self.constraints.satisfied(alpha, tolerance=FEASIBILITY)]
         return self.point(alpha)
 
 
-_FEASIBILITY = 1e-9
-"""How far outside a constraint a sampled point may be: sampling is for attack and never part of a proof."""
-
-
-@dataclass(frozen=True)
-class Ball:
-    """An ℓ∞ ball around a prompt: one ε for all tokens, for chosen tokens, or a radius per token.
-
-    Tokens are indices; `certify`, `circuit`, `output` and `radius` also take their texts.
-    """
-
-    eps: float | Mapping[int, float] | Mapping[str, float] | Sequence[float]
-    tokens: Sequence[int | str] | int | str | None = None
-
-    def around(self, prompt: Prompt | Tensor) -> Region:
-        """The region of this ball around a prompt (or around an input of shape [S, d])."""
-        x = prompt.x if isinstance(prompt, Prompt) else prompt
-        if x.ndim != 2:
-            raise RegionError(f"a ball stands around an input of shape [S, d], got {list(x.shape)}")
-        per_token = torch.zeros(x.shape[0], dtype=x.dtype)
-        eps: Any = self.eps.tolist() if hasattr(self.eps, "tolist") else self.eps
-        several = isinstance(eps, Mapping) or (isinstance(eps, Sequence) and not isinstance(eps, str))
-        if several and self.tokens is not None:
-            raise RegionError("give one ε and the tokens that move, or a radius per token: not both")
-        if isinstance(eps, Mapping):
-            for token, value in eps.items():
-                per_token[_token_index(token, len(x))] = _positive(value, "ε")
-        elif several:
-            if len(eps) != len(x):
-                raise RegionError(f"{len(eps)} radii for {len(x)} tokens: give one per token")
-            per_token[:] = torch.tensor([_positive(e, "ε", zero=True) for e in eps], dtype=x.dtype)
-        else:
-            for token in range(len(x)) if self.tokens is None else listed(self.tokens):
-                per_token[_token_index(token, len(x))] = _positive(eps, "ε")
-        if not bool((per_token > 0).any()):
-            raise RegionError("no token moves: give at least one token with ε > 0")
-        radius = per_token.to(x)[:, None].expand(x.shape).clone()
-        return Region(x, radius=radius, label=str(self))
-
-    def __str__(self) -> str:
-        where = "" if self.tokens is None else f" on tokens {listed(self.tokens)}"
-        eps: Any = self.eps.tolist() if hasattr(self.eps, "tolist") else self.eps
-        eps = f"{eps:g}" if isinstance(eps, int | float) else str(eps)
-        return f"ball ε={eps}{where}"
-
-
-@dataclass(frozen=True, eq=False)
-class Paraphrases:
-    """The hull of paraphrases of equal length ("Beyond ε-balls"): x̄ + Σ αᵢ(xᵢ − x̄), α ∈ [-1, 1]^n.
-
-    With `convex`, the factors are also convex weights (αᵢ ≥ 0, Σαᵢ = 1): exactly the paraphrases' convex hull.
-    """
-
-    prompts: Sequence[Prompt | Tensor | str]
-    convex: bool = False
-
-    def of(self, model: Transformer) -> Paraphrases:
-        """The same paraphrases with texts as prompts of a model."""
-        made = [model.prompt(given) if isinstance(given, str) else given for given in _several(self.prompts)]
-        return replace(self, prompts=made)
-
-    def region(self) -> Region:
-        """The region these paraphrases span."""
-        points = [self._point(given) for given in _several(self.prompts)]
-        if len(points) < 2:
-            raise RegionError("a paraphrase hull needs at least two paraphrases")
-        lengths = [len(p) for p in points]
-        if len(set(lengths)) > 1:
-            raise RegionError(f"paraphrases must have equal length in tokens, got {lengths}")
-        if len({p.shape for p in points}) > 1:
-            raise RegionError(f"paraphrases must have one width, got {sorted({p.shape[-1] for p in points})}")
-        stack = torch.stack(points)
-        center = stack.mean(0)
-        constraints = None
-        if self.convex:
-            n = len(points)
-            constraints = Constraints.of(
-                n, torch.ones(1, n), torch.ones(1), A_ub=-torch.eye(n), b_ub=torch.zeros(n)
-            )
-        kind = "convex hull" if self.convex else "hull"
-        return Region(
-            center, generators=stack - center, constraints=constraints, label=f"{kind} of {len(points)} texts"
-        )
-
-    @staticmethod
-    def _point(given: Prompt | Tensor | str) -> Tensor:
-        if isinstance(given, str):
-            raise RegionError(
-                "a text is no point yet: give model.prompt(text), or Paraphrases([…]).of(model)"
-            )
-        return given.x if isinstance(given, Prompt) else _numbers(given, "a paraphrase")
-
-
-def listed(tokens: Sequence[Any] | Any) -> list[Any]:
-    """Tokens as a list, also where a single one is given."""
-    held = tokens.tolist() if hasattr(tokens, "tolist") else tokens
-    return list(held) if isinstance(held, Iterable) and not isinstance(held, str) else [held]
-
-
-def _several(prompts: Sequence[Prompt | Tensor | str]) -> list[Prompt | Tensor | str]:
-    if isinstance(prompts, str | Prompt):
-        raise RegionError("a paraphrase hull needs a list of at least two paraphrases")
-    return list(prompts)
-
-
-def _numbers(given: Any, what: str) -> Tensor:
-    """A floating tensor of what was given: a tensor, an array, or lists."""
+def numbers(given: Any, what: str) -> Tensor:
+    """A floating tensor of what was given: a tensor or an array in its own precision, or lists in float64."""
     try:
-        tensor = torch.as_tensor(given)
+        tensor = torch.as_tensor(given, dtype=None if hasattr(given, "dtype") else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RegionError(f"{what} must be a tensor of numbers, got {type(given).__name__}") from error
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
-def _positive(value: Any, what: str, zero: bool = False) -> float:
+def positive(value: Any, what: str, zero: bool = False) -> float:
+    """A positive finite number, or with `zero` also 0."""
     try:
         number = float(value) if not isinstance(value, str) else math.nan
     except (TypeError, ValueError):
@@ -400,9 +266,3 @@ def _positive(value: Any, what: str, zero: bool = False) -> float:
     if not (number > 0 or (zero and number == 0)) or number == math.inf:
         raise RegionError(f"{what} must be a positive finite number, got {value!r}")
     return number
-
-
-def _token_index(token: object, n_tokens: int) -> int:
-    if not isinstance(token, SupportsIndex) or not -n_tokens <= int(token) < n_tokens:
-        raise RegionError(f"there is no token {token!r}: the input has tokens 0 … {n_tokens - 1}")
-    return int(token) % n_tokens

@@ -184,3 +184,24 @@ def test_other_bad_regions() -> None:
         Region(X)
     with pytest.raises(RegionError, match="constraints"):
         Constraints.of(3, torch.ones(1, 2), torch.ones(1))
+
+
+def test_a_mask_of_tokens_is_not_read_as_indices() -> None:
+    with pytest.raises(RegionError, match="no token True"):
+        Ball(0.1, [True, False]).around(X)  # type: ignore[list-item]
+
+
+def test_lists_are_float64_and_the_finer_precision_is_kept() -> None:
+    assert Region(X.tolist(), radius=X.tolist()).center.dtype == torch.float64  # type: ignore[arg-type]
+    mixed = Region(X.float(), radius=X / 3)
+    assert mixed.center.dtype == torch.float64
+    assert torch.equal(mixed.radius, X / 3)  # type: ignore[arg-type]
+
+
+def test_a_point_of_a_wide_constrained_ball_is_found_in_it() -> None:
+    """As many factors as a sentence of a pretrained model has: the program must be sparse."""
+    x = torch.zeros(8, 384, dtype=torch.float64)
+    half = Constraints.of(x.numel(), A_ub=torch.ones(1, x.numel()), b_ub=torch.zeros(1))
+    region = Region(x, radius=torch.full_like(x, 1e-3), constraints=half)
+    assert region.contains(x - 5e-4)
+    assert not region.contains(x + 5e-4)

@@ -1,0 +1,6 @@
+"""Input sets: where a claim is to hold."""
+
+from prooflens.regions.named import Ball, Paraphrases, listed
+from prooflens.regions.region import Constraints, Region
+
+__all__ = ["Ball", "Constraints", "Paraphrases", "Region", "listed"]

@@ -1,0 +1,59 @@
+"""Which point of a region is nearest to a given one: a linear program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import linprog
+from scipy.sparse import block_array, csr_array
+from torch import Tensor
+
+from prooflens.regions.region import Region
+
+TOLERANCE = 1e-10
+"""Of the solver, in units of the largest entry of the program."""
+
+
+def nearest_factors(region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, " p"] | None:
+    """The α of the box and the constraints whose point is nearest to x in the ∞-norm; None where there is none."""
+    G, target = _generators(region), _array(x - region.center).ravel()
+    # The solver's tolerances are absolute: in units of the largest entry they are relative.
+    unit = max(np.abs(G.data).max(initial=0.0), np.abs(target).max()) or 1.0
+    near = np.full((len(target), 1), -1.0)
+    rows: list[list[Any]] = [[G / unit, near], [-G / unit, near]]
+    limits = [target / unit, -target / unit]
+    A_eq: Any = None
+    b_eq: Any = None
+    if (held := region.constraints) is not None:
+        rows.append([_array(held.A_ub), np.zeros((len(held.A_ub), 1))])
+        limits.append(_array(held.b_ub))
+        A_eq, b_eq = np.pad(_array(held.A_eq), ((0, 0), (0, 1))), _array(held.b_eq)
+    program: Any = block_array(rows, format="csr")  # the stubs know dense ones only
+    found = linprog(
+        np.append(np.zeros(region.n_factors), 1.0),
+        A_ub=program,
+        b_ub=np.concatenate(limits),
+        A_eq=A_eq,
+        b_eq=b_eq,
+        bounds=[(-1.0, 1.0)] * region.n_factors + [(0.0, None)],
+        method="highs",
+        options={"primal_feasibility_tolerance": TOLERANCE, "dual_feasibility_tolerance": TOLERANCE},
+    )
+    if found.status != 0 or found.x is None:
+        return None
+    return torch.tensor(found.x[:-1], dtype=torch.float64).clamp(-1.0, 1.0).to(region.center)
+
+
+def _generators(region: Region) -> Any:
+    """[S·d, p]; a ball's have one entry per factor."""
+    if region.generators is not None:
+        return csr_array(_array(region.generators.flatten(1).T))
+    places = region.moving.cpu().numpy(), np.arange(region.n_factors)
+    return csr_array((_array(region.scale), places), shape=(region.center.numel(), region.n_factors))
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().double().numpy()
