@@ -177,7 +177,7 @@ def test_headers_that_are_no_headers(tmp_path: Path) -> None:
 
 
 def test_no_run_is_overwritten(found: Results, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match=r"not empty: choose another folder"):
         found.save(run)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="choose another folder"):
@@ -210,6 +210,34 @@ def test_parts(found: Results, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="another tokens"):
         RunWriter.resume(tmp_path / "run", facts | {"tokens": ["other"]})
     assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_a_part_that_was_interrupted_is_written_again(
+    found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between the files of a part and the header: the header names what was there before."""
+    assert found.subject is not None
+    writer = RunWriter.create(tmp_path / "run", header(found.subject, {}))
+    append(writer, found.sel(layer=0))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "_write_header", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            append(writer, found.sel(layer=1))
+    append(writer, found.sel(layer=1))
+    writer.finish()
+    assert read_run(tmp_path / "run").table.column("row").to_pylist() == list(range(len(found)))
+
+
+def test_a_complete_run_that_goes_on_is_not_complete(found: Results, tmp_path: Path) -> None:
+    found.sel(layer=0).save(tmp_path / "run")
+    assert found.subject is not None
+    writer, _ = RunWriter.resume(tmp_path / "run", header(found.subject, {}))
+    append(writer, found.sel(layer=1))
+    assert not read_run(tmp_path / "run").info["complete"]
 
 
 def test_ledgers_are_kept(found: Results, tmp_path: Path) -> None:

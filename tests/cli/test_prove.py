@@ -83,7 +83,12 @@ def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> Non
     code, out, _ = call(*certify, "--layer", "0")
     assert code == 3
     assert f"written to {run}" in out.replace("\n", "")
-    assert call(*certify, "--layer", "0")[0] == 1
+    code, _, err = call(*certify, "--layer", "0")
+    assert code == 1
+    assert "add --resume" in err
+    code, _, err = call("radius", "toy", "--layer", "0", *FAST, "-o", run)
+    assert code == 1
+    assert "--resume" not in err  # it cannot
     assert call(*certify, "--heads", "0-1", "--resume", "--json")[0] == 3
     found = read_run(run)
     assert found.table.num_rows == 16

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
     one = Study("s", "A title", "pretrained", "mpnet", lambda s, sheet: sheet.note(str(s.model)), "GPT-2")
     assert one(Settings(model=str(folder))).title == "A title — on mpnet, standing in for GPT-2"
     assert one(Settings(model="toy")).title == "A title — on toy"
+
+
+def test_settings_for_other_processes_forget_no_choice_and_make_none() -> None:
+    """A study's command names what it looked at, also before it asked other processes, and nothing else."""
+
+    def asks(settings: Settings, sheet: Sheet) -> None:
+        sheet.note(str(settings.model))
+        replace(settings.only(base.CHOICES), jobs=1)
+
+    one = Study("s", "A title", "synthetic", "toy", asks)
+    assert one(Settings(model="toy", layer=2)).command == "prooflens reproduce s --model toy"
 
 
 def test_a_layer_has_a_result_of_its_own() -> None:

@@ -74,18 +74,21 @@ class RunWriter:
     header: dict[str, Any]
 
     @classmethod
-    def create(cls, path: Path, header: dict[str, Any]) -> RunWriter:
+    def create(cls, path: Path, header: dict[str, Any], hint: str = "") -> RunWriter:
         """A new run in a folder that does not exist, is empty, or was left by a run that came to nothing."""
-        cls.check_room(path)
+        cls.check_room(path, hint)
         writer = cls(path, {"schema": SCHEMA, **header, "rows": 0, "complete": False, "files": {}})
-        writer._write_header()
+        writer._write_header({})
         return writer
 
     @staticmethod
-    def check_room(path: Path) -> None:
-        """An error where a run cannot be created in this folder: it holds something, or cannot be written."""
+    def check_room(path: Path, hint: str = "") -> None:
+        """An error where a run cannot be created in this folder: it holds something, or cannot be written.
+
+        `hint` is what else can be done about a run that is there.
+        """
         if path.exists() and not (path.is_dir() and _is_empty(path)):
-            hint = "add --resume to go on with it, or " if (path / HEADER).is_file() else ""
+            hint = hint if (path / HEADER).is_file() else ""
             raise RunError(f"{path} is not empty: {hint}choose another folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -101,7 +104,7 @@ class RunWriter:
         for name in ("kind", "model", "tokens", "region"):
             if run.info.get(name) != header.get(name):
                 raise RunError(f"{path} was made with another {name}: resume with the same one")
-        return cls(path, run.info), run
+        return cls(path, run.info | {"complete": False}), run
 
     @property
     def rows(self) -> int:
@@ -117,18 +120,19 @@ class RunWriter:
         write_atomically(self.path / rows, lambda path: pq.write_table(table, path, compression="zstd"))
         held = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
         write_atomically(self.path / values, lambda path: _write_bytes(path, serialise(held)))
-        self.header["files"] |= {name: sha256_of(self.path / name) for name in (rows, values)}
-        self.header["rows"] = self.rows + table.num_rows
-        self._write_header()
+        files = self.header["files"] | {name: sha256_of(self.path / name) for name in (rows, values)}
+        self._write_header({"files": files, "rows": self.rows + table.num_rows})
 
     def finish(self, **facts: Any) -> None:
         """Say that nothing is missing, and what the whole came to."""
-        self.header |= {**facts, "complete": True}
-        self._write_header()
+        self._write_header({**facts, "complete": True})
 
-    def _write_header(self) -> None:
-        text = json.dumps(self.header, indent=1, ensure_ascii=False) + "\n"
+    def _write_header(self, changes: Mapping[str, Any]) -> None:
+        """Write, then believe: after an interruption the header is that of the disk or the one before it."""
+        header = {**self.header, **changes}
+        text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
         write_atomically(self.path / HEADER, lambda path: _write_bytes(path, text.encode()))
+        self.header = header
 
 
 def _is_empty(folder: Path) -> bool:

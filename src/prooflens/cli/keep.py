@@ -35,7 +35,7 @@ class Keeper:
             self.writer, run = RunWriter.resume(path, facts)
             self.before = run.table if run.table.num_rows else None
         else:
-            self.writer = RunWriter.create(path, facts)
+            self.writer = RunWriter.create(path, facts, "add --resume to go on with it, or ")
 
     def remaining(self, question: Question) -> Question:
         """The question without what is done already."""
@@ -56,9 +56,9 @@ class Keeper:
         if self.writer is None or results.subject is None:
             return
         fresh = [outcome for outcome in results.outcomes if claim_key(outcome.claim) not in self.written]
-        self.written |= results.keys
         if fresh:
             append(self.writer, Results.of(fresh, results.subject))
+        self.written |= results.keys
 
     def finish(self, results: Results) -> Results:
         """Say that the run is complete; all of it comes back."""

@@ -179,10 +179,8 @@ def show_radii(look: Callable[[Progress], Radii], options: dict[str, Any]) -> No
         save_frame(found, out, configuration(options), "radii", complete)
         tell_written(options)
     if not complete:
-        say(
-            "interrupted: these radii are sound, but the search was not at its end; give the command again",
-            error=True,
-        )
+        again = "give the command again" + (", with another folder" if out is not None else "")
+        say(f"interrupted: these radii are sound, but the search was not at its end; {again}", error=True)
         raise typer.Exit(130)
 
 

@@ -177,10 +177,10 @@ CHOICES = ("model", "engine", "layer", "samples", "device")
 class _Watched(Settings):
     """Settings that remember which choices a study looked at."""
 
-    seen: set[str] = field(default_factory=set, compare=False, repr=False)
+    seen: set[str] = field(init=False, default_factory=set, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.seen.clear()
+        """What is watched was checked when it was given; to check it again would be to look at it."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in CHOICES:

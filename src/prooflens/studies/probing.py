@@ -24,7 +24,7 @@ from prooflens.portfolio import equipped
 from prooflens.queries import Circuit
 from prooflens.queries.attention import Specialised
 from prooflens.queries.base import Query
-from prooflens.studies.base import Settings, StudyError, silent
+from prooflens.studies.base import CHOICES, Settings, StudyError, silent
 from prooflens.studies.journal import Answer, Journal
 from prooflens.studies.measure import Case, answered, attacked
 from prooflens.studies.prompts import Duplicate
@@ -144,7 +144,7 @@ class Asked:
             for key, item in items.items():
                 yield key, self.one(*item)
             return
-        alone = replace(self.settings, tell=silent, kept=None, jobs=1)
+        alone = replace(self.settings.only(CHOICES), tell=silent, kept=None, jobs=1)
         context = multiprocessing.get_context("spawn")
         memory = share(self.model.device, self.settings.jobs)
         with ProcessPoolExecutor(self.settings.jobs, context, _start, (alone, memory)) as pool:
