@@ -18,6 +18,7 @@ from torch import Tensor
 from prooflens.engines import Engine, Guarantee, Problem
 from prooflens.engines.attack import BUDGETS, Budget
 from prooflens.errors import EngineError, PromptError, QueryError, RegionError
+from prooflens.frames import Subject
 from prooflens.memory import available, is_shortage, parse_memory, written
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
@@ -28,7 +29,7 @@ from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads,
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token, suggestion
 from prooflens.regions import Ball, Paraphrases, Region, listed
-from prooflens.results import Results, Subject, claim_key
+from prooflens.results import Results, claim_key
 
 __all__ = ["Interrupted", "Outcome", "Question", "Verdict", "ask", "certify", "certify_question", "settle"]
 

@@ -28,11 +28,12 @@ from prooflens.engines.attack import Attack, attack_claims
 from prooflens.engines.base import FormBounds
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.errors import EngineError, ProoflensError
+from prooflens.frames import Frame, Subject, query_name
 from prooflens.peak import Peak
 from prooflens.portfolio import ATTACK, Settings, default_budget, is_small, stages_of
 from prooflens.progress import Progress
 from prooflens.queries import Claim
-from prooflens.results import Frame, Subject, finite, query_name
+from prooflens.results import finite
 
 FIXED = pa.schema(
     [

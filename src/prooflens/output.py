@@ -19,6 +19,7 @@ from prooflens.engines import Guarantee
 from prooflens.engines.attack import Budget, Witness
 from prooflens.engines.base import Tail
 from prooflens.engines.vocabulary import is_tail
+from prooflens.frames import Subject
 from prooflens.memory import parse_memory
 from prooflens.models import Prompt, Transformer, load
 from prooflens.outcomes import Outcome, Verdict
@@ -27,7 +28,7 @@ from prooflens.progress import Show, shown
 from prooflens.queries import Argmax, Beats, Claim
 from prooflens.queries.circuit import CANDIDATES
 from prooflens.radius import LARGEST, SMALLEST, radius
-from prooflens.results import Radii, Results, Subject
+from prooflens.results import Radii, Results
 
 
 class OutputResults(Results):

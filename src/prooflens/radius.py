@@ -22,6 +22,7 @@ from prooflens.certify import Heads, ask, chunks, parse_budget
 from prooflens.engines import Guarantee, Problem
 from prooflens.engines.attack import Budget, Witness, attack_claims
 from prooflens.errors import EngineError, QueryError, RegionError
+from prooflens.frames import Subject, query_name
 from prooflens.memory import parse_memory
 from prooflens.models import Prompt, Transformer, load
 from prooflens.portfolio import (
@@ -39,7 +40,7 @@ from prooflens.progress import Progress, Show, shown
 from prooflens.queries import Claim, Query
 from prooflens.queries.rows import Token, find_tokens
 from prooflens.regions import Ball, Region, listed
-from prooflens.results import RADII, Radii, Subject, claim_place, finite, query_name
+from prooflens.results import RADII, Radii, claim_place, finite
 
 SMALLEST, LARGEST = 1e-7, 10.0
 """The ends of the grid of ε, unless others are asked for."""

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from prooflens.errors import QueryError
-from prooflens.models import Prompt, Transformer
+from prooflens.frames import Frame, Subject, query_name
 from prooflens.outcomes import STRENGTH, Outcome, Verdict
-from prooflens.queries import Claim, Mass, Query, Ranking, RowQuery, TopK, parse_query
-from prooflens.queries.rows import suggestion
-from prooflens.regions import Region
+from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pandas
-
     from prooflens.engines.attack import Witness
-
-SHOWN_ROWS = 200
-"""A notebook shows so many rows; `.to_pandas()` has them all."""
 
 NAMES = [
     ("model", pa.string()),
@@ -74,48 +63,6 @@ RADII = pa.schema(
 """The columns of a radius: certified ≤ true ≤ attack."""
 
 
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """What results are about: a model, a prompt and a region, by name and fingerprint."""
-
-    model: str
-    model_sha256: str
-    tokens: tuple[str, ...]
-    text: str | None
-    region: Region
-    source: str | None = None
-    layers: int | None = None
-    """How many layers the model has: fewer than its weights' folder where it was cut."""
-
-    @classmethod
-    def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
-        """Names of a model and a prompt; the source is the folder that the weights were read from."""
-        layers = model.architecture.n_layers
-        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source, layers)
-
-    @property
-    def eps(self) -> float | None:
-        """The largest radius of a ball; None for other regions."""
-        return None if self.region.radius is None else float(self.region.radius.max())
-
-    def columns(self, size: int) -> dict[str, pa.Array]:
-        """The columns that are the same in every row."""
-        values = pa.array(self.tokens, pa.string())
-        offsets = pa.array(range(0, size * len(values) + 1, max(1, len(values))), pa.int32())
-        tokens = pa.chunked_array([values] * size, pa.string()).combine_chunks() if size else values[:0]
-        return {
-            "model": pa.repeat(pa.scalar(self.model), size),
-            "model_sha256": pa.repeat(pa.scalar(self.model_sha256), size),
-            "tokens": pa.ListArray.from_arrays(offsets, tokens),
-            "region": pa.repeat(pa.scalar(self.region.label), size),
-        }
-
-
-def query_name(query: Query) -> str:
-    """The query without the heads and positions it was asked of: those are columns of their own."""
-    return query.kind if isinstance(query, RowQuery) else str(query)
-
-
 def claim_key(claim: Claim) -> tuple[object, ...]:
     """What identifies a claim within one model, prompt and region: layer, head, position, query."""
     return (*claim_place(claim), query_name(claim.query))
@@ -132,146 +79,6 @@ def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
 def finite(value: float | None) -> float | None:
     """The number as JSON and Parquet keep it: what is not finite says nothing and becomes null."""
     return value if value is not None and math.isfinite(value) else None
-
-
-class Frame:
-    """Rows with named columns: an Arrow table that can be cut, converted and shown."""
-
-    title: ClassVar[str] = "rows"
-    shown: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, table: pa.Table, subject: Subject | None = None) -> None:
-        self.table = table
-        self.subject = subject
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __iter__(self) -> Iterator[Self]:
-        return (self._take([i]) for i in range(len(self)))
-
-    def __getattr__(self, name: str) -> Any:
-        """The value of a column, in a frame of one row."""
-        if name.startswith("_") or name == "table" or name not in self.table.column_names:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        values = self.table.column(name).to_pylist()
-        if len(values) != 1:
-            raise AttributeError(
-                f"{len(values)} rows have no single {name!r}: choose one, or use `.to_arrow()`"
-            )
-        return values[0]
-
-    def __getitem__(self, name: str | int | slice | tuple[int, int]) -> Self:
-        """Row number `name` or a slice of rows; the rows of a head `"2.4"` or (2, 4), or of one position `"2.4@3"`."""
-        if isinstance(name, int):
-            return self._take([range(len(self))[name]])
-        if isinstance(name, slice):
-            return self._take(list(range(len(self))[name]))
-        name = ".".join(map(str, name)) if isinstance(name, tuple) else str(name)
-        head, _, position = name.partition("@")
-        layer, dot, number = head.partition(".")
-        if not (dot and layer.isdigit() and number.isdigit() and (position or "0").lstrip("-").isdigit()):
-            raise QueryError(f"{name!r} does not name a head (as in '2.4') or a row of one ('2.4@3')")
-        places: dict[str, object] = {"layer": int(layer), "head": int(number)}
-        if position:
-            places["position"] = int(position)
-        found = self.sel(**places)
-        if not len(found):
-            heads = zip(*(self.table.column(c).to_pylist() for c in ("layer", "head")), strict=True)
-            known = sorted({f"{a}.{b}" for a, b in heads if a is not None})
-            raise QueryError(f"no result is about {name!r}{suggestion(head, known)}")
-        return found
-
-    def sel(self, **wanted: object) -> Self:
-        """The rows whose columns have these values (or one of several, for a list); `query` in any spelling."""
-        keep = list(range(len(self)))
-        for name, value in wanted.items():
-            if name not in self.table.column_names:
-                raise QueryError(f"there is no column {name!r}{suggestion(name, self.table.column_names)}")
-            several = value if isinstance(value, list | tuple | set | range) else [value]
-            allowed = {self._spelled(name, item) for item in several}
-            values = self.table.column(name).to_pylist()
-            keep = [i for i in keep if values[i] in allowed]
-        return self._take(keep)
-
-    def _spelled(self, name: str, value: object) -> object:
-        if name == "query" and isinstance(value, str):
-            return query_name(parse_query(value))
-        if name == "position" and isinstance(value, int) and value < 0 and len(self):
-            return value + len(self.table.column("tokens")[0])
-        return value
-
-    def _take(self, keep: list[int]) -> Self:
-        return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject)
-
-    def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table."""
-        return self.table
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas frame."""
-        return self.table.to_pandas()
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows as plain dictionaries, ready for JSON."""
-        found: list[dict[str, Any]] = self.table.to_pylist()
-        return found
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The numbers that stand for all rows."""
-        return {"rows": len(self)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """`{"rows": […], "summary": {…}}`."""
-        return {"rows": self.rows, "summary": self.summary}
-
-    @property
-    def line(self) -> str:
-        """The summary in words: counts first."""
-        facts = self.summary.items()
-        counts = [f"{value} {name}" for name, value in facts if isinstance(value, int)]
-        return ", ".join(
-            [*counts, *(f"{name}: {value}" for name, value in facts if not isinstance(value, int))]
-        )
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
-        from prooflens.certificate import read_run
-
-        table = read_run(path).table
-        if not set(cls.shown) <= set(table.column_names):
-            raise QueryError(f"{path} holds no {cls.title}")
-        return cls(
-            table.drop_columns([name for name in table.column_names if name in ("row", "claim", "region_id")])
-        )
-
-    def _subject(self) -> Subject:
-        """What the rows are about, for a run directory of them."""
-        if self.subject is None:
-            raise QueryError("these rows were read from a run: copy its folder")
-        return self.subject
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.line}>"
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown)
-        few = self.table.slice(0, SHOWN_ROWS).select(self.shown).to_pylist()
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_cell(row[name]))}</td>' for name in self.shown)}</tr>"
-            for row in few
-        )
-        more = f"<p>… {len(self) - len(few)} more rows</p>" if len(self) > len(few) else ""
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>{more}"
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class Results(Frame):

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from prooflens import __version__
 from prooflens.certificate.store import Array, RunWriter
+from prooflens.frames import Frame, Subject
 from prooflens.outcomes import Outcome
 from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
 from prooflens.regions import Region
-from prooflens.results import Frame, Results, Subject
+from prooflens.results import Results
 
 
 def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | None = None) -> None:

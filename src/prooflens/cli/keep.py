@@ -12,7 +12,8 @@ from prooflens.errors import RunError
 
 if TYPE_CHECKING:
     from prooflens.certify import Question
-    from prooflens.results import Results, Subject
+    from prooflens.frames import Subject
+    from prooflens.results import Results
 
 
 class Keeper:

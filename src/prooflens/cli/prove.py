@@ -36,7 +36,8 @@ from prooflens.cli.options import (
 from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
-    from prooflens.results import Frame, Radii, Results
+    from prooflens.frames import Frame
+    from prooflens.results import Radii, Results
 
 FEW = 40
 """So many rows are listed; of more, the counts per layer and query are."""

@@ -22,7 +22,7 @@ from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
 
 if TYPE_CHECKING:
-    from prooflens.results import Frame
+    from prooflens.frames import Frame
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from prooflens.errors import ProoflensError, RunError
 
 if TYPE_CHECKING:
-    from prooflens.results import Frame
+    from prooflens.frames import Frame
 
 Margins = tuple[dict[str, Any], list[float], list[float]]
 """A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
@@ -127,7 +127,8 @@ def read_source(item: Frame | Path | str) -> Source:
     """Results, radii, or the path of a run."""
     if isinstance(item, str | Path):
         return _from_run(Path(item))
-    from prooflens.results import Frame, Radii, Results
+    from prooflens.frames import Frame
+    from prooflens.results import Radii, Results
 
     if not isinstance(item, Frame):
         raise RunError(
