@@ -200,8 +200,10 @@ class Evidence:
         better = bounds.lower[here] > self.lower[places]
         for offset in better.nonzero()[:, 0].tolist():
             self.sources[chosen[offset]] = (bounds, first + offset)
-        self.lower[places] = torch.maximum(self.lower[places], bounds.lower[here])
-        self.upper[places] = torch.minimum(self.upper[places], bounds.upper[here])
+        # Not by the larger of both, which would be NaN where an engine has none: what is known stays known.
+        self.lower[places] = torch.where(better, bounds.lower[here], self.lower[places])
+        lower_end = bounds.upper[here] < self.upper[places]
+        self.upper[places] = torch.where(lower_end, bounds.upper[here], self.upper[places])
         if bounds.engine not in self.engines:
             self.engines.append(bounds.engine)
         if bool((self.lower > self.upper).any()) and bounds.guarantee is Guarantee.PROVED:

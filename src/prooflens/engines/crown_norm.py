@@ -55,8 +55,13 @@ class Normalise:
     size: Float[Tensor, "S d"]
 
     @classmethod
-    def of(cls, step: Norm, x: Box, m: Box, v: Box, y: Box) -> Normalise:
-        """From boxes of the input, of m, of v (at least ε, positive) and of the output."""
+    def of(
+        cls, step: Norm, x: Box, m: Box, v: Box, y: Box, usable: Bool[Tensor, " S"] | None = None
+    ) -> Normalise:
+        """From boxes of the input, of m, of v (at least ε, positive) and of the output.
+
+        Tokens whose v is not `usable` are replaced by their box.
+        """
         root = convex(torch.rsqrt, lambda t: -0.5 * t.rsqrt() / t, v)
         n = Box(
             down(v.upper.rsqrt() * (1.0 - gamma(16))).clamp(min=0.0), up(v.lower.rsqrt() * (1.0 + gamma(16)))
@@ -67,6 +72,7 @@ class Normalise:
         bias = torch.zeros_like(weight) if step.bias is None else step.bias
         gap = 2.0 * weight.abs() * mid_m.r * mid_n.r[:, None]
         boxed = ~(gap < y.upper - y.lower)
+        boxed = boxed if usable is None else boxed | ~usable[:, None]
         root_slope, root_offset = (
             torch.maximum(a, b) for a, b in zip(root.lower.size, root.upper.size, strict=True)
         )

@@ -36,6 +36,12 @@ from prooflens.queries import Box
 BUDGET_ELEMENTS = 2**24
 """Numbers per temporary while forms go back: how many go at a time."""
 
+LARGEST_VARIANCE = 2.0**200
+"""Lines of v^{-½} are drawn for variances up to this and down to its inverse: beyond, their slopes leave float64."""
+
+FAINT = 2.0**-800
+"""How large every value counts at least for rounding, relative to the largest: covers products of tiny numbers."""
+
 AT_ONCE = 256
 """Values with so few coordinates go back whole, the others token by token."""
 
@@ -68,6 +74,7 @@ class Walk:
     settle: Settle
     boxes: dict[str, Box] = field(default_factory=dict)
     rules: list[tuple[AnyStep, Rule]] = field(default_factory=list)
+    faint: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def through(cls, problem: Problem, program: Program, settle: Settle) -> Walk:
@@ -141,12 +148,12 @@ class Walk:
         slack = gamma(4 * d + 32) * (size + size.mean(-1, keepdim=True)) + TINY
         m = _cut(_plain_centre(step, x), down(low - slack), up(high + slack))
         v = self._variance(step, name, m)
-        if not bool((v.lower > 0).all()):
-            v = Box(torch.where(v.lower > 0, v.lower, TINY), torch.where(v.lower > 0, v.upper, torch.inf))
+        usable = (v.lower > 1.0 / LARGEST_VARIANCE) & (v.upper < LARGEST_VARIANCE)
+        v = Box(*(torch.where(usable, end, 1.0) for end in v))
         # Pm = m, so the same norm without centring, on the box of m, bounds the output as well.
         y = _cut(apply_step(step, x), *apply_step(replace(step, centred=False), m))
         self.boxes[step.out] = y
-        return Normalise.of(step, x, m, v, y)
+        return Normalise.of(step, x, m, v, y, usable)
 
     def _variance(self, step: Norm, name: str, m: Box) -> Box:
         """v = Σ m²/d + ε from the squares' middle lines taken back, and from m's box."""
@@ -246,12 +253,20 @@ class Walk:
             passed = rule.back(live.pop(step.out), {} if tau is None else tau.get(step.out, {}))
             for name, part in zip(step.inputs, passed.inputs, strict=True):
                 live[name] = _sum(live[name], part, start.token) if name in live else part
-            constant, size = constant + passed.constant, size + passed.size
+            constant, size = constant + passed.constant, size + passed.size + self._faint(step)
             roundings = max(roundings, rule.roundings + 4 * len(self.rules) + 64)
         A = live.get(INPUT, first.new_zeros(len(first), *self.problem.region.center.shape))
         moved, pulled, reach = self._at_input(A, start.token)
         roundings = max(roundings, 4 * (self.problem.region.center.numel() + self.problem.region.n_factors))
         return moved + constant + gamma(4 * roundings) * (size + reach), pulled
+
+    def _faint(self, step: AnyStep) -> Tensor:
+        """A size for what coefficients of a step's inputs lose to underflow; infinite inputs count elsewhere."""
+        if step.out not in self.faint:
+            most = [magnitude(self.boxes[name]) for name in step.inputs]
+            known = [torch.where(x.isfinite(), x, 0.0).sum() for x in most]
+            self.faint[step.out] = FAINT * (1.0 + sum(known[1:], known[0]))
+        return self.faint[step.out]
 
     def _at_input(self, A: Tensor, token: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """⟨A, x₀⟩ + ‖GᵀA‖₁, GᵀA and the size of it all; of a ball only the coordinates of A's token."""

@@ -182,6 +182,7 @@ def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
         vertex = region.center.new_zeros(len(some), region.n_factors)
         vertex[:, factors] = some
         value, slope = _solved_for_keys(view, form, region.point(vertex)[:, position])
+        value = torch.where(value.isnan(), torch.inf, value)
         top = int(value.argmax())
         if float(value[top]) > float(best):
             move = region.pullback(slope[top]).sign()
@@ -189,7 +190,8 @@ def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
             best, alpha = value[top], move
     entries = Entries.of(view, form)
     error = up(view.roundoff(entries.longest) * entries.value_size()[0] + TINY)
-    return up(best + error), alpha
+    bound = up(best + error)
+    return torch.where(bound.isnan(), torch.inf, bound), alpha
 
 
 def _solved_for_keys(

@@ -18,6 +18,7 @@ Three ways to bound cells:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -114,10 +115,10 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
             closed = max(closed, float(open_.bound[finished].max()))
             open_ = _choose(open_, (~finished).nonzero()[:, 0])
         if not len(open_.bound):
-            return Outcome(up(closed + bounder.slack), attained, alpha, used)
+            return Outcome(_proved(closed, bounder.slack), attained, alpha, used)
         if used >= max_cells:
             most = max(closed, float(open_.bound.max()))
-            return Outcome(up(most + bounder.slack), attained, alpha, used)
+            return Outcome(_proved(most, bounder.slack), attained, alpha, used)
         order = open_.bound.argsort(descending=True)
         many = max(1, min(CELLS_AT_ONCE, (max_cells - used) // 2))
         now, later = order[:many], order[many:]
@@ -126,6 +127,12 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
         found = found._replace(bound=torch.minimum(found.bound, parents))
         used += len(found.bound)
         open_ = _join(_choose(open_, later), found)
+
+
+def _proved(bound: float, slack: float) -> float:
+    """The bound with its slack; where either has left the numbers nothing is known."""
+    made = up(bound + slack)
+    return made if made > -math.inf else math.inf
 
 
 def _choose(some: Assessment, chosen: Tensor) -> Assessment:
@@ -213,6 +220,7 @@ class Quadratic:
         point = torch.minimum(torch.maximum(m + top, cells.lower), cells.upper)
         # A cut helps where it takes away couplings; the widest factor when there are none left.
         cut = (across + TINY * h).argmax(-1)
+        bound = torch.where(bound.isnan(), torch.inf, bound)
         return Assessment(bound, point, self._value(point), cut, cells)
 
     def _value(self, alpha: Float[Tensor, "N p"]) -> Float[Tensor, " N"]:

@@ -16,6 +16,9 @@ from prooflens.models.sites import Affine, Norm, Rotary, Scores
 from prooflens.numerics import down, gamma, lambda_max_upper, up
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 
+FAINT = 2.0**-200
+"""What chains of absolute values take for more than nothing: γ times it covers what products of tiny numbers lose."""
+
 
 class Spectra(NamedTuple):
     """σ(M) per head, query and key, and λ₋, λ₊ with −λ₋ ⪯ M + Mᵀ ⪯ λ₊ per head."""
@@ -78,7 +81,7 @@ class FirstLayer:
     @cached_property
     def size(self) -> Float[Tensor, "S d"]:
         """sup |x| over the region, coordinate by coordinate; with a LayerNorm |x| + mean|x|, the size of m's terms."""
-        size = up(self.center.abs() + self.problem.region.spread())
+        size = up(self.center.abs() + self.problem.region.spread()) + FAINT
         if self.norm is not None and self.norm.centred:
             size = up(size + up(size.mean(-1, keepdim=True) * (1.0 + gamma(size.shape[-1] + 2))))
         return size
@@ -116,12 +119,12 @@ class FirstLayer:
         if self.norm is None:
             return self.size
         size = self.size * self.n_high[:, None]
-        size = size if self.norm.weight is None else size * self.norm.weight.abs()
+        size = size if self.norm.weight is None else size * (self.norm.weight.abs() + FAINT)
         return size if self.norm.bias is None else size + self.norm.bias.abs()
 
     def _head_size(self, step: Affine) -> Float[Tensor, "S H d_h"]:
         bias = None if step.bias is None else step.bias.abs()
-        size = torch.nn.functional.linear(self.z_size, step.weight.abs(), bias)
+        size = torch.nn.functional.linear(self.z_size, step.weight.abs() + FAINT, bias)
         size = size.reshape(len(size), *step.out_shape)
         return size if self.rotary is None else self.turned_size(size)
 
@@ -193,6 +196,9 @@ class FirstLayer:
         Q, K = (Q, K) if gain is None else (Q * gain, K * gain)
         d, S = Q.shape[-1], self.center.shape[0]
         QQ, KK, KQ = Q @ Q.mT, K @ K.mT, K @ Q.mT
+        if not bool((QQ.isfinite() & KK.isfinite()).all()):
+            nothing = Q.new_full((len(Q), S, S), torch.inf)
+            return Spectra(nothing, nothing[:, 0, 0], nothing[:, 0, 0])
         nothing = torch.zeros_like(KQ)
         minus, plus = extreme_eigenvalues(GramBlocks.of(QQ, KQ, KK, d))
         if self.rotary is None:

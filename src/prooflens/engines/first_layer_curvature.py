@@ -16,6 +16,9 @@ from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 SHAPE_FLOOR = 0.1
 """Shapes do not go below this share of their token's mean; any positive shape is valid."""
 
+LEAST_SHAPE = 2.0**-900
+"""Slopes below this are no shape: their shares and inverses would leave float64."""
+
 JOINT_FLOORS = (0.03, 0.1, 0.4)
 """Floors of the shapes that are tried on a Hessian that is written out."""
 
@@ -75,7 +78,8 @@ def shaped_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
     view = entries.view
     steep = point.slope.abs()
     mean = steep.mean(-1, keepdim=True)
-    X = torch.where(mean > 0, torch.maximum(steep, SHAPE_FLOOR * mean), torch.ones_like(steep))
+    usable = (mean > LEAST_SHAPE) & mean.isfinite()
+    X = torch.where(usable, torch.maximum(steep, SHAPE_FLOOR * mean), torch.ones_like(steep))
     n, own = view.n_high, entries.own
     main = entries.bent * _shaped_spectra(entries, X) * n[entries.position] * n[entries.key]
     tilt = _tilt(entries, point.slope)[entries.form]
@@ -118,7 +122,8 @@ def joint_curvatures(entries: Entries, point: Point) -> Iterator[Float[Tensor, "
         steep + rows,
     ):
         largest = shape.amax(-1, keepdim=True)
-        positive = torch.where(largest > 0, torch.maximum(shape, largest * 2.0**-12), torch.ones_like(shape))
+        floored = torch.maximum(shape, largest * 2.0**-12)
+        positive = torch.where((largest > LEAST_SHAPE) & largest.isfinite(), floored, torch.ones_like(shape))
         yield up(certified_shift(H, positive).clamp(min=0.0) + lost).view(point.x.shape)
 
 
@@ -139,7 +144,7 @@ def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor
             # weighs differently: relative to the result at most `spread` times the root of X's own range.
             uneven = max(float((inv.amax(-1) / inv.amin(-1)).max()) for inv in (inverse_i, inverse_j)) ** 0.5
             length = 8.0 * (d + 64) * spread * uneven
-            if not length < LONGEST_CHAIN:
+            if not (length < LONGEST_CHAIN and bool((QQ.isfinite() & KK.isfinite()).all())):
                 out[part] = torch.inf
                 continue
             own = entries.own[part]

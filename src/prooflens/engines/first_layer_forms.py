@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.base import Forms
-from prooflens.engines.first_layer import FirstLayer
+from prooflens.engines.first_layer import FAINT, FirstLayer
 from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
 from prooflens.regions import Region
 
 
@@ -114,12 +115,13 @@ class Entries:
             k, q = view.k_size[self.key[chosen], head], view.q_size[self.position[chosen], head]
             if view.rotary is not None:
                 k, q = view.turned_size(k), view.turned_size(q)
-            size.index_add_(0, self.at_i[chosen], weight * k @ view.head_weight(view.q, head).abs())
-            size.index_add_(0, self.at_j[chosen], weight * q @ view.head_weight(view.k, head).abs())
+            WQ, WK = (view.head_weight(step, head).abs() + FAINT for step in (view.q, view.k))
+            size.index_add_(0, self.at_i[chosen], weight * k @ WQ)
+            size.index_add_(0, self.at_j[chosen], weight * q @ WK)
         size = size.view(*self.tokens.shape, -1)
         if view.norm is None:
             return size
-        size = size if view.norm.weight is None else size * view.norm.weight.abs()
+        size = size if view.norm.weight is None else size * (view.norm.weight.abs() + FAINT)
         n, terms = view.n_high[self.tokens][..., None], view.size[self.tokens]
         along = (terms * size).mean(-1, keepdim=True)
         if view.norm.centred:
@@ -220,11 +222,13 @@ class Moves:
     def curvature(self, D: Float[Tensor, "F T d"]) -> Float[Tensor, "F n"]:
         """A diagonal above GᵀDG: exact in a ball; under generators row sums of |G_tG_tᵀ|, with D constant on tokens."""
         if self.region.generators is None:
-            return up(D.flatten(1) * self._radius.flatten(1).square() * (1.0 + gamma(4)))
+            radius = self._radius.flatten(1)
+            # Not by the radius' square, which may vanish where D times it does not.
+            return up(up(D.flatten(1) * radius) * radius * (1.0 + gamma(4)))
         G = self.region.generators
         products = torch.einsum("psd,qsd->spq", G, G).abs().sum(-1)
         slack = torch.einsum("psd,qsd->spq", G.abs(), G.abs()).sum(-1)
-        rows = products + gamma(G.shape[-1] + 4) * slack
+        rows = products + gamma(G.shape[-1] + 4) * slack + TINY
         return up(D.amax(-1) @ rows * (1.0 + gamma(2 * sum(products.shape) + 16)))
 
     def factors(self, signs: Float[Tensor, "F n"]) -> Float[Tensor, "F p"]:

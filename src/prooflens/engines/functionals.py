@@ -209,8 +209,8 @@ class _Curved:
                 lower[number], upper[number] = low[0], high[0]
             if all(bool(differences[row].isfinite().all()) for row in rows):
                 low, high = self._direct(number, found, differences, moves)
-                lower[number] = torch.maximum(lower[number], low)
-                upper[number] = torch.minimum(upper[number], high)
+                lower[number] = torch.where(low > lower[number], low, lower[number])
+                upper[number] = torch.where(high < upper[number], high, upper[number])
         return lower, upper
 
     def _rows(self, found: FormBounds) -> tuple[dict[Row, Tensor], dict[Row, Tensor], dict[Row, Box]]:

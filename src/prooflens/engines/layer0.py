@@ -149,4 +149,6 @@ def _bound(
     excess = 2.0 * up(moves.curvature(curvature) + up(error - G)).clamp(min=0.0)
     slack = up(excess.sum(-1) * (1.0 + gamma(2 * excess.shape[-1] + 16)) + TINY)
     bound = up(up(point.value + up(roundoff * entries.value_size() + TINY)) + slack)
-    return torch.where(point.value.isfinite() & bound.isfinite(), bound, torch.inf)
+    # A slope that has overflowed would take all of the slack away.
+    known = point.value.isfinite() & G.isfinite().all(-1) & bound.isfinite()
+    return torch.where(known, bound, torch.inf)

@@ -45,6 +45,9 @@ SIGN_STEPS = 3
 FLOOR = 2.0**-6
 """Scales are lifted to this share of their mean: any positive scale is valid, a tiny one ill-conditions the proof."""
 
+LEAST_MEAN = 2.0**-900
+"""Where the mean itself is smaller its share would vanish: all scales are then 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
@@ -138,7 +141,7 @@ def _rows(A: Tensor, x: Tensor) -> Tensor:
 
 def _positive(scale: Tensor) -> Tensor:
     mean = scale.abs().mean(-1, keepdim=True)
-    return torch.where(mean > 0, torch.maximum(scale, mean * FLOOR), torch.ones_like(scale))
+    return torch.where(mean > LEAST_MEAN, torch.maximum(scale, mean * FLOOR), torch.ones_like(scale))
 
 
 def bound_scores(

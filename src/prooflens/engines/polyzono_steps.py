@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prooflens.engines.interval_steps import LEAST_VARIANCE
 from prooflens.engines.polyzono_product import bilinear
 from prooflens.engines.polyzono_relax import activation, inverse_root
 from prooflens.engines.polyzono_set import Factors, TensorSet
@@ -121,9 +122,9 @@ class Rules:
         v = bilinear(m, m, "sc,sc->s", k, d).scaled(1.0 / d)
         v = v.plus(torch.full_like(v.c, step.eps)).absorbed(self.factors)
         floor = step.eps * (1.0 - gamma(4))
-        if floor <= 0 and not bool((v.hull().lower > 0).all()):
+        if floor < LEAST_VARIANCE and not bool((v.hull().lower > LEAST_VARIANCE).all()):
             raise Unbounded
-        n = inverse_root(v, k, max(floor, TINY)).absorbed(self.factors)
+        n = inverse_root(v, k, max(floor, LEAST_VARIANCE)).absorbed(self.factors)
         y = bilinear(m, n, "sc,s->sc", k, 1)
         weight = torch.ones_like(x.c[0]) if step.weight is None else step.weight
         bias = torch.zeros_like(x.c[0]) if step.bias is None else step.bias

@@ -51,6 +51,9 @@ FEW = 2**22
 """So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
 
 
+LEAST_SPREAD = 2.0**-400
+"""Radii are roots of squares, and squares vanish from 2⁻¹⁰⁷⁴ on: no bound is said to be tighter than this."""
+
 CORNERS = 32
 """At most so many forms at a time are looked at in both corners of their linear parts."""
 
@@ -309,8 +312,9 @@ def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) ->
         rest, linear = walk.remainder(chain, seeds, reading)
         a, missed = a + linear, missed + rest
     slope = a * half
-    spread = grow(reading.spread(slope) + missed + noise[:, None] + 2.0**-1000)
-    spread = torch.where(spread.isfinite(), spread, torch.inf)
+    spread = grow(reading.spread(slope) + missed + noise[:, None] + LEAST_SPREAD)
+    spread = torch.where(spread.isfinite() & value.isfinite()[:, None], spread, torch.inf)
+    value = torch.where(value.isfinite(), value, 0.0)
     corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
     hopeful = value.abs() > HOPE * slope.abs().sum(-1)
     return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, hopeful)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from prooflens.engines.taylor_norms import (
     CHUNK,
+    UNDERFLOW,
     bilinear,
     frobenius,
     grow,
@@ -100,7 +101,8 @@ class ScoreSite:
         S, H, c, _ = M.shape
         if self.quick:
             square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
-            return grow((square + product_error(c * c, _outer(frobenius(M), frobenius(K)))).sqrt())
+            error = product_error(c * c, _outer(frobenius(M), frobenius(K))) + UNDERFLOW
+            return grow((square + error).sqrt())
         step = max(1, CHUNK // (S * S * c * c))
         found = []
         for start in range(0, H, step):
@@ -133,7 +135,7 @@ def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Flo
     X = weights.sqrt()[..., None] * rows
     K = X @ X.mT
     error = product_error(X.shape[-1] + 64, frobenius(X).square())
-    return grow(spectral(0.5 * (K + K.mT)) + error)
+    return grow(spectral(0.5 * (K + K.mT)) + error + UNDERFLOW)
 
 
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:

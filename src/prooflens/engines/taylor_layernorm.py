@@ -43,6 +43,9 @@ from prooflens.engines.taylor_values import Value
 from prooflens.models.sites import Norm
 from prooflens.numerics import gamma
 
+LARGEST = 2.0**200
+"""Inputs up to this length, and σ down to its inverse, are worked with."""
+
 C2 = 1.1548
 """√(4/3) < C2: sup ‖D²n[u,u]‖ of a norm before γ is at most C2/(√d σ²) for unit u; used for rounding only."""
 
@@ -63,7 +66,9 @@ class NormSite:
         """What m errs by."""
         shortest = (size * (1.0 - gamma(d + 8)) - self.lost).clamp(min=0.0)
         least = (shortest - self.source.reach[:, 0]).clamp(min=0.0)
-        self.least = ((least.square() / d + self.step.eps) * (1.0 - 2.0**-40)).sqrt()
+        low = ((least.square() / d + self.step.eps) * (1.0 - 2.0**-40)).sqrt()
+        # Beyond these sizes powers of σ leave float64. With nothing to divide by, all that follows is infinite.
+        self.least = torch.where((low > 1.0 / LARGEST) & (length(u) < LARGEST), low, 0.0)
         self.sigma = (size.square() / d + self.step.eps).sqrt()
         self.q = d * self.sigma.square() * (1.0 - 2.0**-40)
         self.eta = grow(d * self.step.eps / (shortest.square() + d * self.step.eps))

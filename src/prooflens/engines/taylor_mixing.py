@@ -27,9 +27,8 @@ from torch import Tensor
 
 from prooflens.engines.taylor_attention import MixSite
 from prooflens.engines.taylor_budget import Budget, Sizes, against_e, at_once, beyond, with_e
-from prooflens.engines.taylor_norms import frobenius, grow, identity, length, product_error
+from prooflens.engines.taylor_norms import UNDERFLOW, frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor_shapes import (
-    UNDERFLOW,
     ball,
     box,
     image,

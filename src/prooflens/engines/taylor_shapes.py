@@ -21,13 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.taylor_norms import frobenius, grow, length, product_error
+from prooflens.engines.taylor_norms import UNDERFLOW, frobenius, grow, length, product_error
 from prooflens.numerics import gamma
 
 SUM = 1.0 + 2.0**-32
 """Makes the weights of a sum satisfy Σ 1/c ≤ 1 in spite of rounding, of up to 2²⁰ summands in any order."""
-UNDERFLOW = 2.0**-900
-"""What products of entries below 2⁻⁵¹¹ lose, with room for the factors that they are multiplied by."""
 FAINT = 1e-30
 """Summands are weighted as if none were smaller than this share of the whole."""
 
@@ -51,8 +49,9 @@ def gram(A: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b n n"]:
 
 def image(D: Float[Tensor, "*b m n"], M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b m m"]:
     """DMDᵀ, raised: the shape of a linear image."""
-    error = product_error(2 * (D.shape[-1] + D.shape[-2]), 2.0 * frobenius(D).square() * frobenius(M))
-    return raised(D @ M @ D.mT, error)
+    most = frobenius(D)
+    error = product_error(2 * (D.shape[-1] + D.shape[-2]), 2.0 * most.square() * frobenius(M))
+    return raised(D @ M @ D.mT, error + UNDERFLOW * most)
 
 
 def ball(radius: Float[Tensor, "*b"], n: int) -> Float[Tensor, "*b n n"]:
@@ -110,17 +109,23 @@ def total_along(
 def support(M: Float[Tensor, "n n"], w: Float[Tensor, "*f n"]) -> Float[Tensor, "*f"]:
     """√(wᵀMw) ≥ sup |w·x|."""
     square = ((w @ M) * w).sum(-1).clamp(min=0.0)
-    return grow((square + product_error(2 * w.shape[-1], length(w).square() * frobenius(M))).sqrt())
+    return _root(square, w, frobenius(M))
 
 
 def supports_of(M: Float[Tensor, "*b n n"], w: Float[Tensor, "f n"]) -> Float[Tensor, "*b f"]:
     """√(wᵀMw) of every matrix with every covector."""
     square = ((w @ M) * w).sum(-1).clamp(min=0.0)
-    size = length(w).square() * frobenius(M)[..., None]
-    return grow((square + product_error(2 * w.shape[-1], size)).sqrt())
+    return _root(square, w, frobenius(M)[..., None])
 
 
 def supports(M: Float[Tensor, "*b n n"], w: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """√(wᵀMw) with a matrix of its own for each covector."""
     square = ((M @ w[..., None])[..., 0] * w).sum(-1).clamp(min=0.0)
-    return grow((square + product_error(2 * w.shape[-1], length(w).square() * frobenius(M))).sqrt())
+    return _root(square, w, frobenius(M))
+
+
+def _root(square: Tensor, w: Float[Tensor, "... n"], size: Tensor) -> Tensor:
+    """√(wᵀMw) from the computed square and ‖M‖_F, rounding and underflow added."""
+    most = length(w)
+    error = product_error(2 * w.shape[-1], most.square() * size) + UNDERFLOW * (1.0 + most)
+    return grow((square + error).sqrt())

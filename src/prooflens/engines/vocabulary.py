@@ -96,12 +96,20 @@ def bound_margins(engine: Engine, problem: Problem, functionals: Sequence[Functi
     if engine.guarantee is not Guarantee.PROVED:
         return found
     slack = slack.to(found.lower)
+    lower, upper = _numbers(down(found.lower - slack), up(found.upper + slack))
     return replace(
         found,
-        lower=down(found.lower - slack),
-        upper=up(found.upper + slack),
+        lower=lower,
+        upper=upper,
         lower_ledger=None,
         upper_ledger=None,
+    )
+
+
+def _numbers(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The bounds without NaN, which would hide what another engine knows."""
+    return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf), upper.nan_to_num(
+        torch.inf, torch.inf, -torch.inf
     )
 
 
@@ -123,7 +131,7 @@ def _margins(
     longest = max(len(index) for _, index in pairs)
     far = up(known.spread_linear(rows) + up(gamma(d + longest + 16) * 4.0 * size + TINY))
     corner = torch.where(rows @ known.A >= 0, 1.0, -1.0).to(rows)
-    found = FormBounds(down(value - far), up(value + far), -corner, corner)
+    found = FormBounds(*_numbers(down(value - far), up(value + far)), -corner, corner)
     constants = torch.tensor([f.constant for f in functionals]).to(value)
     open_ = ((found.lower + constants <= 0.0) & (found.upper + constants >= 0.0)).nonzero()[:, 0].tolist()
     if open_:
@@ -190,8 +198,9 @@ class _Tail:
             # Rounding of Δw and Δb (one each), of the product and the sum, all relative to |Δw|·|h| + |Δb|.
             slack = up(gamma(d + 8) * 2.0 * (delta.abs() @ largest + shift.abs()) + TINY)
             far = up(spread(delta) + slack)
-            lows.append(down(value - far).nan_to_num(nan=-torch.inf))
-            highs.append(up(value + far).nan_to_num(nan=torch.inf))
+            low, high = _numbers(down(value - far), up(value + far))
+            lows.append(low)
+            highs.append(high)
         return torch.cat(lows), torch.cat(highs)
 
 

@@ -100,6 +100,8 @@ def lambda_max_upper(
     if scale is not None:
         root = weights.rsqrt()
         scaled = root[..., :, None] * H * root[..., None, :]
+    if not bool(scaled.isfinite().all()):
+        return best
     guess = torch.linalg.eigvalsh(scaled)[..., -1]
     unit = n * gamma(4 * n + 32) * scaled.abs().sum(dim=-1).amax(dim=-1)
     open_ = torch.ones_like(guess, dtype=torch.bool)

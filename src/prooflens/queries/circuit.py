@@ -54,7 +54,7 @@ class Circuit(Query):
 
     def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Functional:
         """Σ w f with its constant rounded down: a part's own is on the strict side of its threshold, w < 0 turns it."""
-        total, slack = Functional(()), 0.0
+        total, slack, exact = Functional(()), 0.0, True
         for part, claims, weight in zip(self.parts, bound, weights, strict=True):
             conditions = [condition for claim in claims for condition in claim.conditions]
             if len(conditions) != 1 or conditions[0].sense is Sense.RANGE:
@@ -66,12 +66,11 @@ class Circuit(Query):
             functional = conditions[0].functional
             total = total + functional.scaled(weight)
             if functional.constant:
-                slack += (
-                    abs(weight) * (1.0 + abs(functional.constant)) * (64 + 2 * len(weights)) * math.ulp(1.0)
-                )
-        return Functional(
-            total.terms, math.nextafter(total.constant - slack, -math.inf) if slack else 0.0, str(self)
-        )
+                exact = False
+                size = abs(weight) * (1.0 + abs(functional.constant))
+                slack += size * (64 + 2 * len(weights)) * math.ulp(1.0) + math.ulp(0.0)
+        constant = 0.0 if exact else math.nextafter(total.constant - slack, -math.inf)
+        return Functional(total.terms, constant, str(self))
 
 
 MOST_DIRECT = 512

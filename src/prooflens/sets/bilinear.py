@@ -152,7 +152,8 @@ class GramBlocks:
             raise SetError("the generators of a product must be finite, and their squares too")
         negligible = (traces[0] < 2.0**-900) | (traces[1] < 2.0**-900)
         i, j = (
-            torch.where(trace < 2.0**-900, 0.0, torch.ceil(torch.frexp(trace).exponent / 2.0))
+            # frexp's exponents are integers: their quotient would be float32, which ends at 2^±127.
+            torch.where(trace < 2.0**-900, 0.0, torch.ceil(torch.frexp(trace).exponent.to(trace) / 2.0))
             for trace in traces
         )
         kept = (~negligible).to(XX.dtype)
@@ -274,6 +275,8 @@ def _eigenvalue_guess(S: Tensor, rest: Tensor, eye: Tensor) -> tuple[Tensor, Ten
     whole[..., :M, :M] = S
     # eigvalsh reads the lower triangle only.
     whole[..., M:, :M] = L.mT
+    # Where the certificate's matrices have left the numbers it proves nothing, whatever the guess.
+    whole.nan_to_num_(0.0, 0.0, 0.0)
     values = torch.linalg.eigvalsh(whole).to(S.dtype)
     return -values[..., 0], values[..., -1]
 
