@@ -193,7 +193,7 @@ def _candidate(whole: Outcome, place: int) -> Outcome:
     claim = Claim(
         Beats(winner, loser), (), (condition,), whole.claim.clean[place : place + 1], _tie(whole.claim, place)
     )
-    broken = whole.witness is not None and not bool(condition.met(whole.witness.values[place]))
+    broken = whole.witness is not None and bool(condition.broken(whole.witness.values[place]))
     if claim.tie is not None:
         verdict, reason = Verdict.UNKNOWN, claim.tie
     elif broken:

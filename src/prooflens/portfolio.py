@@ -161,7 +161,7 @@ class Evidence:
         for i, functional in enumerate(claim.functionals):
             if not (functional.rows or functional.logits):
                 lower[i] = upper[i] = functional.constant
-        broken = centred and not claim.clean_holds
+        broken = centred and claim.clean_breaks
         return cls(claim, lower, upper, [None] * size, [], claim.tie is None and not broken, broken)
 
     @property

@@ -87,8 +87,10 @@ def radius(
     if not (tolerance > 0 and math.isfinite(tolerance)):
         raise RegionError(f"the tolerance must be a positive number, got {tolerance}")
     low, high = between
-    if not 0 < low < high < math.inf:
-        raise RegionError(f"radii are searched between two positive numbers, got {low} and {high}")
+    if not (0 < low < high and high / low < math.inf):
+        raise RegionError(
+            f"radii are searched between two positive numbers with a finite quotient, got {low} and {high}"
+        )
     stages = stages_of(engine)
     settings = Settings(stages, parse_budget(budget), seed, parse_memory(memory))
     if engine not in ("auto", ATTACK) and settings.engine(engine).guarantee is not Guarantee.PROVED:
@@ -282,7 +284,7 @@ class Search:
         claim = self.claims[i]
         if claim.tie is not None:
             return 0.0, None, claim.tie
-        if not claim.clean_holds:
+        if claim.clean_breaks:
             return 0.0, 0.0, "the clean input breaks it"
         if i not in self.asked:
             return None, None, "true for every ε by the mask alone"

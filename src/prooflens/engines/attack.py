@@ -136,9 +136,9 @@ def attack_claims(
 ) -> Siege:
     """Try to falsify every claim; a claim is left alone as soon as it is broken.
 
-    Each claim's smallest functional is made small. A break counts when `claim.holds_on` is false at a float64 point of
-    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is. Of a whole vocabulary the nearest tokens
-    are attacked.
+    Each claim's smallest functional is made small. A break counts when `claim.broken_by` is true at a float64 point of
+    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is, by more than a threshold's rounding. Of a
+    whole vocabulary the nearest tokens are attacked.
     """
     if tails := [i for i, claim in enumerate(claims) if any(map(is_tail, claim.functionals))]:
         return _attack_tails(problem, claims, tails, budget, seed, starts, fast)
@@ -218,9 +218,7 @@ def _witness(
 ) -> Witness | None:
     """The point as a witness, if the claim is false there."""
     values = _values(problem, claim, x)
-    if bool(values.isnan().any()) or bool(claim.met(values)):
-        return None
-    return Witness(x, alpha, values)
+    return Witness(x, alpha, values) if claim.broken_by(values) else None
 
 
 def _padded(

@@ -74,11 +74,13 @@ class Exact:
     seed: int = 0
 
     def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        """More than 64 factors, unless all forms can be enumerated; constraints; models that are not in float64."""
+        """A point, more than 64 factors unless all forms can be enumerated, constraints, models not in float64."""
         if problem.model.dtype != torch.float64:
             return "proofs need a float64 model"
         if problem.region.constraints is not None:
             return "exact bounds need a region without constraints"
+        if problem.region.n_factors == 0:
+            return "exact bounds need a region that moves: at a point any other engine is as good"
         if problem.region.n_factors > MOST_FACTORS and not bool(enumerable(problem, forms).all()):
             return (
                 f"exact bounds need at most {MOST_FACTORS} factors, the region has {problem.region.n_factors}"

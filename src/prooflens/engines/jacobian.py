@@ -176,7 +176,9 @@ class Jacobian:
     connector: Connector
 
     def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        """Any form, in float64."""
+        """Any form, in float64, over a region that is more than a point."""
+        if problem.region.n_factors == 0:
+            return "the connector needs a region that moves: at a point any other engine is as good"
         return None if problem.model.dtype == torch.float64 else "the connector needs a float64 model"
 
     def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:

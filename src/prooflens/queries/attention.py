@@ -174,6 +174,7 @@ class Mass(RowQuery):
             wanted = find_tokens(self.tokens, setting.size, setting.tokens)
         inside = tuple(sorted(set(wanted) & set(reading.order)))
         rest = tuple(sorted(set(reading.order) - set(inside)))
+        slack = 0.0
         if not inside or not rest:
             mass = 1.0 if inside else 0.0
             functional = Functional((), mass - self.tau, f"{row}: mass is {mass:g} by the mask")
@@ -183,7 +184,7 @@ class Mass(RowQuery):
             log_odds = math.log(self.tau) - math.log1p(-self.tau)
             slack = up(16 * math.ulp(max(-math.log(self.tau), -math.log1p(-self.tau))))
             functional = Functional(ratio.terms, -(log_odds + slack), f"{ratio.name} - log odds {self.tau:g}")
-        return [Condition(functional, Sense.NONNEGATIVE)], tie
+        return [Condition(functional, Sense.NONNEGATIVE, 2.0 * slack)], tie
 
 
 @dataclass(frozen=True)

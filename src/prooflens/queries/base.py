@@ -81,6 +81,15 @@ class Condition:
 
     functional: Functional
     sense: Sense
+    blur: float = 0.0
+    """How far rounding may have moved the threshold to the strict side: what misses it by less breaks nothing."""
+
+    def broken(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Whether a value contradicts the sense; NaN never does, nor what only the rounding of the threshold misses."""
+        if self.sense is Sense.RANGE:
+            return torch.zeros_like(value, dtype=torch.bool)
+        strict = self.sense is Sense.POSITIVE and self.blur == 0.0
+        return value <= 0 if strict else value < -self.blur
 
     def met(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
         """Whether a value, or a proved lower bound, satisfies the sense; NaN never does."""
@@ -116,8 +125,20 @@ class Claim:
 
     @property
     def clean_holds(self) -> bool:
-        """Whether the clean input satisfies it; if not it `fails` with the zero perturbation."""
+        """Whether the clean input satisfies it."""
         return bool(self.met(self.clean))
+
+    @property
+    def clean_breaks(self) -> bool:
+        """Whether the clean input contradicts it: then it `fails`, where the region holds that input."""
+        return self.broken_by(self.clean)
+
+    def broken_by(self, values: Float[Tensor, " F"]) -> bool:
+        """Whether the values at a point contradict it; a point at which one of them is NaN says nothing."""
+        if bool(values.isnan().any()):
+            return False
+        ends = zip(self.conditions, values, strict=True)
+        return any(bool(condition.broken(value)) for condition, value in ends)
 
     def values(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "... F"]:
         """The functionals on concrete points."""

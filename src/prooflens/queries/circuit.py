@@ -49,11 +49,11 @@ class Circuit(Query):
         if self.weights is None:
             conditions = [condition for claim in claims for condition in claim.conditions]
         else:
-            conditions = [Condition(self._sum(bound, self.weights), Sense.POSITIVE)]
+            conditions = [self._sum(bound, self.weights)]
         return [make_claim(self, setting, rows, conditions, tie)]
 
-    def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Functional:
-        """Σ w f with its constant rounded down: a part's own is on the strict side of its threshold, w < 0 turns it."""
+    def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Condition:
+        """Σ w f > 0, its constant rounded down: a part's own is on the strict side of its threshold, w < 0 turns it."""
         total, slack, exact = Functional(()), 0.0, True
         for part, claims, weight in zip(self.parts, bound, weights, strict=True):
             conditions = [condition for claim in claims for condition in claim.conditions]
@@ -70,7 +70,8 @@ class Circuit(Query):
                 size = abs(weight) * (1.0 + abs(functional.constant))
                 slack += size * (64 + 2 * len(weights)) * math.ulp(1.0) + math.ulp(0.0)
         constant = 0.0 if exact else math.nextafter(total.constant - slack, -math.inf)
-        return Functional(total.terms, constant, str(self))
+        functional = Functional(total.terms, constant, str(self))
+        return Condition(functional, Sense.POSITIVE, 0.0 if exact else 2.0 * slack)
 
 
 MOST_DIRECT = 512
