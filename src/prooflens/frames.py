@@ -172,7 +172,7 @@ class Frame:
         """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
         from prooflens.certificate import read_run
 
-        table = read_run(path).table
+        table = read_run(path).rows
         if not set(cls.shown) <= set(table.column_names):
             raise QueryError(f"{path} holds no {cls.title}")
         return cls(

@@ -20,7 +20,9 @@ from prooflens.engines.attack import Budget
 from prooflens.engines.base import Ledger
 from prooflens.errors import RunError
 from prooflens.queries import Claim
+from prooflens.report import report
 from prooflens.results import Results
+from prooflens.sweep.diff import Rows
 
 SENSES = {">0": lambda low, high: low > 0, ">=0": lambda low, high: low >= 0}
 
@@ -238,6 +240,20 @@ def test_a_complete_run_that_goes_on_is_not_complete(found: Results, tmp_path: P
     writer, _ = RunWriter.resume(tmp_path / "run", header(found.subject, {}))
     append(writer, found.sel(layer=1))
     assert not read_run(tmp_path / "run").info["complete"]
+
+
+def test_a_run_that_came_to_nothing_says_so_to_every_reader(found: Results, tmp_path: Path) -> None:
+    assert found.subject is not None
+    RunWriter.create(tmp_path, header(found.subject, {}))
+    readers = (
+        Results.load,
+        Rows.of,
+        lambda run: query_rows(run, "select 1"),
+        lambda run: report(run, path=run / "x"),
+    )
+    for read in readers:
+        with pytest.raises(RunError, match="holds no rows"):
+            read(tmp_path)
 
 
 def test_ledgers_are_kept(found: Results, tmp_path: Path) -> None:

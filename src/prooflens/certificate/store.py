@@ -192,6 +192,13 @@ class Run:
     table: pa.Table
     tensors: Tensors
 
+    @property
+    def rows(self) -> pa.Table:
+        """The table, with an error where nothing was decided before the run ended."""
+        if not self.table.num_columns:
+            raise RunError(f"{self.path} holds no rows: the run ended before it decided anything")
+        return self.table
+
 
 def read_run(path: Path | str, verify: bool = True) -> Run:
     """Read a run directory; with `verify`, every file must have the fingerprint that `run.json` states."""
@@ -285,7 +292,7 @@ def _read_table(path: Path) -> pa.Table:
 
 def query_rows(path: Path | str, sql: str) -> pa.Table:
     """DuckDB over the rows of a run, as table `rows`."""
-    return query_tables({"rows": read_run(path).table}, sql)
+    return query_tables({"rows": read_run(path).rows}, sql)
 
 
 def query_tables(tables: Mapping[str, Any], sql: str) -> pa.Table:

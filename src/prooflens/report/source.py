@@ -164,7 +164,7 @@ def _from_run(path: Path) -> Source:
     return Source(
         str(path),
         kind,
-        run.table,
+        run.rows,
         model["name"],
         model["sha256"],
         model.get("source"),

@@ -28,8 +28,8 @@ class Rows(NamedTuple):
             store = SweepStore.open(path)
             return cls(store.dataset(), store.holds_radii)
         run = read_run(path)
-        prompt = pa.repeat(pa.scalar(run.info.get("text"), pa.string()), run.table.num_rows)
-        return cls(run.table.append_column("prompt", prompt), run.info["kind"] == "radii")
+        prompt = pa.repeat(pa.scalar(run.info.get("text"), pa.string()), run.rows.num_rows)
+        return cls(run.rows.append_column("prompt", prompt), run.info["kind"] == "radii")
 
 
 def diff(first: Rows, second: Rows) -> dict[str, Any]:
