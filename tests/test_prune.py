@@ -143,6 +143,13 @@ def test_the_command_writes_a_model(call: Call, tmp_path: Path) -> None:
     assert small.examples is not None
 
 
+def test_no_other_folder_is_replaced_and_nothing_is_computed_for_it(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = call("prune", "no-such-model", "--eps", "0.02", "-o", str(tmp_path))
+    assert code == 1
+    assert "notes.txt" in err
+
+
 def test_errors_of_the_command(call: Call) -> None:
     code, _, err = call(
         "prune", "toy-induction", "--eps", "0.02", "--samples", "1", "--rule", "luck", "--engine", "layer0"

