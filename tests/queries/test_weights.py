@@ -71,6 +71,16 @@ def test_vertex_softmax_of_a_linear_objective(size: int) -> None:
     assert (bound >= best - 1e-15).all()
 
 
+def test_vertex_softmax_of_costs_whose_products_vanish() -> None:
+    """No less than what the same costs give when they are larger by a power of two."""
+    for cost, depth in ((8.0 * 2.0**-1074, 200.0), (2.0**-700, 590.0)):
+        low = torch.tensor([0.0, -depth, -depth], dtype=torch.float64)
+        costs = torch.tensor([-1e3 * cost, cost, 0.0], dtype=torch.float64)
+        far = torch.tensor([-depth, -depth, -depth], dtype=torch.float64)
+        bound = vertex_softmax(costs, far, low)
+        assert bound >= vertex_softmax(costs * 2.0**700, far, low) * 2.0**-700
+
+
 def test_mass_over_a_score_box_is_exact() -> None:
     lower, upper = score_boxes(400, 6, seed=3)
     group = torch.rand(400, 6, generator=torch.Generator().manual_seed(3)) < 0.4

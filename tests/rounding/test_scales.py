@@ -31,6 +31,8 @@ SCALES = {
     "large queries": ("encoder", {"blocks.0.q.": 1e30}, 1.0, 0.3, None),
     "large queries behind a norm": ("llama", {"blocks.0.q.": 1e40}, 1.0, 0.3, None),
     "huge inputs of a norm": ("llama", {}, 1e120, 0.3, None),
+    "a norm whose slope vanishes": ("llama", {}, 1e150, 0.005, None),
+    "a centred norm whose slope vanishes": ("gpt2", {}, 1e150, 0.05, None),
     "inputs of a norm whose squares overflow": ("gpt2", {}, 1e155, 0.3, None),
     "a norm whose slope overflows": ("llama", {}, 1e-110, 0.3, 1e-300),
     "a centred norm whose slope overflows": ("gpt2", {}, 1e-120, 0.2, 1e-300),

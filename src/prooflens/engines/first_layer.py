@@ -20,6 +20,10 @@ FAINT = 2.0**-200
 """What chains of absolute values take for more than nothing: γ times it covers what products of tiny numbers lose."""
 
 
+LARGEST = 2.0**200
+"""Inputs of a norm up to this length, and n up to it, are worked with."""
+
+
 class Spectra(NamedTuple):
     """σ(M) per head, query and key, and λ₋, λ₊ with −λ₋ ⪯ M + Mᵀ ⪯ λ₊ per head."""
 
@@ -88,7 +92,7 @@ class FirstLayer:
 
     @cached_property
     def n_high(self) -> Float[Tensor, " S"]:
-        """An upper bound of n over the region; ∞ where the region may hold a constant token and ε is 0."""
+        """An upper bound of n over the region; ∞ where ε is 0 and a token may be constant, or n⁴ leaves float64."""
         if self.norm is None:
             return torch.ones_like(self.reach)
         d = self.center.shape[-1]
@@ -98,7 +102,8 @@ class FirstLayer:
         lost = up(self.size.square().sum(-1).sqrt() * (2.0 * gamma(d + 8)))
         least = down(down(length - lost) - self.reach).clamp(min=0.0)
         square = down(least * least) / d * (1.0 - gamma(4))
-        return up(torch.rsqrt(down(square + self.norm.eps * (1.0 - gamma(2)))) * (1.0 + gamma(4)))
+        found = up(torch.rsqrt(down(square + self.norm.eps * (1.0 - gamma(2)))) * (1.0 + gamma(4)))
+        return torch.where((found < LARGEST) & (length < LARGEST), found, torch.inf)
 
     def roundoff(self, entries: int) -> float:
         """ρ: a form of so many entries and its slopes err by at most ρ times their absolute-value chains."""

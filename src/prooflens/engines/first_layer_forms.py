@@ -133,7 +133,7 @@ class Entries:
     ) -> tuple[Float[Tensor, " F"], Float[Tensor, "F T d"], Float[Tensor, "F T d"]]:
         """Each form at its own point: value, ∂f/∂x, and v = ∂F/∂y (γ ⊙ ∂f/∂z) for the norm's curvature."""
         view, norm = self.view, self.view.norm
-        y, n, m = _normalised(view, x)
+        y, n = _normalised(view, x)
         z = y if norm is None or norm.weight is None else y * norm.weight
         z = (z if norm is None or norm.bias is None else z + norm.bias).flatten(0, 1)
         value = x.new_zeros(self.size)
@@ -157,7 +157,7 @@ class Entries:
             return value, slope, slope
         read = slope if norm.weight is None else slope * norm.weight
         read = read - read.mean(-1, keepdim=True) if norm.centred else read
-        slope = n * read - n.pow(3) * m * (m * read).mean(-1, keepdim=True)
+        slope = n * (read - y * (y * read).mean(-1, keepdim=True))
         return value, slope, read
 
     def pulls(self, x: Float[Tensor, "F T d"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
@@ -176,13 +176,13 @@ class Entries:
         return pull_i, pull_j
 
 
-def _normalised(view: FirstLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, n and m of the norm before the first layer; x itself where there is none."""
+def _normalised(view: FirstLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """y and n of the norm before the first layer; x itself where there is none."""
     if view.norm is None:
-        return x, x.new_ones(()), x
+        return x, x.new_ones(())
     m = x - x.mean(-1, keepdim=True) if view.norm.centred else x
     n = torch.rsqrt(m.square().mean(-1, keepdim=True) + view.norm.eps)
-    return m * n, n, m
+    return m * n, n
 
 
 @dataclass(frozen=True, eq=False)

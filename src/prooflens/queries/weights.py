@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import QueryError
-from prooflens.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
+from prooflens.numerics.rounding import TINY, UNIT_ROUNDOFF, down, gamma, up
 from prooflens.queries.outward import (
     LIBM_ROUNDINGS,
     exclusive_sum,
@@ -189,7 +189,8 @@ def vertex_softmax(
     roundings = 2.0 * (LIBM_ROUNDINGS + depth) + 4.0 * cost.shape[-1] + 16.0
     span = largest - smallest
     value = smallest + best + span * (2.0 * UNIT_ROUNDOFF) * roundings
-    value = up(value + 4.0 * UNIT_ROUNDOFF * (smallest.abs() + span))
+    # A product c·w that vanishes loses 2⁻¹⁰⁷⁴, by weights that add up to at least e^{−depth}.
+    value = up(value + 4.0 * UNIT_ROUNDOFF * (smallest.abs() + span) + TINY + 2.0**-1060 * depth.exp())
     trivial = ~((depth < WIDEST_SCORES) & (value <= largest))
     return torch.where(trivial, largest, value).squeeze(-1)
 
