@@ -88,7 +88,7 @@ def certify(
 ) -> Results:
     """A verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
 
-    `heads` is `"2.4"`, `"0-2"`, a list of such or of pairs (2, 4), or None for all; a query may name its own heads and
+    `heads` is `"2.4"`, `"0-2"`, a pair (2, 4), a list of such, or None for all; a query may name its own heads and
     position (`"2.4:top1@-1"`). `engine="auto"` asks a portfolio; a name asks that engine, then attacks. `budget` is a
     row of `BUDGETS`, a `Budget`, or None for one that fits the model's size. `memory` (bytes) limits engines that keep
     a lot.
