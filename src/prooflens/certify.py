@@ -313,7 +313,10 @@ def _indexed(ball: Ball, prompt: Prompt) -> Ball:
         return find_token(token, len(prompt), prompt.tokens) if isinstance(token, str) else [token]
 
     if isinstance(ball.eps, Mapping):
-        return replace(ball, eps={i: eps for token, eps in ball.eps.items() for i in places(token)})
+        pairs = [(i, eps) for token, eps in ball.eps.items() for i in places(token)]
+        if len(dict(pairs)) < len(pairs):
+            raise RegionError(f"a token has two radii in {ball}: give it one")
+        return replace(ball, eps=dict(pairs))
     if ball.tokens is None:
         return ball
     return replace(ball, tokens=[i for token in listed(ball.tokens) for i in places(token)])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prooflens.certify import as_region
 from prooflens.errors import RegionError
 from prooflens.models import Prompt
 from prooflens.regions import Ball, Constraints, Paraphrases, Region
@@ -205,3 +206,11 @@ def test_a_point_of_a_wide_constrained_ball_is_found_in_it() -> None:
     region = Region(x, radius=torch.full_like(x, 1e-3), constraints=half)
     assert region.contains(x - 5e-4)
     assert not region.contains(x + 5e-4)
+
+
+def test_a_token_has_one_radius() -> None:
+    with pytest.raises(RegionError, match="two radii"):
+        Ball({-1: 0.1, 3: 0.2}).around(X)
+    prompt = Prompt(X, ("a", "b", "a", "d"))
+    with pytest.raises(RegionError, match="two radii"):
+        as_region(Ball({"a": 0.1, 2: 0.2}), prompt)  # type: ignore[dict-item]

@@ -43,7 +43,10 @@ class Ball:
             raise RegionError("give one ε and the tokens that move, or a radius per token: not both")
         if isinstance(eps, Mapping):
             for token, value in eps.items():
-                per_token[_token_index(token, len(x))] = positive(value, "ε")
+                place = _token_index(token, len(x))
+                if per_token[place] > 0:
+                    raise RegionError(f"token {place} has two radii: give it one")
+                per_token[place] = positive(value, "ε")
         elif several:
             if len(eps) != len(x):
                 raise RegionError(f"{len(eps)} radii for {len(x)} tokens: give one per token")
