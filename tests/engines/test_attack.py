@@ -8,7 +8,7 @@ from prooflens.engines import FormBounds, Forms, Problem, get_engine
 from prooflens.engines.attack import BUDGETS, Attack, Budget, Witness, break_claims
 from prooflens.engines.attack_search import Landscape, inside
 from prooflens.engines.attack_targets import Targets
-from prooflens.errors import EngineError
+from prooflens.errors import EngineError, RegionError
 from prooflens.queries import Claim, Condition, Row, Sense, Setting, TopK, parse_query
 from prooflens.queries.base import make_claim
 from prooflens.queries.functionals import Functional, Score, margin
@@ -126,13 +126,17 @@ def test_constraints_are_respected() -> None:
     assert bool((found.lower <= best + 0.05 * (worst - best)).all())
 
 
-def test_contradictory_constraints_are_an_error() -> None:
+def test_contradictory_constraints_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of("toy")
     p = problem.region.n_factors
     none = Constraints.of(p, torch.ones(1, p), torch.tensor([p + 1.0]))
-    empty = Problem(problem.model, Region(problem.region.center, problem.region.radius, constraints=none))
+    empty = Region(problem.region.center, problem.region.radius, constraints=none)
+    with pytest.raises(RegionError, match="no point satisfies"):
+        Problem(problem.model, empty)
+    monkeypatch.setattr(Region, "check", lambda region: None)
+    unseen = Problem(problem.model, empty)
     with pytest.raises(EngineError, match="no point of the region"):
-        Attack(budget=SMALL).bound_forms(empty, margins(empty))
+        Attack(budget=SMALL).bound_forms(unseen, margins(unseen))
 
 
 QUERIES = [

@@ -71,6 +71,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         self.model.check_input(self.region.center)
+        self.region.check()
 
     @property
     def n_tokens(self) -> int:

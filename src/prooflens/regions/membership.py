@@ -1,4 +1,4 @@
-"""Which point of a region is nearest to a given one: a linear program."""
+"""Which point of a region is nearest to a given one, and whether there is any: linear programs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from scipy.optimize import linprog
 from scipy.sparse import block_array, csr_array
 from torch import Tensor
 
-from prooflens.regions.region import Region
+from prooflens.regions.region import Constraints, Region
 
 TOLERANCE = 1e-10
 """Of the solver, in units of the largest entry of the program."""
+INFEASIBLE = 2
+"""How `linprog` says that no point satisfies a program."""
 
 
 def nearest_factors(region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, " p"] | None:
@@ -45,6 +47,20 @@ def nearest_factors(region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, " 
     if found.status != 0 or found.x is None:
         return None
     return torch.tensor(found.x[:-1], dtype=torch.float64).clamp(-1.0, 1.0).to(region.center)
+
+
+def contradictory(held: Constraints) -> bool:
+    """Whether a solver finds that no α of the box satisfies the constraints."""
+    found = linprog(
+        np.zeros(held.A_eq.shape[1]),
+        A_ub=_array(held.A_ub),
+        b_ub=_array(held.b_ub),
+        A_eq=_array(held.A_eq),
+        b_eq=_array(held.b_eq),
+        bounds=(-1.0, 1.0),
+        method="highs",
+    )
+    return bool(found.status == INFEASIBLE)
 
 
 def _generators(region: Region) -> Any:

@@ -128,6 +128,17 @@ class Region:
             return True
         return bool(self.constraints.satisfied(self.center.new_zeros(self.n_factors), tolerance=0.0))
 
+    def check(self) -> None:
+        """Refuse constraints that leave no point: of the empty set everything holds."""
+        if self.constraints is None or self.holds_center:
+            return
+        from prooflens.regions.membership import contradictory
+
+        if contradictory(self.constraints):
+            raise RegionError(
+                "no point satisfies the region's constraints: they contradict each other or the box"
+            )
+
     @property
     def scale(self) -> Float[Tensor, " p"]:
         """The radius that belongs to each factor of a ball."""
