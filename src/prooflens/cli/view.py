@@ -167,8 +167,12 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Certify an embedded model, check the certificate, break a claim, map radii, write a report; no download."""
+    import torch
+
     from prooflens.demo import SHOWN, run_demo
 
+    # Threads cannot help a model this small, and on a busy machine they wait for each other.
+    torch.set_num_threads(1)
     made = run_demo(out)
     results = made.results[SHOWN]
     if as_json:
