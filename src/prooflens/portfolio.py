@@ -141,9 +141,7 @@ class Evidence:
     sources: list[tuple[Bounds, int] | None]
     """Per functional: the bounds, and the place in them, that its lower bound is from."""
     engines: list[str]
-    settable: bool
-    """Whether there is something to prove: no tie, and not broken by the clean input."""
-    broken: bool = False
+    broken: bool
     """Whether the clean input lies in the region and breaks the claim."""
     guarantee: Guarantee = Guarantee.PROVED
     witness: Witness | None = None
@@ -161,8 +159,12 @@ class Evidence:
         for i, functional in enumerate(claim.functionals):
             if not (functional.rows or functional.logits):
                 lower[i] = upper[i] = functional.constant
-        broken = centred and claim.clean_breaks
-        return cls(claim, lower, upper, [None] * size, [], claim.tie is None and not broken, broken)
+        return cls(claim, lower, upper, [None] * size, [], centred and claim.clean_breaks)
+
+    @property
+    def settable(self) -> bool:
+        """Whether there is something to prove: no tie, and not broken by the clean input."""
+        return self.claim.tie is None and not self.broken
 
     @property
     def verdict(self) -> Verdict:
