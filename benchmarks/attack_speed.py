@@ -13,11 +13,12 @@ from collections.abc import Callable
 import torch
 
 from prooflens import Ball, Transformer, load
-from prooflens.engines import Forms, Problem
-from prooflens.engines.attack_search import Budget, Landscape, Search
-from prooflens.engines.attack_targets import Targets
-from prooflens.engines.base import Stopwatch
+from prooflens.engines import Forms
+from prooflens.engines.attack.search import AttackBudget, Landscape, Search
+from prooflens.engines.attack.targets import Targets
+from prooflens.engines.protocol import Stopwatch
 from prooflens.errors import ProoflensError
+from prooflens.problem import Problem
 from prooflens.queries import Row
 
 TEXT = "The keys to the cabinet are on the table"
@@ -37,9 +38,9 @@ def margins(problem: Problem) -> Forms:
     return Forms.of(entries, len(entries) // 2)
 
 
-def batched(landscape: Landscape, targets: Targets, budget: Budget) -> float:
+def batched(landscape: Landscape, targets: Targets, budget: AttackBudget) -> float:
     """Steps per second of the engine's own search."""
-    Search(landscape, targets).run(Budget(0, 1, 1), seed=0)
+    Search(landscape, targets).run(AttackBudget(0, 1, 1), seed=0)
     watch = Stopwatch(landscape.region.center.device)
     Search(landscape, targets).run(budget, seed=0)
     return targets.size * budget.restarts * budget.steps / watch.seconds()
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--loop-steps", type=int, default=100)
     parser.add_argument("--eps", type=float, default=0.01)
     options = parser.parse_args()
-    budget = Budget(0, options.restarts, options.steps)
+    budget = AttackBudget(0, options.restarts, options.steps)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     print(f"PGD, {options.restarts} restarts, {options.steps} steps, {torch.get_num_threads()} threads")
     print(

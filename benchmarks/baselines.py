@@ -19,13 +19,14 @@ import torch
 
 from peer_models import peer_model
 from prooflens import Ball, load
-from prooflens.certify import ask, parse_budget
-from prooflens.compare import Comparison, compare
-from prooflens.engines import Problem, forms_of, get_engine
-from prooflens.engines.attack import Attack, Budget
-from prooflens.peak import Peak
-from prooflens.portfolio import Settings
+from prooflens.engines import forms_of, get_engine
+from prooflens.engines.attack import Attack, AttackBudget
+from prooflens.evaluation.compare import Comparison, compare
+from prooflens.evaluation.memory_meter import Peak
+from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
+from prooflens.verdicts.question import ask
+from prooflens.verdicts.settings import Settings, parse_budget
 
 LIRPA = {
     ("peer-tiny", 0, 0.01): (".0228 [8], < 0.1 s", ".0226, 6 s"),
@@ -127,7 +128,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def peers(folder: Path, engines: list[str], budget: Budget, name: str) -> None:
+def peers(folder: Path, engines: list[str], budget: AttackBudget, name: str) -> None:
     """Mean width of all margins a_j − a_j* [top-1 queries certified], seconds, peak memory."""
 
     def line(layer: int, eps: float, others: tuple[str, str]) -> list[str]:

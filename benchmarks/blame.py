@@ -17,12 +17,13 @@ from torch import Tensor
 from depth import region_of
 from measuring import Line, tell
 from prooflens import load
-from prooflens.engines import Forms, Problem, forms_of
+from prooflens.engines import Forms, forms_of
 from prooflens.engines.hidden import headless, output_forms
 from prooflens.engines.taylor import Taylor, bound_part
-from prooflens.engines.taylor_hessian import Beyond
-from prooflens.engines.taylor_readings import Supports
-from prooflens.engines.taylor_walk import Chain
+from prooflens.engines.taylor.hessian import Beyond
+from prooflens.engines.taylor.remainder_bounds import Supports
+from prooflens.engines.taylor.walk import Chain
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
 

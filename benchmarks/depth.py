@@ -23,23 +23,24 @@ import torch
 
 from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Region, load
-from prooflens.engines import Bounds, Problem, forms_of
+from prooflens.engines import Bounds, forms_of
 from prooflens.engines.attack import break_claims
-from prooflens.engines.attack_search import Budget
+from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.taylor import Taylor, bound_part, factors
-from prooflens.engines.taylor_readings import Supports
-from prooflens.engines.taylor_segments import segments_of
-from prooflens.engines.taylor_walk import Chain, Walk
+from prooflens.engines.taylor.remainder_bounds import Supports
+from prooflens.engines.taylor.segments import segments_of
+from prooflens.engines.taylor.walk import Chain, Walk
+from prooflens.evaluation.studies.measure import attained_entropies
 from prooflens.memory import keep_freed
 from prooflens.models import OUTPUT, Transformer, scores_name
+from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
-from prooflens.studies.measure import attained_entropies
 from thresholds import share_between
 
-PAPER = Budget(samples=500, restarts=5, steps=50)
-LIGHT = Budget(samples=64, restarts=1, steps=10)
-TENFOLD = Budget(samples=5000, restarts=50, steps=50)
+PAPER = AttackBudget(samples=500, restarts=5, steps=50)
+LIGHT = AttackBudget(samples=64, restarts=1, steps=10)
+TENFOLD = AttackBudget(samples=5000, restarts=50, steps=50)
 
 
 def region_of(model: Transformer, text: str | None, eps: float, device: str) -> Region:
@@ -127,7 +128,7 @@ def standing(
     claims: Sequence[Claim],
     proved: Sequence[bool],
     starts: Sequence[torch.Tensor],
-    budgets: tuple[Budget, Budget],
+    budgets: tuple[AttackBudget, AttackBudget],
 ) -> int:
     """How many claims an attack leaves, also from the engine's corners; budgets for those proved and for the others."""
     left = 0

@@ -14,8 +14,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from prooflens import Ball, load
-from prooflens.engines import Problem, get_engine
+from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_claims
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
 

@@ -21,11 +21,12 @@ from torch import Tensor
 from charts import Panel, curves
 from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Region, Transformer, load
-from prooflens.engines import Problem, forms_of
+from prooflens.engines import forms_of
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.taylor import Taylor
 from prooflens.memory import keep_freed
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
 TEXT = (

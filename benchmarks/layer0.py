@@ -28,17 +28,18 @@ from torch import Tensor
 
 from peer_models import peer_model
 from prooflens import Ball, Transformer, load
-from prooflens.engines import Bounds, Problem, forms_of, get_engine
+from prooflens.engines import Bounds, forms_of, get_engine
 from prooflens.engines.attack import BUDGETS, break_claims
-from prooflens.engines.attack_search import Budget
+from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.exact import Exact
 from prooflens.engines.functionals import bound_claims
 from prooflens.errors import ProoflensError
+from prooflens.evaluation.studies.prompts import SENTENCES
 from prooflens.models import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
 from prooflens.statistics import Rate
-from prooflens.studies.prompts import SENTENCES
 
 PEERS = Path(__file__).resolve().parents[2] / "shared" / "models"
 
@@ -64,10 +65,10 @@ TARGETS = (0.75, 0.25)
 SWEEP = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05)
 """The ε of Tab. attention_stability."""
 
-ON_PROVED = Budget(500, 2, 20)
+ON_PROVED = AttackBudget(500, 2, 20)
 """The attack on claims of pretrained models that are proved already; those that are not get the paper's budget."""
 
-NEAREST = Budget(0, 1, 1)
+NEAREST = AttackBudget(0, 1, 1)
 """The attack of the search for ε: the engine's own corners and one step from there."""
 
 
@@ -90,10 +91,10 @@ class Effort:
 
     quick: bool
 
-    def budget(self, name: str) -> Budget:
+    def budget(self, name: str) -> AttackBudget:
         """A budget of Tab. mc_budgets, or a hundredth of its samples and a fifth of its restarts."""
         full = BUDGETS[name]
-        return Budget(full.samples // 100, full.restarts // 5, 20) if self.quick else full
+        return AttackBudget(full.samples // 100, full.restarts // 5, 20) if self.quick else full
 
     @property
     def samples(self) -> slice:
@@ -124,7 +125,9 @@ class Question:
         """How many claims these bounds prove."""
         return sum(self.is_proved(i, part) for i, part in enumerate(parts))
 
-    def standing(self, parts: Sequence[Bounds], budget: Budget, on_proved: Budget | None = None) -> int:
+    def standing(
+        self, parts: Sequence[Bounds], budget: AttackBudget, on_proved: AttackBudget | None = None
+    ) -> int:
         """How many claims an attack leaves standing; those that are proved may get a budget of their own.
 
         A claim that is proved and broken is a defect, and an error.
@@ -158,7 +161,9 @@ def peak_memory() -> str:
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
-def rates(questions: Sequence[Question], budget: Budget, on_proved: Budget | None = None) -> list[str]:
+def rates(
+    questions: Sequence[Question], budget: AttackBudget, on_proved: AttackBudget | None = None
+) -> list[str]:
     """layer0, attack, interval."""
     proved = standing = coarse = total = 0
     for question in questions:

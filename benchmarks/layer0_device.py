@@ -12,8 +12,9 @@ import statistics
 import torch
 
 from prooflens import Ball, load
-from prooflens.engines import Problem, forms_of, get_engine
-from prooflens.engines.base import Stopwatch
+from prooflens.engines import forms_of, get_engine
+from prooflens.engines.protocol import Stopwatch
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
 

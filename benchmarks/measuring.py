@@ -7,8 +7,8 @@ from types import TracebackType
 
 import torch
 
-from prooflens.engines.base import Stopwatch
-from prooflens.peak import Peak, resident
+from prooflens.engines.protocol import Stopwatch
+from prooflens.evaluation.memory_meter import Peak, resident
 
 Line = dict[str, object]
 

@@ -21,16 +21,17 @@ import torch
 from layer0 import IOI
 from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Transformer, load
-from prooflens.certify import parse_budget
-from prooflens.engines import FormBounds, Forms, Guarantee, Problem
-from prooflens.engines.attack import Budget, Witness, attack_claims
-from prooflens.engines.base import Tail
+from prooflens.engines import FormBounds, Forms, Guarantee
+from prooflens.engines.attack import AttackBudget, Witness, attack_claims
+from prooflens.engines.bounds import Tail
 from prooflens.engines.hidden import HiddenBounds
 from prooflens.engines.taylor import Taylor
 from prooflens.engines.vocabulary import bound_outputs, is_tail
 from prooflens.memory import keep_freed
-from prooflens.output import Names, winner_of
+from prooflens.problem import Problem
 from prooflens.queries import Argmax, Claim
+from prooflens.results.outputs import Names, winner_of
+from prooflens.verdicts.settings import parse_budget
 from thresholds import FAR, largest
 
 PROMPTS = (
@@ -133,7 +134,7 @@ class Breaks:
 
     problem: Problem
     claim: Claim
-    budget: Budget
+    budget: AttackBudget
     attacks: int = 0
 
     def radius(self, start: float) -> float | None:
@@ -259,7 +260,7 @@ def main() -> None:
     )
     parser.add_argument("--tolerance", type=float, default=1.15, help="the step within which an end is known")
     parser.add_argument("--proofs", type=int, default=5, help="most proofs per prompt")
-    parser.add_argument("--budget", type=parse_budget, default=Budget(0, 4, 20), help="of one attack")
+    parser.add_argument("--budget", type=parse_budget, default=AttackBudget(0, 4, 20), help="of one attack")
     parser.add_argument("--no-attack", action="store_true", help="only what is proved")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=int, default=8, help="GiB for the engine")

@@ -26,20 +26,21 @@ from layer0 import PEERS, Table
 from next_token import PROMPTS
 from peer_models import peer_model
 from prooflens import Ball, Transformer, load, output, output_radius
-from prooflens.engines import Engine, Guarantee, Problem, engine_names, get_engine
-from prooflens.engines.attack import BUDGETS, Attack, Budget, attack_claims
+from prooflens.engines import Engine, Guarantee, engine_names, get_engine
+from prooflens.engines.attack import BUDGETS, Attack, AttackBudget, attack_claims
 from prooflens.engines.functionals import bound_functionals
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.jacobian import Jacobian
+from prooflens.evaluation.studies.outputs import Remembering
+from prooflens.evaluation.studies.prompts import sst2_sentences
 from prooflens.memory import keep_freed
 from prooflens.models.prompt import Prompt
+from prooflens.problem import Problem
 from prooflens.queries import Argmax, Claim
 from prooflens.statistics import Rate
-from prooflens.studies.outputs import Remembering
-from prooflens.studies.prompts import sst2_sentences
 
-TEN_BY_FIFTY = Budget(0, 10, 50)
-QUICK_ATTACK = Budget(32, 2, 16)
+TEN_BY_FIFTY = AttackBudget(0, 10, 50)
+QUICK_ATTACK = AttackBudget(32, 2, 16)
 COLUMNS = (32, 64, 128, 256, 512, 1024)
 PAPER_SWEEP = (96.7, 96.7, 90.0, 90.0, 90.0, 90.0)
 PAPER_BERT = {5e-4: (98.0, 99.0), 1e-3: (97.0, 98.0), 2e-3: (95.0, 98.0)}
@@ -112,7 +113,7 @@ def run(engine: Engine, cases: Sequence[tuple[Problem, Claim]], standing: Sequen
     return line
 
 
-def survivors(cases: Sequence[tuple[Problem, Claim]], budget: Budget) -> list[bool]:
+def survivors(cases: Sequence[tuple[Problem, Claim]], budget: AttackBudget) -> list[bool]:
     """Which claims MC+PGD leaves standing."""
     return [attack_claims(problem, [claim], budget).witnesses[0] is None for problem, claim in cases]
 
@@ -223,7 +224,7 @@ def toy(effort: Effort) -> Iterator[Table]:
     for title, shown in (("logits", model), ("the last token's vector", vector)):
         rows = []
         for name in (*effort.engines, "attack"):
-            engine = get_engine(name) if name != "attack" else Attack(budget=Budget(2000, 10, 50))
+            engine = get_engine(name) if name != "attack" else Attack(budget=AttackBudget(2000, 10, 50))
             cells = [f"{widths(shown, inputs, engine, eps)[0]:.3g}" for eps in radii]
             rows.append([name if name != "attack" else "attained by attack", *cells])
         for label, place in (("paper: CPZ", 0), ("paper: PZ", 1)):
@@ -243,7 +244,7 @@ def peers(effort: Effort) -> Iterator[Table]:
     prompt = Prompt(x, tuple(f"x{i}" for i in range(len(x))))
     rows = []
     for eps in effort.radii(PEER_LOGITS):
-        attained, _ = widths(model, [prompt], Attack(budget=Budget(2000, 10, 50)), eps)
+        attained, _ = widths(model, [prompt], Attack(budget=AttackBudget(2000, 10, 50)), eps)
         cells = []
         for name in effort.engines:
             width, seconds = widths(model, [prompt], get_engine(name), eps)
@@ -264,7 +265,9 @@ def minilm(effort: Effort) -> Iterator[Table]:
             problem = Problem(model, Ball(eps).around(prompt))
             size = model.architecture.d_model
             chosen = torch.eye(size, dtype=torch.float64)[:: size // 8]
-            tried = Attack(budget=Budget(64, 2, 20), fast=True).bound_forms(problem, output_forms(chosen))
+            tried = Attack(budget=AttackBudget(64, 2, 20), fast=True).bound_forms(
+                problem, output_forms(chosen)
+            )
             attained = tried.upper - tried.lower
             for name in effort.engines:
                 start = time.perf_counter()

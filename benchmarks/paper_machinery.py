@@ -19,21 +19,22 @@ from torch import Tensor
 
 from peer_models import peer_model
 from prooflens import load
-from prooflens.engines import Engine, FormBounds, Forms, Guarantee, Problem, forms_of, get_engine
-from prooflens.engines.attack import Attack, Budget
-from prooflens.engines.interval import value_boxes
+from prooflens.engines import Engine, FormBounds, Forms, Guarantee, forms_of, get_engine
+from prooflens.engines.attack import Attack, AttackBudget
 from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector
 from prooflens.engines.polyzono import VARIANTS, PolyZono
+from prooflens.engines.relaxations.interval_walk import value_boxes
+from prooflens.evaluation.studies.depth import SEQUENTIAL, remainders
 from prooflens.models import Transformer
 from prooflens.models.architecture import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.problem import Problem
 from prooflens.queries import Claim
 from prooflens.queries.attention import TopK
 from prooflens.regions import Ball
-from prooflens.studies.depth import SEQUENTIAL, remainders
 
 SAMPLES = 5
-BUDGET = Budget(5_000, 10, 50)
+BUDGET = AttackBudget(5_000, 10, 50)
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Asked:
     attained: FormBounds | None = None
 
     @classmethod
-    def of(cls, problem: Problem, layer: int, attack: bool = True, budget: Budget = BUDGET) -> "Asked":
+    def of(cls, problem: Problem, layer: int, attack: bool = True, budget: AttackBudget = BUDGET) -> "Asked":
         claims = TopK(k=1).bind(problem.setting([layer]))
         forms = forms_of([f for claim in claims for f in claim.functionals])
         asked = cls(problem, claims, forms)
@@ -297,7 +298,7 @@ def peers(folder: Path) -> None:
     def rows() -> Iterable[list[str]]:
         for (name, eps), others in LIRPA.items():
             model, x = peer_model(folder / name)
-            asked = [Asked.of(Problem(model, Ball(eps).around(x)), 1, budget=Budget(2_000, 2, 50))]
+            asked = [Asked.of(Problem(model, Ball(eps).around(x)), 1, budget=AttackBudget(2_000, 2, 50))]
             best = attacked(asked)
             cells = [name, f"{eps}", f"{best.width:.4f} [{best.certified}]", others]
             for engine in ("cpz", "pz", *(["jacobian-proved"] if name == "peer-tiny" else [])):
@@ -378,7 +379,7 @@ def minilm() -> None:
                 start = time.process_time()
                 guess = get_engine("jacobian").bound_forms(problem, forms)
                 seconds = time.process_time() - start
-                found = Attack(budget=Budget(500, 2, 30), starts=guess).bound_forms(problem, forms)
+                found = Attack(budget=AttackBudget(500, 2, 30), starts=guess).bound_forms(problem, forms)
                 asked = Asked(problem, claims, forms, found)
                 certified, survived = asked.holding(guess.lower), asked.holding(found.lower)
                 false = sum(c and not s for c, s in zip(certified, survived, strict=True))

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 import prooflens as pl
-from prooflens.certificate.record import append, header
 from prooflens.certificate.store import RunWriter, query_rows
 from prooflens.results import Results
+from prooflens.results.record import append, header
 
 
 def main(rows: int = 100_000) -> None:

@@ -2,7 +2,8 @@
 
 python benchmarks/run.py [-o build/bench] [--device cuda] [--models toy minilm smollm2] [--check BASELINE]
 
-Every question is one call of `prooflens.compare`: all engines on the same claims, then an attack on what they said.
+Every question is one call of `prooflens.evaluation.compare`: all engines on the same claims, then an attack on what
+they said.
 
 - **proved / left**: claims proved over claims that the attack leaves standing; 1 is the best there can be;
 - **width**: mean width of the bounds over the width attained by the attack; 1 is the best there can be;
@@ -29,13 +30,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prooflens import Ball, load
-from prooflens.certify import Question, ask, checked_device, parse_budget
-from prooflens.compare import compare
-from prooflens.engines.base import Stopwatch
 from prooflens.engines.functionals import bound_claims
+from prooflens.engines.protocol import Stopwatch
 from prooflens.errors import ProoflensError
+from prooflens.evaluation.compare import compare
 from prooflens.models import scores_name
-from prooflens.portfolio import Settings
+from prooflens.verdicts.question import Question, ask
+from prooflens.verdicts.settings import Settings, checked_device, parse_budget
 
 ALLOWED = 0.10
 """How much looser an engine may be than the baseline, relatively."""

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import save_file
 
 from prooflens import load
+from prooflens.evaluation.studies.prompts import FIRST, OPENINGS, OTHERS, SENTENCES, ioi_texts
 from prooflens.models.cache import model_folder
 from prooflens.models.files import write_model
 from prooflens.models.transformer import Transformer
-from prooflens.studies.prompts import FIRST, OPENINGS, OTHERS, SENTENCES, ioi_texts
 
 DROPPED = ("head.", "pooler.")
 

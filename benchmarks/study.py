@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from prooflens.studies import Settings, get_study
-from prooflens.studies.render import markdown, save
+from prooflens.evaluation.studies import Settings, get_study
+from prooflens.evaluation.studies.render import markdown, save
 
 
 class Told:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import prooflens as pl
-from prooflens.engines import Bounds, Guarantee, Problem
+from prooflens.engines import Bounds, Guarantee
 from prooflens.errors import EngineError, RegionError
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models import Transformer
-from prooflens.portfolio import Evidence
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 from prooflens.regions import Ball, Region
-from prooflens.soundness.cases import random_model
+from prooflens.verdicts.evidence import Evidence
 
 
 def encoder(factor: float) -> Transformer:
@@ -59,8 +60,8 @@ def test_what_is_known_stays_known_where_an_engine_has_no_number() -> None:
     one, none = torch.ones(1, dtype=torch.float64), torch.full((1,), math.nan, dtype=torch.float64)
     evidence.learn([0], Bounds(one, 2.0 * one, Guarantee.PROVED, "first", 0.0), 0)
     evidence.learn([0], Bounds(none, none, Guarantee.PROVED, "second", 0.0), 0)
-    assert evidence.lower.tolist() == [1.0]
-    assert evidence.upper.tolist() == [2.0]
+    assert evidence.bounds().lower.tolist() == [1.0]
+    assert evidence.bounds().upper.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("engine", ["exact", "jacobian-proved"])

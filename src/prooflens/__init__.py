@@ -5,17 +5,19 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from prooflens.version import __version__
+
 if TYPE_CHECKING:
-    from prooflens.certify import certify
-    from prooflens.circuits import circuit
     from prooflens.models import Transformer, load, pull
-    from prooflens.output import OutputResults, output, output_radius
-    from prooflens.radius import radius
     from prooflens.regions import Ball, Constraints, Paraphrases, Region
     from prooflens.report import report
     from prooflens.results import Radii, Results
+    from prooflens.results.outputs import OutputResults
+    from prooflens.verdicts.certify import certify
+    from prooflens.verdicts.circuit import circuit
+    from prooflens.verdicts.output import output, output_radius
+    from prooflens.verdicts.radius import radius
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "Transformer": "prooflens.models",
@@ -25,12 +27,12 @@ _HOMES = {
     "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
     "Region": "prooflens.regions",
-    "OutputResults": "prooflens.output",
-    "output": "prooflens.output",
-    "output_radius": "prooflens.output",
-    "certify": "prooflens.certify",
-    "circuit": "prooflens.circuits",
-    "radius": "prooflens.radius",
+    "OutputResults": "prooflens.results.outputs",
+    "output": "prooflens.verdicts.output",
+    "output_radius": "prooflens.verdicts.output",
+    "certify": "prooflens.verdicts.certify",
+    "circuit": "prooflens.verdicts.circuit",
+    "radius": "prooflens.verdicts.radius",
     "report": "prooflens.report",
     "Results": "prooflens.results",
     "Radii": "prooflens.results",
@@ -69,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`prooflens.certify` is the function, although the module it is in has the same name."""
+    """`prooflens.verdicts.certify` is the function, although the module it is in has the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -6,14 +6,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from prooflens.certify import certify
 from prooflens.checker import Report, check
-from prooflens.circuits import circuit
 from prooflens.models import Transformer, load
-from prooflens.radius import radius
 from prooflens.regions import Ball
 from prooflens.report import report
 from prooflens.results import Radii, Results
+from prooflens.verdicts.certify import certify
+from prooflens.verdicts.circuit import circuit
+from prooflens.verdicts.radius import radius
 
 MODEL = "toy"
 SAMPLE = 1

@@ -7,8 +7,8 @@ import platform
 from importlib import metadata, util
 from typing import Any
 
-from prooflens import __version__
 from prooflens.models.cache import cached_models, home
+from prooflens.version import __version__
 
 _CORE = ("torch", "numpy", "scipy", "einops", "safetensors", "typer", "rich")
 _EXTRAS = {

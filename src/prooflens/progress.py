@@ -8,6 +8,11 @@ from contextlib import contextmanager
 Progress = Callable[[str, float], None]
 """Told what is being done and which share of all is done."""
 
+
+def silent(stage: str, share: float) -> None:
+    """Tell nobody."""
+
+
 Show = bool | Progress
 """Whether to show a bar, or who is told instead."""
 
@@ -19,14 +24,14 @@ def shown(show: Show) -> Iterator[Progress]:
         yield show
         return
     if not show:
-        yield lambda stage, share: None
+        yield silent
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
-        yield lambda stage, share: None
+        yield silent
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import slice_model, study
 from prooflens import load
-from prooflens.studies import Result, Settings, get_study
-from prooflens.studies.prompts import OPENINGS, SENTENCES
+from prooflens.evaluation.studies import Result, Settings, get_study
+from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES
 
 
 def call(monkeypatch: pytest.MonkeyPatch, script: object, *arguments: str) -> None:

@@ -13,15 +13,15 @@ import pytest
 
 import prooflens as pl
 from prooflens.certificate import RunWriter, read_run
-from prooflens.certificate.record import append, describe, header
 from prooflens.certificate.store import query_rows
 from prooflens.engines import Bounds, Guarantee
-from prooflens.engines.attack import Budget
-from prooflens.engines.base import Ledger
+from prooflens.engines.attack import AttackBudget
+from prooflens.engines.bounds import Ledger
 from prooflens.errors import RunError
 from prooflens.queries import Claim
 from prooflens.report import report
 from prooflens.results import Results
+from prooflens.results.record import append, describe, header
 from prooflens.sweep.diff import Rows
 
 SENSES = {">0": lambda low, high: low > 0, ">=0": lambda low, high: low >= 0}
@@ -36,7 +36,7 @@ def found() -> Results:
         pl.Ball(0.05),
         heads="0-1",
         queries=["top1", "mass>=0.2", "entropy", "0.5<=entropy<=1.5"],
-        budget=Budget(100, 3, 15),
+        budget=AttackBudget(100, 3, 15),
     )
 
 

@@ -14,9 +14,10 @@ from prooflens.checker import check
 from prooflens.checker.balls import Ball, spectral_radius
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Network
-from prooflens.engines import Problem, get_engine
-from prooflens.engines.base import Forms
+from prooflens.engines import get_engine
+from prooflens.engines.forms import Forms
 from prooflens.models.sites import rotary_tables
+from prooflens.problem import Problem
 from prooflens.queries.rows import Row
 from tests import families
 

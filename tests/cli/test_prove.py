@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prooflens.certificate import read_run
+from prooflens.cli.options import InputOptions
 from prooflens.errors import EngineError, RunError
 from prooflens.memory import parse_memory
 from tests.conftest import Call
@@ -85,7 +86,7 @@ def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> Non
     assert f"written to {run}" in out.replace("\n", "")
     code, _, err = call(*certify, "--layer", "0")
     assert code == 1
-    assert "add --resume" in err
+    assert "go on with it (--resume" in err
     code, _, err = call("radius", "toy", "--layer", "0", *FAST, "-o", run)
     assert code == 1
     assert "--resume" not in err  # it cannot
@@ -110,7 +111,7 @@ def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> Non
 
 
 def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["prooflens.certify"]
+    module = sys.modules["prooflens.verdicts.certify"]
     gather = module.gather
 
     def impatient(problem: object, evidence: list[object], settings: object) -> None:
@@ -139,7 +140,7 @@ def test_an_interrupted_search_keeps_sound_radii(
 ) -> None:
     command = ("radius", "toy", "--layer", "0", *FAST, "--json")
     whole = json.loads(call(*command)[1])["rows"]
-    search = sys.modules["prooflens.radius"].Search
+    search = sys.modules["prooflens.verdicts.radius_search"].RadiusSearch
     prove, calls = search._is_proved, []
 
     def impatient(self: object, eps: float, members: list[int]) -> list[bool]:
@@ -168,7 +169,7 @@ def test_a_kill_loses_only_the_chunk_under_way(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What SIGKILL leaves: no handler runs, so every chunk must be on disk before the next begins."""
-    module = sys.modules["prooflens.certify"]
+    module = sys.modules["prooflens.verdicts.certify"]
     gather, seen = module.gather, []
     run = tmp_path / "run"
 
@@ -198,8 +199,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(
     def worked(*arguments: object, **named: object) -> None:
         raise AssertionError("the work began")
 
-    for name in ("prooflens.cli.prove", "prooflens.cli.output"):
-        monkeypatch.setattr(sys.modules[name], "input_of", worked)
+    monkeypatch.setattr(InputOptions, "load", worked)
     for place in ("full", "file", "file/run"):
         code, out, err = call(*command.split(), "-o", str(tmp_path / place))
         assert (code, out) == (1, "")
@@ -212,7 +212,7 @@ def test_what_was_found_is_seen_where_it_cannot_be_written(
     def full(*arguments: object) -> None:
         raise RunError("cannot write run: No space left on device")
 
-    monkeypatch.setattr(sys.modules["prooflens.certificate.record"], "append", full)
+    monkeypatch.setattr(sys.modules["prooflens.results.record"], "append", full)
     code, out, err = call("circuit", "toy", "0.0,0.1", "--eps", "0.01", "-o", str(tmp_path / "run"))
     assert code == 1
     assert "weakest: " in out
@@ -223,7 +223,7 @@ def test_no_memory_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     def hungry(*arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(sys.modules["prooflens.certify"], "gather", hungry)
+    monkeypatch.setattr(sys.modules["prooflens.verdicts.certify"], "gather", hungry)
     code, _, err = call("certify", "toy", "--eps", "0.05")
     assert code == 1
     assert err.startswith("error: not enough memory")

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens import Ball, Transformer
-from prooflens.engines import Forms, Problem
+from prooflens.engines import Forms
 from prooflens.models.architecture import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.problem import Problem
 from prooflens.queries import Row
 from tests.engines import support
 from tests.families import FAMILIES, VOCABULARY

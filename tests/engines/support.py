@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from prooflens import Ball, Region, load
-from prooflens.engines import FormBounds, Forms, Problem
+from prooflens.engines import FormBounds, Forms
 from prooflens.engines.hidden import output_forms
+from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor
-from prooflens.engines.taylor_shapes import support
-from prooflens.engines.taylor_walk import Chain, Walk
+from prooflens.engines.taylor.walk import Chain, Walk
 from prooflens.models import Transformer
+from prooflens.problem import Problem
 from prooflens.queries import Row
 from tests.families import FAMILIES
 

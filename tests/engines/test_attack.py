@@ -4,18 +4,19 @@ import pytest
 import torch
 
 from prooflens import Ball, Paraphrases, Region
-from prooflens.engines import FormBounds, Forms, Problem, get_engine
-from prooflens.engines.attack import BUDGETS, Attack, Budget, Witness, break_claims
-from prooflens.engines.attack_search import Landscape, inside
-from prooflens.engines.attack_targets import Targets
+from prooflens.engines import FormBounds, Forms, get_engine
+from prooflens.engines.attack import BUDGETS, Attack, AttackBudget, Witness, break_claims
+from prooflens.engines.attack.search import Landscape, inside
+from prooflens.engines.attack.targets import Targets
 from prooflens.errors import EngineError, RegionError
+from prooflens.problem import Problem
 from prooflens.queries import Claim, Condition, Row, Sense, Setting, TopK, parse_query
 from prooflens.queries.base import make_claim
 from prooflens.queries.functionals import Functional, Score, margin
 from prooflens.regions import Constraints
 from tests.engines.cases import MODELS, at, margins, problem_of
 
-SMALL = Budget(300, 6, 20)
+SMALL = AttackBudget(300, 6, 20)
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -70,10 +71,10 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 def test_more_budget_never_hurts_and_the_best_corner_given_is_kept() -> None:
     problem = problem_of("toy", 0.3)
     forms = margins(problem, 1)
-    weak = Attack(budget=Budget(50, 2, 3)).bound_forms(problem, forms)
-    strong = Attack(budget=Budget(2000, 10, 40)).bound_forms(problem, forms)
+    weak = Attack(budget=AttackBudget(50, 2, 3)).bound_forms(problem, forms)
+    strong = Attack(budget=AttackBudget(2000, 10, 40)).bound_forms(problem, forms)
     assert float((strong.upper - weak.upper).mean()) > 0
-    kept = Attack(budget=Budget(0, 0, 0), starts=strong).bound_forms(problem, forms)
+    kept = Attack(budget=AttackBudget(0, 0, 0), starts=strong).bound_forms(problem, forms)
     assert torch.allclose(kept.upper, strong.upper, rtol=1e-12)
     assert torch.allclose(kept.lower, strong.lower, rtol=1e-12)
 
@@ -113,7 +114,7 @@ def test_constraints_are_respected() -> None:
     ]
     hull = Problem(problem.model, Paraphrases(texts, convex=True).region())
     forms = margins(hull)
-    found = Attack(budget=Budget(50, 8, 15), fast=True).bound_forms(hull, forms)
+    found = Attack(budget=AttackBudget(50, 8, 15), fast=True).bound_forms(hull, forms)
     for corners in (found.lower_corner, found.upper_corner):
         assert corners is not None
         assert hull.region.constraints is not None
@@ -174,7 +175,7 @@ def test_broken_claims_really_fail(name: str, fast: bool) -> None:
 def test_claims_that_the_clean_input_breaks_need_no_search() -> None:
     problem = problem_of("toy")
     claims = [claim for claim in bound_claims(problem, ["entropy<=0.01"]) if not claim.clean_holds]
-    found = break_claims(problem, claims, Budget(0, 0, 0))
+    found = break_claims(problem, claims, AttackBudget(0, 0, 0))
     assert claims
     for witness in found:
         assert isinstance(witness, Witness)
@@ -211,9 +212,9 @@ def test_planted_breaks_are_found_and_near_misses_are_not() -> None:
             shifted(one, setting, functional, -least + 1e-9, Sense.POSITIVE),
             shifted(one, setting, functional, -least + 1e-9, Sense.NONNEGATIVE),
         ]
-        found = break_claims(one, claims, Budget(0, 2, 10))
+        found = break_claims(one, claims, AttackBudget(0, 2, 10))
         assert [witness is not None for witness in found] == [True, False, False]
-        assert all(witness is None for witness in break_claims(one, claims, Budget(20, 0, 0)))
+        assert all(witness is None for witness in break_claims(one, claims, AttackBudget(20, 0, 0)))
 
 
 def test_senses_at_zero() -> None:
@@ -231,9 +232,9 @@ def test_senses_at_zero() -> None:
 def test_given_starts_are_used() -> None:
     problem = problem_of("toy", 0.2)
     claims = bound_claims(problem, ["top1"])
-    strong = break_claims(problem, claims, Budget(500, 10, 40))
+    strong = break_claims(problem, claims, AttackBudget(500, 10, 40))
     starts = [None if witness is None else witness.alpha[None] for witness in strong]
-    again = break_claims(problem, claims, Budget(0, 0, 0), starts=starts)
+    again = break_claims(problem, claims, AttackBudget(0, 0, 0), starts=starts)
     assert [w is None for w in again] == [w is None for w in strong]
     assert any(w is not None for w in strong)
 
@@ -271,10 +272,10 @@ def test_one_head_alone_has_the_same_scores(name: str, layer: int) -> None:
 
 
 def test_budgets_are_the_papers() -> None:
-    assert BUDGETS["synthetic"] == Budget(500_000, 20, 50)
-    assert BUDGETS["bert-output"] == Budget(2_000, 5, 30)
+    assert BUDGETS["synthetic"] == AttackBudget(500_000, 20, 50)
+    assert BUDGETS["bert-output"] == AttackBudget(2_000, 5, 30)
     with pytest.raises(EngineError, match="negative"):
-        Budget(-1, 1, 1)
+        AttackBudget(-1, 1, 1)
 
 
 def test_no_forms_give_no_bounds() -> None:

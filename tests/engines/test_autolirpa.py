@@ -8,10 +8,11 @@ import torch
 from benchmarks.peer_models import peer_model
 
 from prooflens import Ball
-from prooflens.engines import Problem, forms_of, get_engine
+from prooflens.engines import forms_of, get_engine
 from prooflens.engines.autolirpa import LIBRARY, Exported
-from prooflens.engines.interval import form_program
+from prooflens.engines.relaxations.interval_walk import form_program
 from prooflens.errors import EngineError
+from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
 from tests.engines.cases import margins, problem_of
 

@@ -10,21 +10,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens import Ball, Region, load
-from prooflens.certify import ask, certify_question, parse_budget
-from prooflens.engines import Forms, Problem, forms_of, get_engine
-from prooflens.engines.alpha_crown import AlphaCrown
+from prooflens.engines import Forms, forms_of, get_engine
 from prooflens.engines.crown import crown_work
-from prooflens.engines.crown_lines import Relaxation, activation, convex
-from prooflens.engines.crown_norm import square_lines
-from prooflens.engines.crown_softmax import Weights, weighted_median
-from prooflens.engines.crown_steps import Bilinear
-from prooflens.engines.crown_walk import Walk, plain
+from prooflens.engines.crown.alpha import AlphaCrown
+from prooflens.engines.crown.lines import Relaxation, activation, convex
+from prooflens.engines.crown.norm import square_lines
+from prooflens.engines.crown.softmax import Weights, weighted_median
+from prooflens.engines.crown.steps import Bilinear
+from prooflens.engines.crown.walk import Walk, plain
 from prooflens.engines.exact import Exact
 from prooflens.models.sites import ACTIVATIONS, Product
-from prooflens.portfolio import PORTFOLIO, Settings
+from prooflens.problem import Problem
 from prooflens.queries import Box
 from prooflens.queries.attention import TopK
 from prooflens.queries.weights import differences_from_scores
+from prooflens.verdicts.certify import decide_question
+from prooflens.verdicts.question import ask
+from prooflens.verdicts.settings import Settings, parse_budget
+from prooflens.verdicts.stages import PORTFOLIO
 from tests.engines.cases import MODELS, margins, model_of, problem_of, tiny_problem
 from tests.engines.support import assert_contains, random_forms, random_problem
 from tests.families import FAMILIES
@@ -233,7 +236,7 @@ def test_alpha_is_never_looser_and_holds(name: str) -> None:
 
 
 def test_alpha_shares_its_parameters_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prooflens.engines.alpha_crown.PARAMETERS", 0)
+    monkeypatch.setattr("prooflens.engines.crown.alpha.PARAMETERS", 0)
     problem = problem_of("llama", 0.01)
     forms = margins(problem, 1)
     found = AlphaCrown(steps=4, inner_steps=0).bound_forms(problem, forms)
@@ -247,7 +250,7 @@ def test_forms_in_small_batches_give_the_same_bounds(monkeypatch: pytest.MonkeyP
     problem = problem_of("bert", 0.01)
     forms = margins(problem, 1)
     whole = get_engine("crown").bound_forms(problem, forms)
-    monkeypatch.setattr("prooflens.engines.crown_walk.BUDGET_ELEMENTS", 1500)
+    monkeypatch.setattr("prooflens.engines.crown.walk.BUDGET_ELEMENTS", 1500)
     parts = get_engine("crown").bound_forms(problem, forms)
     torch.testing.assert_close(parts.lower, whole.lower, rtol=5e-3, atol=1e-4)
     torch.testing.assert_close(parts.upper, whole.upper, rtol=5e-3, atol=1e-4)
@@ -258,7 +261,7 @@ def test_the_portfolio_asks_crown_where_it_can_be_paid() -> None:
     model = load("toy")
     question = ask(model, model.example(0), Ball(0.02), layer=1)
     stages = tuple(stage for stage in PORTFOLIO if stage.engine != "taylor")
-    results = certify_question(question, Settings(stages, parse_budget("50/1/5")), lambda stage, share: None)
+    results = decide_question(question, Settings(stages, parse_budget("50/1/5")), lambda stage, share: None)
     assert "crown" in {row["engine"] for row in results.rows}
     stage = next(stage for stage in PORTFOLIO if stage.engine == "crown")
     small = problem_of("toy")

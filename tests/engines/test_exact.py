@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens import Paraphrases, Region
-from prooflens.engines import Forms, Problem, get_engine
-from prooflens.engines.attack import Attack, Budget
+from prooflens.engines import Forms, get_engine
+from prooflens.engines.attack import Attack, AttackBudget
 from prooflens.engines.exact import Exact, enumerable
 from prooflens.errors import EngineError
+from prooflens.problem import Problem
 from prooflens.queries import Row
 from prooflens.regions import Constraints
 from tests.engines.cases import at, margins, problem_of, tiny_problem
 
-WEAK = Budget(100, 3, 10)
+WEAK = AttackBudget(100, 3, 10)
 
 
 def values(problem: Problem, forms: Forms, x: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def test_vertex_enumeration_across_heads_and_with_relative_bias() -> None:
         forms = Forms.of(entries, 1)
         assert bool(enumerable(problem, forms).all())
         found = Exact().solve(problem, forms)
-        attack = Attack(budget=Budget(500, 10, 40)).bound_forms(problem, forms)
+        attack = Attack(budget=AttackBudget(500, 10, 40)).bound_forms(problem, forms)
         assert torch.allclose(found.upper, attack.upper, rtol=1e-9)
         assert torch.allclose(found.lower, attack.lower, rtol=1e-9)
         assert torch.allclose(found.upper, found.attained_upper, rtol=1e-10)

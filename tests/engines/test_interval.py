@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens import Ball, Paraphrases, Region, Transformer
-from prooflens.engines import Forms, Problem, get_engine
-from prooflens.engines.interval import region_box, score_boxes, value_boxes
-from prooflens.engines.interval_steps import DIPS, apply_step
+from prooflens.engines import Forms, get_engine
+from prooflens.engines.relaxations.interval_steps import DIPS, apply_step
+from prooflens.engines.relaxations.interval_walk import region_box, score_boxes, value_boxes
 from prooflens.models.sites import ACTIVATIONS, Elementwise, Norm, Product
+from prooflens.problem import Problem
 from prooflens.queries import Box, Row
 from tests.engines.cases import MODELS, input_of, model_of
 from tests.families import FAMILIES
@@ -250,7 +251,7 @@ def test_a_single_score_is_its_box() -> None:
 
 
 def test_many_boxes_at_once_equal_one_at_a_time() -> None:
-    from prooflens.engines.interval import propagate
+    from prooflens.engines.relaxations.interval_walk import propagate
 
     for name in MODELS:
         model, x = model_of(name), input_of(name)

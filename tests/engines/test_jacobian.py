@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from prooflens.engines import Forms, Guarantee, Problem, forms_of, get_engine
+from prooflens.engines import Forms, Guarantee, forms_of, get_engine
 from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
-from prooflens.engines.jacobian_interval import interval_jacobian
-from prooflens.engines.polyzono import propagate
-from prooflens.engines.polyzono_steps import Options
+from prooflens.engines.jacobian.interval import interval_jacobian
+from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.walk import propagate
 from prooflens.models.program import INPUT
+from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
 from prooflens.regions import Ball
 from tests.engines.support import center_of, model_of

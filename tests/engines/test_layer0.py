@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from prooflens import Ball, Region, load
-from prooflens.engines import Forms, Guarantee, Problem, forms_of, get_engine
+from prooflens.engines import Forms, Guarantee, forms_of, get_engine
 from prooflens.errors import EngineError
 from prooflens.models import Architecture, Transformer
 from prooflens.models.train import initial_weights
+from prooflens.problem import Problem
 from prooflens.queries import Row, TopK
 from tests.engines.support import assert_contains, attained, center_of, model_of, random_forms, random_problem
 from tests.families import FAMILIES

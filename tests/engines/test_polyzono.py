@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import prooflens
-from prooflens.engines import Problem, forms_of, get_engine
-from prooflens.engines.polyzono import VARIANTS, PolyZono, propagate, region_set
-from prooflens.engines.polyzono_product import bilinear, square
-from prooflens.engines.polyzono_relax import CURVATURE, activation, inverse_root
-from prooflens.engines.polyzono_set import Factors, TensorSet
-from prooflens.engines.polyzono_steps import Options
+from prooflens.engines import forms_of, get_engine
+from prooflens.engines.polyzono import VARIANTS, PolyZono
+from prooflens.engines.relaxations.activations import CURVATURE
+from prooflens.engines.tensor_sets.products import bilinear, square
+from prooflens.engines.tensor_sets.relax import activation, inverse_root
+from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.walk import propagate, region_set
 from prooflens.models import Transformer
 from prooflens.models.sites import ACTIVATIONS
+from prooflens.problem import Problem
 from prooflens.queries import Functional
 from prooflens.queries.attention import TopK
 from prooflens.queries.simplex import Box
@@ -174,7 +177,7 @@ def test_products_and_sums_contain_what_they_should(seed: int, k: int, dense: bo
     a, b = draw_point(x, alpha, generator), draw_point(y, alpha, generator)
     with pytest.MonkeyPatch.context() as patch:
         if not dense:
-            patch.setattr("prooflens.engines.polyzono_product.DENSE_ELEMENTS", 0)
+            patch.setattr("prooflens.engines.tensor_sets.products.DENSE_ELEMENTS", 0)
         product, squared = bilinear(x, y, "ihc,jhc->hij", k, 4), square(x, k)
         lengths = bilinear(x, x, "ihc,ihc->i", k, 8)
     for z, value in (

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.engines import get_engine
-from prooflens.engines.polyzono import propagate
-from prooflens.engines.polyzono_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.walk import propagate
 from prooflens.engines.zonotope import AFFINE, AffineRules, ZonotopeEngine, strip
 from prooflens.models.sites import Softmax
 from prooflens.queries import Box

@@ -19,13 +19,13 @@ from typing import Any
 import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.checker import check
-from prooflens.circuits import as_circuit
-from prooflens.engines import Problem
 from prooflens.errors import ProoflensError
 from prooflens.models.load import load_folder
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 from prooflens.report import gather, render
 from prooflens.sweep.spec import read_spec
+from prooflens.verdicts.circuit_files import as_circuit
 
 CORPUS = Path(__file__).parent / "corpus"
 TOY = Path(pl.__file__).parent / "models" / "embedded" / "toy"

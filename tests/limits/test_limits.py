@@ -16,11 +16,12 @@ import torch
 
 import prooflens as pl
 from prooflens.certificate.store import write_atomically
-from prooflens.certify import certify, chunks, halves, least_memory
-from prooflens.engines import Problem
 from prooflens.errors import EngineError, ModelError, PromptError, RunError
 from prooflens.memory import KEPT, available, is_shortage, parse_memory, written
 from prooflens.models.pull import pull
+from prooflens.problem import Problem
+from prooflens.verdicts.certify import certify
+from prooflens.verdicts.chunks import chunks, halves, least_memory
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are Linux'")
 ROOT = os.geteuid() == 0
@@ -93,7 +94,7 @@ def test_the_estimate_comes_before_the_work(wide: Path, monkeypatch: pytest.Monk
     model = pl.load(str(wide))
     problem = Problem(model, pl.Ball(0.001).around(model.example(0)))
     need = least_memory(problem)
-    module = import_module("prooflens.certify")
+    module = import_module("prooflens.verdicts.certify")
     monkeypatch.setattr(module, "available", lambda: need - 1)
     monkeypatch.setattr(module, "gather", lambda *_: pytest.fail("work was begun"))
     with pytest.raises(EngineError, match=f"at least about {written(need)}"):
@@ -101,7 +102,7 @@ def test_the_estimate_comes_before_the_work(wide: Path, monkeypatch: pytest.Monk
 
 
 def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("prooflens.certify")
+    module = import_module("prooflens.verdicts.certify")
     model, sizes, honest = pl.load("toy"), [], module.gather
 
     def scarce(problem: Problem, evidence: list[object], settings: object) -> None:

@@ -5,10 +5,11 @@ import torch
 from tests.engines.cases import tiny_problem
 from torch import Tensor
 
-from prooflens.engines import Problem, get_engine
+from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_functionals
 from prooflens.errors import EngineError
 from prooflens.numerics import check_arithmetic, platform
+from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
 CPU = torch.device("cpu")

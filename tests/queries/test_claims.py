@@ -140,19 +140,20 @@ def test_conditions_and_truth_of_each_query() -> None:
     assert len(claim_of("rank3@0", scores).conditions) == 3
 
 
-def test_decide_needs_every_bound_on_its_side() -> None:
+def test_every_bound_must_be_on_its_side() -> None:
     claim = claim_of("top1@0", [2.0, 1.0, 0.0])
-    assert claim.decide(torch.tensor([0.1, 0.2])) == "holds"
-    assert claim.decide(torch.tensor([0.0, 0.2])) == "unknown"
-    assert claim.decide(torch.tensor([float("nan"), 0.2])) == "unknown"
-    assert claim.decide(torch.tensor([0.1])) == "unknown"
-    assert claim_of("mass>=0.5@0", [2.0, 1.0, 0.0]).decide(torch.tensor([0.0])) == "holds"
+    above = torch.full((2,), math.inf)
+    assert claim.met(torch.tensor([0.1, 0.2]), above)
+    assert claim.met_each(torch.tensor([0.0, 0.2]), above).tolist() == [False, True]
+    assert not claim.met(torch.tensor([0.0, 0.2]), above)
+    assert not claim.met(torch.tensor([float("nan"), 0.2]), above)
+    assert claim_of("mass>=0.5@0", [2.0, 1.0, 0.0]).met(torch.tensor([0.0]), above[:1])
     entropy = claim_of("entropy@0", [2.0, 1.0, 0.0])
     assert entropy.conditions[0].sense is Sense.RANGE
     assert entropy.wants_range
-    assert entropy.decide(torch.tensor([0.1]), torch.tensor([0.4])) == "holds"
-    assert entropy.decide(torch.tensor([0.1]), torch.tensor([math.inf])) == "unknown"
-    assert entropy.decide(torch.tensor([0.1])) == "unknown"
+    assert entropy.met(torch.tensor([0.1]), torch.tensor([0.4]))
+    assert not entropy.met(torch.tensor([0.1]), torch.tensor([math.inf]))
+    assert not entropy.met(torch.tensor([math.nan]), torch.tensor([0.4]))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,6 @@ def test_ties_are_unknown_with_their_reason(text: str, tied: str | None) -> None
     assert (claim.tie is None) == (tied is None)
     if tied:
         assert tied in str(claim.tie)
-        assert claim.decide(torch.full((len(claim.conditions),), 1.0)) == "unknown"
 
 
 def test_ties_at_the_top() -> None:
@@ -214,7 +214,7 @@ def test_single_token_rows_are_decided_by_the_mask() -> None:
         assert claim.clean_holds, text
         assert float(claim.program(one)) > 0, text
     (top,) = parse_query("top1@0").bind(setting)
-    assert top.decide(torch.zeros(0)) == "holds"
+    assert top.met(torch.zeros(0), torch.zeros(0))
     (future,) = parse_query("mass>=0.1@{1}@0").bind(setting)
     assert not future.clean_holds
     assert float(future.program(one)) < 0

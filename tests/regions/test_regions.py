@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prooflens.certify import as_region
 from prooflens.errors import RegionError
 from prooflens.models import Prompt
 from prooflens.regions import Ball, Constraints, Paraphrases, Region
+from prooflens.verdicts.question import as_region
 
 X = torch.arange(12, dtype=torch.float64).reshape(4, 3)
 

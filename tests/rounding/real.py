@@ -7,8 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from prooflens.checker.network import Network
-from prooflens.engines import Forms, Problem
+from prooflens.engines import Forms
 from prooflens.models import Transformer
+from prooflens.problem import Problem
 from tests.checker.test_network import torch_tables
 
 balls = np.frompyfunc(flint.arb, 1, 1)

@@ -12,9 +12,10 @@ import flint
 import pytest
 import torch
 
-from prooflens.engines import Guarantee, Problem, engine_names, forms_of, get_engine
-from prooflens.soundness import modest, random_case
-from prooflens.soundness.forms import output_functionals, random_functionals
+from prooflens.engines import Guarantee, engine_names, forms_of, get_engine
+from prooflens.evaluation.soundness import modest, random_case
+from prooflens.evaluation.soundness.forms import output_functionals, random_functionals
+from prooflens.problem import Problem
 from tests.rounding.real import real_forms, real_points
 
 INSTANCES = 1000

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from prooflens.engines import FormBounds, Problem, forms_of
+from prooflens.engines import FormBounds, forms_of
+from prooflens.evaluation.soundness import modest
+from prooflens.evaluation.soundness.cases import random_model
+from prooflens.evaluation.soundness.forms import output_functionals, random_functionals
 from prooflens.models import Transformer
+from prooflens.problem import Problem
 from prooflens.regions import Ball
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues, quick_eigenvalues
-from prooflens.soundness import modest
-from prooflens.soundness.cases import random_model
-from prooflens.soundness.forms import output_functionals, random_functionals
 from tests.rounding.real import real_forms, real_points
 
 ENGINES = ("interval", "layer0", "crown", "taylor", "cpz", "zonotope")

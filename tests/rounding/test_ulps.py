@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from prooflens import Ball, Transformer
-from prooflens.engines import Forms, Guarantee, Problem, engine_names, get_engine
+from prooflens.engines import Forms, Guarantee, engine_names, get_engine
+from prooflens.evaluation.soundness import modest, random_case
 from prooflens.models import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.problem import Problem
 from prooflens.queries import Row
-from prooflens.soundness import modest, random_case
 from tests.rounding.real import real_forms, real_points
 
 PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]

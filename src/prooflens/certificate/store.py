@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialise
 
-from prooflens.documents import read_json
 from prooflens.errors import RunError
+from prooflens.json_files import read_json
 
 SCHEMA = 1
 """Version of the format; a reader refuses what it does not know."""

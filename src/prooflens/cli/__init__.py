@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from prooflens import __version__
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
 from prooflens.cli import models as _models
@@ -22,6 +21,7 @@ from prooflens.cli import view as _view
 from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
 from prooflens.memory import is_shortage
+from prooflens.version import __version__
 
 __all__ = ["app", "main"]
 

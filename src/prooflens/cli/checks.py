@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.keep import command_line
+from prooflens.cli.options import Json
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.soundness import Report
+    from prooflens.evaluation.soundness import Report
 
 
 @app.command()
@@ -35,8 +36,8 @@ def soundness(
     as_json: Json = False,
 ) -> None:
     """Random models, regions and queries: attack every proved bound. Exit code 3 if one is broken."""
+    from prooflens.evaluation.soundness import KINDS, run
     from prooflens.report.soundness import write_soundness
-    from prooflens.soundness import KINDS, run
 
     def keep(report: Report) -> None:
         if out is not None:

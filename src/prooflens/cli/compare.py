@@ -7,38 +7,27 @@ from typing import Annotated
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.groups import grouped
 from prooflens.cli.options import (
+    AttackEffort,
+    ClaimOptions,
     Device,
-    Effort,
     Eps,
-    Heads,
-    Layer,
+    InputOptions,
+    Json,
     Memory,
-    Model,
-    Positions,
-    Queries,
-    Sample,
     Seed,
-    TextOption,
-    Tokens,
-    question_of,
-    settings_of,
 )
 from prooflens.progress import shown
 
 
 @app.command()
+@grouped
 def compare(
-    model: Model,
+    given: InputOptions,
     eps: Eps,
-    text: TextOption = None,
-    sample: Sample = None,
-    layer: Layer = None,
-    heads: Heads = None,
-    tokens: Tokens = None,
-    positions: Positions = None,
-    query: Queries = None,
+    claims: ClaimOptions,
     engines: Annotated[
         str | None, typer.Option(help="Engines, as in interval,crown,cpz (default: all that fit).")
     ] = None,
@@ -46,21 +35,26 @@ def compare(
     device: Device = None,
     memory: Memory = None,
     seed: Seed = 0,
-    budget: Effort = None,
+    budget: AttackEffort = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table as CSV.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table as LaTeX (booktabs).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw tightness against time (SVG).")] = None,
     as_json: Json = False,
 ) -> None:
     """Engines side by side on the same claims: what each proves, how tight, at what cost, what an attack crosses."""
-    options = dict(locals())
-    from prooflens.compare import compare as ask_all
+    from prooflens.evaluation.compare import compare as ask_all
+    from prooflens.verdicts.settings import Settings
 
     named = [name.strip() for name in (engines or "").split(",") if name.strip()] + list(engine or [])
     with shown(not as_json) as tell:
-        found = ask_all(question_of(options, tell), named or None, settings_of(options, "auto"), tell)
+        settings = Settings.of("auto", memory, device, tell, seed, budget)
+        found = ask_all(claims.ask(given, eps, device, tell), named or None, settings)
     written = []
-    for path, made in ((csv, found.csv), (latex, found.latex), (plot, lambda: _drawn(found.rows, model))):
+    for path, made in (
+        (csv, found.csv),
+        (latex, found.latex),
+        (plot, lambda: _drawn(found.rows, given.model)),
+    ):
         if path is not None:
             path.write_text(made(), encoding="utf-8")
             written.append(str(path))

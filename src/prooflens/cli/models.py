@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json
+from prooflens.cli.common import app, print_json
+from prooflens.cli.options import Json
 from prooflens.progress import shown
 
 

@@ -1,10 +1,15 @@
-"""The options that commands about claims share, and what they mean."""
+"""The options that commands about claims share: dataclasses that say what they mean to the Python API.
+
+Each group is one answer: about which input (`InputOptions`), which claims (`ClaimOptions`), decided how
+(`EffortOptions`), kept where (`KeepOptions`).
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,45 +17,146 @@ from prooflens.errors import PromptError
 from prooflens.memory import cap, keep_freed, parse_memory
 
 if TYPE_CHECKING:
-    from prooflens.certify import Question
     from prooflens.models import Prompt, Transformer
-    from prooflens.portfolio import Settings
     from prooflens.progress import Progress
     from prooflens.queries.rows import Token
+    from prooflens.verdicts.question import Place, Question
+    from prooflens.verdicts.settings import Options, Settings
 
-Model = Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name.")]
-TextOption = Annotated[str | None, typer.Option("--text", help="The prompt.")]
-Sample = Annotated[int | None, typer.Option(help="Example input of a model without text (default: 0).")]
-Layer = Annotated[int | None, typer.Option(help="All heads of one layer.")]
-Heads = Annotated[str | None, typer.Option(help="Heads: 0.10,1.3, a layer 2, layers 0-2 (default: all).")]
 Eps = Annotated[float, typer.Option(help="Radius of the ball around the embeddings.")]
-Tokens = Annotated[str | None, typer.Option(help="Only these tokens move: 2,5 or their texts.")]
-Positions = Annotated[str | None, typer.Option(help="Only these query positions: -1 or 2,5.")]
-Queries = Annotated[
-    list[str] | None, typer.Option("--query", help="top1, mass>=0.2, … (may be repeated; default: top1).")
-]
+Model = Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, or one engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
-Memory = Annotated[str | None, typer.Option(help="Memory that engines may use: 8GB.")]
 Seed = Annotated[int, typer.Option(help="Seed of the attack.")]
-Effort = Annotated[
+Memory = Annotated[str | None, typer.Option(help="Memory that engines may use: 8GB.")]
+AttackEffort = Annotated[
     str | None, typer.Option("--budget", help="Budget of the attack: a name or samples/restarts/steps.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory to write.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Tolerance = Annotated[float, typer.Option(help="Step of the grid of radii, relatively.")]
 
 
-def settings_of(options: dict[str, Any], engine: str) -> Settings:
-    """How claims are to be settled."""
-    from prooflens.certify import parse_budget
-    from prooflens.portfolio import Settings, stages_of
+@dataclass(frozen=True)
+class InputOptions:
+    """Which model, on which prompt, and which of its tokens move."""
 
-    memory = parse_memory(options["memory"])
-    return Settings(stages_of(engine), parse_budget(options["budget"]), options["seed"], memory)
+    model: Model
+    text: Annotated[str | None, typer.Option(help="The prompt.")] = None
+    sample: Annotated[
+        int | None, typer.Option(help="Example input of a model without text (default: 0).")
+    ] = None
+    tokens: Annotated[str | None, typer.Option(help="Only these tokens move: 2,5 or their texts.")] = None
+
+    def load(self, tell: Progress) -> tuple[Transformer, Prompt]:
+        """The model and the prompt that were asked for."""
+        from prooflens.models import load
+
+        held = load(self.model, tell)
+        if self.text is not None and self.sample is not None:
+            raise PromptError("give --text or --sample, not both")
+        if self.text is None and held.examples is None:
+            raise PromptError(f'{held.name} needs a text: --text "…"')
+        if self.text is not None and held.tokenizer is None and held.examples is not None:
+            raise PromptError(f"{held.name} reads no text: choose one of its example inputs with --sample")
+        return held, held.prompt(self.text) if self.text is not None else held.example(self.sample or 0)
+
+    def moving(self, prompt: Prompt) -> list[int] | None:
+        """The tokens that move, by index; None for all."""
+        from prooflens.queries.rows import find_tokens
+
+        named = named_tokens(self.tokens)
+        return None if named is None else find_tokens(named, len(prompt), prompt.tokens)
+
+    def ball(self, eps: float, prompt: Prompt) -> Place:
+        """The ball around the prompt."""
+        from prooflens.regions import Ball
+
+        return Ball(eps, self.moving(prompt))
 
 
-def capped(text: str | None) -> int | None:
-    """The bytes of `--memory`; from here on, with the model loaded, this process cannot take more."""
+@dataclass(frozen=True)
+class ClaimOptions:
+    """Which claims: of which heads, at which positions, by which queries."""
+
+    layer: Annotated[int | None, typer.Option(help="All heads of one layer.")] = None
+    heads: Annotated[
+        str | None, typer.Option(help="Heads: 0.10,1.3, a layer 2, layers 0-2 (default: all).")
+    ] = None
+    positions: Annotated[str | None, typer.Option(help="Only these query positions: -1 or 2,5.")] = None
+    query: Annotated[
+        list[str] | None,
+        typer.Option("--query", help="top1, mass>=0.2, … (may be repeated; default: top1)."),
+    ] = None
+
+    @property
+    def queries(self) -> list[str]:
+        """What is asked."""
+        return self.query or ["top1"]
+
+    def ask(self, given: InputOptions, eps: float, device: str | None, tell: Progress) -> Question:
+        """The claims, bound to the model and the prompt, on a ball of radius ε."""
+        from prooflens.verdicts.question import ask, source_of
+
+        held, prompt = given.load(tell)
+        return ask(
+            held,
+            prompt,
+            given.ball(eps, prompt),
+            self.heads,
+            layer=self.layer,
+            queries=self.queries,
+            device=device,
+            positions=named_tokens(self.positions),
+            source=source_of(given.model),
+        )
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """How claims are attacked, and where that runs."""
+
+    device: Device = None
+    seed: Seed = 0
+    budget: AttackEffort = None
+
+    def options(self, tell: Progress) -> Options:
+        """The keyword arguments of the Python API, for the attack alone."""
+        from prooflens.verdicts.settings import Options
+
+        return Options(engine="attack", device=self.device, progress=tell, seed=self.seed, budget=self.budget)
+
+    def settings(self, tell: Progress) -> Settings:
+        """The same, read."""
+        from prooflens.verdicts.settings import Settings
+
+        return Settings.of(**self.options(tell))
+
+
+@dataclass(frozen=True)
+class EffortOptions(AttackOptions):
+    """How claims are decided: by which engine, with how much memory, where, and how hard they are attacked."""
+
+    engine: EngineName = "auto"
+    memory: Memory = None
+
+    def options(self, tell: Progress) -> Options:
+        """The keyword arguments of the Python API."""
+        from prooflens.verdicts.settings import Options
+
+        return super().options(tell) | Options(engine=self.engine, memory=self.memory)
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """Where what is found goes: a run directory, a document on stdout."""
+
+    out: Out = None
+    as_json: Json = False
+
+
+def limit_memory(text: str | None) -> None:
+    """Apply `--memory`: from here on, with the model loaded, this process cannot take more."""
     size = parse_memory(text)
     if size is None:
         keep_freed()
@@ -59,41 +165,6 @@ def capped(text: str | None) -> int | None:
 
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use
         cap(size)
-    return size
-
-
-def question_of(options: dict[str, Any], tell: Progress) -> Question:
-    """What was asked, bound to the model and the prompt."""
-    from prooflens.certify import ask, source_of
-    from prooflens.regions import Ball
-
-    held, prompt = input_of(options, tell)
-    return ask(
-        held,
-        prompt,
-        Ball(options["eps"], moving_tokens(options["tokens"], prompt)),
-        options["heads"],
-        layer=options["layer"],
-        queries=options["query"] or ["top1"],
-        device=options["device"],
-        positions=named_tokens(options["positions"]),
-        source=source_of(options["model"]),
-    )
-
-
-def input_of(options: dict[str, Any], tell: Progress) -> tuple[Transformer, Prompt]:
-    """The model and the prompt that were asked for."""
-    from prooflens.models import load
-
-    text, sample = options["text"], options["sample"]
-    held = load(options["model"], tell)
-    if text is not None and sample is not None:
-        raise PromptError("give --text or --sample, not both")
-    if text is None and held.examples is None:
-        raise PromptError(f'{held.name} needs a text: --text "…"')
-    if text is not None and held.tokenizer is None and held.examples is not None:
-        raise PromptError(f"{held.name} reads no text: choose one of its example inputs with --sample")
-    return held, held.prompt(text) if text is not None else held.example(sample or 0)
 
 
 def named_tokens(text: str | None) -> list[Token] | None:
@@ -101,11 +172,3 @@ def named_tokens(text: str | None) -> list[Token] | None:
     if text is None:
         return None
     return [int(part) if re.fullmatch(r"[+-]?\d+", part.strip()) else part for part in text.split(",")]
-
-
-def moving_tokens(text: str | None, prompt: Prompt) -> list[int] | None:
-    """The tokens that move, by index."""
-    from prooflens.queries.rows import find_tokens
-
-    named = named_tokens(text)
-    return None if named is None else find_tokens(named, len(prompt), prompt.tokens)

@@ -1,4 +1,4 @@
-"""Commands that prove and break: certify, radius, circuit, attack."""
+"""Commands that prove and break: certify, attack, radius, circuit."""
 
 from __future__ import annotations
 
@@ -7,241 +7,188 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
-from prooflens.cli.keep import Keeper, configuration, make_room, tell_written
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.groups import grouped
+from prooflens.cli.keep import command_line, configuration, make_room, tell_written
 from prooflens.cli.options import (
-    Device,
-    Effort,
-    EngineName,
+    AttackOptions,
+    ClaimOptions,
+    EffortOptions,
     Eps,
-    Heads,
-    Layer,
-    Memory,
-    Model,
-    Out,
-    Positions,
-    Queries,
-    Resume,
-    Sample,
-    Seed,
-    TextOption,
-    Tokens,
-    capped,
-    input_of,
-    moving_tokens,
+    InputOptions,
+    KeepOptions,
+    Tolerance,
+    limit_memory,
     named_tokens,
-    question_of,
-    settings_of,
 )
 from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
-    from prooflens.frames import Frame
-    from prooflens.results import Radii, Results
+    from prooflens.results import Frame, Radii
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 FEW = 40
 """So many rows are listed; of more, the counts per layer and query are."""
 
 
 @app.command()
+@grouped
 def certify(
-    model: Model,
+    given: InputOptions,
     eps: Eps,
-    text: TextOption = None,
-    sample: Sample = None,
-    layer: Layer = None,
-    heads: Heads = None,
-    tokens: Tokens = None,
-    positions: Positions = None,
-    query: Queries = None,
-    engine: EngineName = "auto",
-    device: Device = None,
-    memory: Memory = None,
-    seed: Seed = 0,
-    budget: Effort = None,
-    out: Out = None,
+    claims: ClaimOptions,
+    effort: EffortOptions,
+    keep: KeepOptions,
     resume: Resume = False,
-    as_json: Json = False,
 ) -> None:
     """Prove that attention holds on a whole ball around a prompt, head by head, or find what breaks it.
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
-    options = dict(locals())
-    _verdicts(options, engine)
+    _decide(given, eps, claims, effort, keep, resume, effort.memory)
 
 
 @app.command()
+@grouped
 def attack(
-    model: Model,
+    given: InputOptions,
     eps: Eps,
-    text: TextOption = None,
-    sample: Sample = None,
-    layer: Layer = None,
-    heads: Heads = None,
-    tokens: Tokens = None,
-    positions: Positions = None,
-    query: Queries = None,
-    device: Device = None,
-    seed: Seed = 0,
-    budget: Effort = None,
-    out: Out = None,
+    claims: ClaimOptions,
+    effort: AttackOptions,
+    keep: KeepOptions,
     resume: Resume = False,
-    as_json: Json = False,
 ) -> None:
     """Only try to break claims: witnesses where it succeeds, `unknown` elsewhere. Nothing is proved."""
-    options = dict(locals()) | {"memory": None}
-    _verdicts(options, "attack")
+    _decide(given, eps, claims, effort, keep, resume, None)
 
 
-def _verdicts(options: dict[str, Any], engine: str) -> None:
-    from prooflens.certify import Interrupted, certify_question
+def _decide(
+    given: InputOptions,
+    eps: float,
+    claims: ClaimOptions,
+    effort: EffortOptions | AttackOptions,
+    keep: KeepOptions,
+    resume: bool,
+    memory: str | None,
+) -> None:
+    from dataclasses import replace
 
-    settings = settings_of(options, engine)
-    with shown(not options["as_json"]) as tell:
-        question = question_of(options, tell)
-        keeper = Keeper(options, question.subject)
-        question = keeper.remaining(question)
-        capped(options["memory"])
+    from prooflens.results.keeper import RunKeeper
+    from prooflens.verdicts.certify import Interrupted, decide_question
+
+    with shown(not keep.as_json) as tell:
+        settings = effort.settings(tell)
+        question = claims.ask(given, eps, settings.device, tell)
+        asked = configuration(given, claims, effort, eps=eps)
+        keeper = RunKeeper(keep.out, question.subject, asked, resume)
+        question = replace(question, claims=keeper.remaining(question.claims))
+        limit_memory(memory)
         try:
-            results = certify_question(question, settings, tell, keeper.keep if options["out"] else None)
+            results = decide_question(question, settings, keeper)
         except Interrupted as stop:
-            keeper.keep(stop.results)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
-            say(keeper.advice(), error=True)
+            say(_advice(keep), error=True)
             raise typer.Exit(130) from None
-    _finish(keeper.finish(results), options)
+    _show(results, keep)
+    tell_written(keep)
+    raise typer.Exit(exit_code(results.counts))
+
+
+def _advice(keep: KeepOptions) -> str:
+    """How to go on after an interruption."""
+    if keep.out is None:
+        return "nothing was written: with -o RUN/ what is done is kept and --resume goes on with it"
+    return f"to go on: {command_line(without='--resume')} --resume"
 
 
 @app.command()
+@grouped
 def radius(
-    model: Model,
-    text: TextOption = None,
-    sample: Sample = None,
-    layer: Layer = None,
-    heads: Heads = None,
-    tokens: Tokens = None,
+    given: InputOptions,
+    claims: ClaimOptions,
+    effort: EffortOptions,
+    keep: KeepOptions,
     per_token: Annotated[bool, typer.Option("--per-token", help="Move one token at a time.")] = False,
-    positions: Positions = None,
-    query: Queries = None,
-    tolerance: Annotated[float, typer.Option(help="Step of the grid of radii, relatively.")] = 0.1,
-    engine: EngineName = "auto",
-    device: Device = None,
-    memory: Memory = None,
-    seed: Seed = 0,
-    budget: Effort = None,
-    out: Out = None,
-    as_json: Json = False,
+    tolerance: Tolerance = 0.1,
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
-    options = dict(locals())
-    from prooflens.radius import radius as search
+    from prooflens.verdicts.radius import radius as search
 
     def look(tell: Progress) -> Radii:
-        held, prompt = input_of(options, tell)
+        held, prompt = given.load(tell)
+        limit_memory(effort.memory)
         return search(
             held,
             prompt,
-            query or ["top1"],
-            heads,
-            layer=layer,
-            tokens=moving_tokens(tokens, prompt),
+            claims.queries,
+            claims.heads,
+            layer=claims.layer,
+            positions=named_tokens(claims.positions),
+            tokens=given.moving(prompt),
             per_token=per_token,
-            engine=engine,
             tolerance=tolerance,
-            memory=capped(memory),
-            device=device,
-            progress=tell,
-            seed=seed,
-            budget=budget,
-            positions=named_tokens(positions),
+            **effort.options(tell),
         )
 
-    show_radii(look, options)
+    asked = configuration(given, claims, effort, per_token=per_token, tolerance=tolerance)
+    show_radii(look, keep, asked)
 
 
-def show_radii(look: Callable[[Progress], Radii], options: dict[str, Any]) -> None:
-    """Search radii, print them, and keep them where that was asked for; after Ctrl-C those so far."""
-    from prooflens.certificate.record import save_frame
-    from prooflens.radius import SearchInterrupted
+def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict[str, Any]) -> None:
+    """Search radii, print them, and keep them where that was asked for; after Ctrl-C those so far.
 
-    out, complete = options["out"], True
-    make_room(out)
+    Args:
+        look: searches, and tells how far it is.
+        keep: where the radii go.
+        asked: what `run.json` says was asked for.
+    """
+    from prooflens.results.record import save_frame
+    from prooflens.verdicts.radius import SearchInterrupted
+
+    complete = True
+    make_room(keep.out)
     try:
-        with shown(not options["as_json"]) as tell:
+        with shown(not keep.as_json) as tell:
             found = look(tell)
     except SearchInterrupted as stop:
         found, complete = stop.radii, False
-    if options["as_json"]:
-        print_json(found.to_dict())
-    else:
-        _list(found)
-    if out is not None:  # last: what was found is seen even where it cannot be written
-        save_frame(found, out, configuration(options), "radii", complete)
-        tell_written(options)
+    _show(found, keep)
+    if keep.out is not None:  # last: what was found is seen even where it cannot be written
+        save_frame(found, keep.out, asked, "radii", complete)
+        tell_written(keep)
     if not complete:
-        again = "give the command again" + (", with another folder" if out is not None else "")
+        again = "give the command again" + (", with another folder" if keep.out is not None else "")
         say(f"interrupted: these radii are sound, but the search was not at its end; {again}", error=True)
         raise typer.Exit(130)
 
 
 @app.command()
+@grouped
 def circuit(
-    model: Model,
+    given: InputOptions,
     circuit: Annotated[
         str, typer.Argument(help="'0.3:top1@-1 & 1.4:top1@-1', heads 0.3,1.4 or a .json file of nodes.")
     ],
     eps: Eps,
-    text: TextOption = None,
-    sample: Sample = None,
-    tokens: Tokens = None,
+    effort: EffortOptions,
+    keep: KeepOptions,
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
-    engine: EngineName = "auto",
-    device: Device = None,
-    memory: Memory = None,
-    seed: Seed = 0,
-    budget: Effort = None,
-    out: Out = None,
-    as_json: Json = False,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole ball, and which part is the weakest link?"""
-    options = dict(locals())
-    from prooflens.circuits import circuit as settle
-    from prooflens.regions import Ball
+    from prooflens.verdicts.circuit import circuit as decide
 
-    make_room(out)
-    with shown(not as_json) as tell:
-        held, prompt = input_of(options, tell)
-        found = settle(
-            held,
-            prompt,
-            Ball(eps, moving_tokens(tokens, prompt)),
-            circuit,
-            query=query,
-            engine=engine,
-            memory=capped(memory),
-            device=device,
-            progress=tell,
-            seed=seed,
-            budget=budget,
-        )
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _list(found)
-    if out is not None:
-        found.save(out, **configuration(options))
-        tell_written(options)
+    make_room(keep.out)
+    with shown(not keep.as_json) as tell:
+        held, prompt = given.load(tell)
+        limit_memory(effort.memory)
+        ball = given.ball(eps, prompt)
+        found = decide(held, prompt, ball, circuit, query=query, **effort.options(tell))
+    _show(found, keep)
+    if keep.out is not None:
+        found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))
+        tell_written(keep)
     raise typer.Exit(exit_code({found.verdict: 1}))
-
-
-def _finish(results: Results, options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        print_json(results.to_dict())
-    else:
-        _list(results)
-    tell_written(options)
-    raise typer.Exit(exit_code(results.counts))
 
 
 def exit_code(counts: dict[Any, int]) -> int:
@@ -249,6 +196,14 @@ def exit_code(counts: dict[Any, int]) -> int:
     if counts.get("fails"):
         return 3
     return 2 if counts.get("unknown") or counts.get("estimated") else 0
+
+
+def _show(frame: Frame, keep: KeepOptions) -> None:
+    """The rows as a document or as a table."""
+    if keep.as_json:
+        print_json(frame.to_dict())
+    else:
+        _list(frame)
 
 
 def _list(frame: Frame) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
-from prooflens.cli.options import Effort, EngineName, Eps, Model, Seed
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.options import AttackEffort, EngineName, Eps, Json, Model, Seed
 from prooflens.errors import PromptError
 from prooflens.progress import shown
 
@@ -31,7 +31,7 @@ def prune(
     tau: Annotated[float, typer.Option(help="Threshold of the mass query.")] = 0.3,
     engine: EngineName = "auto",
     proof: Annotated[str | None, typer.Option(help="Engine that proves answers afterwards.")] = None,
-    budget: Effort = None,
+    budget: AttackEffort = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the pruned model.")] = None,
     as_json: Json = False,
@@ -39,8 +39,8 @@ def prune(
     """Suggest a head to prune from certificates, prune it, and evaluate: answers kept, under attack, and proved."""
     from prooflens.models import load
     from prooflens.models.files import check_replaceable
-    from prooflens.prune import answers, choose, evaluate, profile
-    from prooflens.prune import prune as without
+    from prooflens.verdicts.prune import answers, choose, evaluate, profile
+    from prooflens.verdicts.prune import prune as without
 
     if out is not None:
         check_replaceable(out)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
-from prooflens.cli.options import Device, Seed
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.options import Device, Json, Seed
 from prooflens.errors import ModelError, PromptError
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.studies import Result, Settings
+    from prooflens.evaluation.studies import Result, Settings
 
 
 @app.command()
@@ -47,15 +47,15 @@ def reproduce(
 
     Exit code 2: some studies were left out because a model or a text is not at hand.
     """
-    from prooflens.certify import checked_device
-    from prooflens.portfolio import stages_of
-    from prooflens.studies import Settings, StudyError, get_study, study_names
+    from prooflens.evaluation.studies import Settings, StudyError, get_study, study_names
+    from prooflens.verdicts.settings import checked_device
+    from prooflens.verdicts.stages import stages_of
 
     if list_them:
         _show_list(as_json)
         return
     if pages is not None:
-        from prooflens.studies.pages import write_pages
+        from prooflens.evaluation.studies.pages import write_pages
 
         written = [str(path) for path in write_pages(pages)]
         print_json({"written": written}) if as_json else say(f"written: {', '.join(written)}")
@@ -83,13 +83,13 @@ def reproduce(
                 missing[one.name] = str(error)
                 say(f"{one.name} is left out: {error}", error=True)
     if out is not None and results:
-        from prooflens.studies.pages import write_pages
+        from prooflens.evaluation.studies.pages import write_pages
 
         write_pages(out)
     if as_json:
         print_json({"results": [result.to_dict() for result in results], "missing": missing})
     elif len(results) > 1:
-        from prooflens.studies.render import summary
+        from prooflens.evaluation.studies.render import summary
 
         sys.stdout.write("\n" + summary(results))
     if missing:
@@ -98,7 +98,7 @@ def reproduce(
 
 def _tell_unused(settings: Settings, result: Result) -> None:
     """Which options had no say in a result; its command does not name them either."""
-    from prooflens.studies.base import CHOICES
+    from prooflens.evaluation.studies.base import CHOICES
 
     used = shlex.split(result.command)
     if unused := [
@@ -109,7 +109,7 @@ def _tell_unused(settings: Settings, result: Result) -> None:
 
 def _kept(result: Result, out: Path | None, as_json: bool) -> Result:
     """Write a result at once, so that what is done is not lost, and show it."""
-    from prooflens.studies.render import markdown, save
+    from prooflens.evaluation.studies.render import markdown, save
 
     if out is not None:
         save(result, out)
@@ -120,7 +120,7 @@ def _kept(result: Result, out: Path | None, as_json: bool) -> Result:
 
 
 def _show_list(as_json: bool) -> None:
-    from prooflens.studies import get_study, study_names
+    from prooflens.evaluation.studies import get_study, study_names
 
     rows: list[dict[str, Any]] = []
     for name in study_names():

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table
+from prooflens.cli.common import app, print_json, print_table
+from prooflens.cli.options import Json
 
 
 @app.command()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prooflens.cli.common import Json, app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.groups import grouped
+from prooflens.cli.options import Json
 from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
@@ -20,30 +23,49 @@ LINE_SECONDS = 10.0
 """Where stderr is no terminal, a line of progress comes at most so often."""
 
 Run = Annotated[Path, typer.Argument(help="The folder of a sweep.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Workers at a time (default: the cores of machine or cluster over --threads)."),
-]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
-ExecutorName = Annotated[str, typer.Option("--executor", help="Where workers run: local, ray, slurm.")]
-Address = Annotated[
-    str | None,
-    typer.Option(help="Of a Ray cluster, as host:port or auto; `local` tries Slurm's jobs on this machine."),
-]
-Sbatch = Annotated[
-    list[str] | None, typer.Option("--slurm", help="An option of sbatch, as in --slurm partition=gpu.")
-]
+
+
+@dataclass(frozen=True)
+class CrewOptions:
+    """Who does the work of a sweep."""
+
+    executor: Annotated[str, typer.Option(help="Where workers run: local, ray, slurm.")] = "local"
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Workers at a time (default: the cores of machine or cluster over --threads)."
+        ),
+    ] = None
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a Ray cluster, as host:port or auto; `local` tries Slurm's jobs on this machine."
+        ),
+    ] = None
+    slurm: Annotated[
+        list[str] | None, typer.Option("--slurm", help="An option of sbatch, as in --slurm partition=gpu.")
+    ] = None
+
+    def crew(self) -> Crew:
+        """The workers that were asked for."""
+        from prooflens.errors import RunError
+        from prooflens.sweep.executors import Crew, Executor
+
+        if self.executor not in list(Executor):
+            raise RunError(f"there is no executor {self.executor!r}: give one of {', '.join(Executor)}")
+        options = dict(text.lstrip("-").partition("=")[::2] for text in self.slurm or ())
+        if wrong := next((name for name, value in options.items() if not (name and value)), None):
+            raise RunError(f"--slurm takes NAME=VALUE, as in --slurm partition=gpu, not {wrong!r}")
+        return Crew(Executor(self.executor), self.workers, self.threads, self.address, options)
 
 
 @app.command()
+@grouped
 def sweep(
     spec: Annotated[Path, typer.Argument(help="What to ask, as YAML: docs/sweeps.md.")],
+    crew: CrewOptions,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder of the run, new or empty.")] = None,
-    executor: ExecutorName = "local",
-    workers: Workers = None,
-    threads: Threads = 1,
-    address: Address = None,
-    slurm: Sbatch = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count the tasks and estimate time and disk from a few of them.")
     ] = False,
@@ -58,9 +80,8 @@ def sweep(
     from prooflens.sweep.spec import read_spec
 
     asked = read_spec(spec)
-    crew = _crew(executor, workers, threads, address, slurm)
     if dry_run:
-        found = probe(asked, crew)
+        found = probe(asked, crew.crew())
         if as_json:
             print_json(found)
         else:
@@ -68,38 +89,20 @@ def sweep(
         return
     if out is None:
         raise RunError("a sweep needs a folder to write: -o RUN/ (or --dry-run)")
-    _proceed(start(asked, out), crew, as_json)
+    _proceed(start(asked, out), crew.crew(), as_json)
 
 
 @app.command()
+@grouped
 def resume(
     run: Run,
-    executor: ExecutorName = "local",
-    workers: Workers = None,
-    threads: Threads = 1,
-    address: Address = None,
-    slurm: Sbatch = None,
+    crew: CrewOptions,
     as_json: Json = False,
 ) -> None:
     """Go on with a sweep: what is done is kept, damaged shards are redone, failed tasks are tried again."""
     from prooflens.sweep.store import SweepStore
 
-    crew = _crew(executor, workers, threads, address, slurm)
-    _proceed(SweepStore.open(run), crew, as_json)
-
-
-def _crew(
-    executor: str, workers: int | None, threads: int, address: str | None, slurm: list[str] | None
-) -> Crew:
-    from prooflens.errors import RunError
-    from prooflens.sweep.executors import Crew, Executor
-
-    if executor not in list(Executor):
-        raise RunError(f"there is no executor {executor!r}: give one of {', '.join(Executor)}")
-    options = dict(text.lstrip("-").partition("=")[::2] for text in slurm or ())
-    if wrong := next((name for name, value in options.items() if not (name and value)), None):
-        raise RunError(f"--slurm takes NAME=VALUE, as in --slurm partition=gpu, not {wrong!r}")
-    return Crew(Executor(executor), workers, threads, address, options)
+    _proceed(SweepStore.open(run), crew.crew(), as_json)
 
 
 def _proceed(store: SweepStore, crew: Crew, as_json: bool) -> None:

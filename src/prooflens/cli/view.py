@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import Json, app, print_json, say
-from prooflens.documents import read_json
+from prooflens.cli.common import app, print_json, say
+from prooflens.cli.options import Json
 from prooflens.errors import RunError
+from prooflens.json_files import read_json
 
 if TYPE_CHECKING:
     from prooflens.checker import Report

@@ -1,27 +1,25 @@
-"""Who answers: engines that bound scalars of a model over a region. Importing this package registers them all."""
+"""Who answers: engines that bound scalars of a model over a region. Importing this package registers them all.
 
-from prooflens.engines import alpha_crown as _alpha_crown
-from prooflens.engines import attack as _attack
-from prooflens.engines import autolirpa as _autolirpa
-from prooflens.engines import crown as _crown
-from prooflens.engines import exact as _exact
-from prooflens.engines import interval as _interval
-from prooflens.engines import jacobian as _jacobian
-from prooflens.engines import layer0 as _layer0
-from prooflens.engines import polyzono as _polyzono
-from prooflens.engines import taylor as _taylor
-from prooflens.engines import zonotope as _zonotope
-from prooflens.engines.base import (
-    Bounds,
-    Engine,
-    FormBounds,
-    Forms,
-    Guarantee,
-    Problem,
-    engine_names,
-    forms_of,
-    get_engine,
+`protocol` says what an engine is, `forms` what it is asked, `bounds` what it answers; `functionals` and `vocabulary`
+make everything else of forms, once for all engines. `relaxations`, `tensor_sets` and `first_layer` are what engines
+share. Every other name here is one engine, or a family of engines, and its first page says what it proves.
+"""
+
+from prooflens.engines import (
+    attack,
+    autolirpa,
+    crown,
+    exact,
+    interval,
+    jacobian,
+    layer0,
+    polyzono,
+    taylor,
+    zonotope,
 )
+from prooflens.engines.bounds import Bounds, FormBounds, Guarantee
+from prooflens.engines.forms import Forms, forms_of
+from prooflens.engines.protocol import Engine, engine_names, get_engine
 
 __all__ = [
     "Bounds",
@@ -29,22 +27,17 @@ __all__ = [
     "FormBounds",
     "Forms",
     "Guarantee",
-    "Problem",
+    "attack",
+    "autolirpa",
+    "crown",
     "engine_names",
+    "exact",
     "forms_of",
     "get_engine",
+    "interval",
+    "jacobian",
+    "layer0",
+    "polyzono",
+    "taylor",
+    "zonotope",
 ]
-
-del (
-    _alpha_crown,
-    _attack,
-    _autolirpa,
-    _crown,
-    _exact,
-    _interval,
-    _jacobian,
-    _layer0,
-    _polyzono,
-    _taylor,
-    _zonotope,
-)

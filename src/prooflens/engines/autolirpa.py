@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
-from prooflens.engines.interval import form_program
-from prooflens.errors import EngineError
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.relaxations.interval_walk import form_program
 from prooflens.models import INPUT, OUTPUT, scores_name
 from prooflens.models.program import Program
 from prooflens.models.sites import (
@@ -37,6 +38,7 @@ from prooflens.models.sites import (
     Scores,
     Softmax,
 )
+from prooflens.problem import Problem
 
 LIBRARY = "auto_LiRPA"
 UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU"}
@@ -114,14 +116,14 @@ def _double() -> Iterator[None]:
 
 @register("autolirpa")
 @dataclass(frozen=True)
-class AutoLirpa:
+class AutoLirpa(EngineBase):
     """auto_LiRPA's CROWN bounds of the same forms: for comparison, not a proof."""
 
     name: str = "autolirpa"
     guarantee: Guarantee = Guarantee.ESTIMATED
     method: str = "CROWN"
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Where the library is missing, or cannot do what the model does."""
         if importlib.util.find_spec(LIBRARY) is None:
             return "auto_LiRPA is not installed: pip install git+https://github.com/Verified-Intelligence/auto_LiRPA"
@@ -135,17 +137,15 @@ class AutoLirpa:
         deep = max(forms.layers, default=-1) > 0 or forms.logits is not None
         if deep and (lacking := UNSUPPORTED.get(architecture.activation)):
             return f"auto_LiRPA cannot relax {lacking}"
-        return None if problem.model.dtype == torch.float64 else "it is run in float64 only"
+        return None
 
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Its bounds as they come; ±∞ where it gives none."""
-        if reason := self.refuses(problem, forms):
-            raise EngineError(reason)
         library = importlib.import_module(LIBRARY)
         region = problem.region
         assert region.radius is not None
         x = region.center[None]
-        with _double():
+        with _double(), torch.enable_grad():
             model = Exported(problem, form_program(problem, forms), forms)
             bounded = library.BoundedModule(model, torch.empty_like(x), device=str(x.device))
             norm = library.PerturbationLpNorm(

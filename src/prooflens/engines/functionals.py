@@ -20,10 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.base import Bounds, Engine, FormBounds, Forms, Problem, Stopwatch, forms_of
+from prooflens.engines.bounds import Bounds, FormBounds
+from prooflens.engines.forms import Forms, forms_of
+from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, Stopwatch
 from prooflens.engines.vocabulary import bound_outputs, output_refusal, reads_vector
 from prooflens.numerics import check_arithmetic, down, gamma, up
 from prooflens.numerics.rounding import TINY
+from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional, Row, RowEntropy, remainder
 from prooflens.queries.functionals import OutputAtom
 from prooflens.queries.masks import keys_of
@@ -33,7 +36,11 @@ from prooflens.queries.weights import weight_box
 
 
 def bound_functionals(
-    engine: Engine, problem: Problem, functionals: Sequence[Functional], widths: bool = False
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    widths: bool = False,
+    options: EngineOptions = NO_OPTIONS,
 ) -> Bounds:
     """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all.
 
@@ -42,7 +49,7 @@ def bound_functionals(
     """
     check_arithmetic(problem.model.device)
     if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
-        return _with_outputs(engine, problem, functionals, through, widths)
+        return _with_outputs(engine, problem, functionals, through, widths, options)
     watch = Stopwatch(problem.model.device)
     # What reads nothing is its constant; no engine is asked about it.
     fixed = [i for i, f in enumerate(functionals) if not (f.rows or f.logits)]
@@ -60,7 +67,7 @@ def bound_functionals(
         lower[i] = upper[i] = functionals[i].constant
     if not forms.size:
         return Bounds(lower, upper, engine.guarantee, engine.name, watch.seconds())
-    found = engine.bound_forms(problem, forms)
+    found = engine.bound_forms(problem, forms, options)
     constants = torch.tensor([functionals[i].constant for i in linear], dtype=torch.float64)
     n = len(linear)
     lower[linear] = down(found.lower[:n].cpu() + constants)
@@ -82,13 +89,18 @@ def bound_functionals(
 
 
 def _with_outputs(
-    engine: Engine, problem: Problem, functionals: Sequence[Functional], through: list[int], widths: bool
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    through: list[int],
+    widths: bool,
+    options: EngineOptions,
 ) -> Bounds:
-    outputs = bound_outputs(engine, problem, [functionals[i] for i in through])
+    outputs = bound_outputs(engine, problem, [functionals[i] for i in through], options)
     if len(through) == len(functionals):
         return outputs
     others = [i for i in range(len(functionals)) if i not in set(through)]
-    rest = bound_functionals(engine, problem, [functionals[i] for i in others], widths)
+    rest = bound_functionals(engine, problem, [functionals[i] for i in others], widths, options)
     lower, upper = (torch.empty(len(functionals), dtype=torch.float64) for _ in range(2))
     for chosen, found in ((through, outputs), (others, rest)):
         lower[chosen], upper[chosen] = found.lower, found.upper
@@ -96,25 +108,35 @@ def _with_outputs(
     return Bounds(lower, upper, engine.guarantee, engine.name, seconds, tail=outputs.tail)
 
 
-def refusal(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> str | None:
+def refusal(
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    options: EngineOptions = NO_OPTIONS,
+) -> str | None:
     """Why an engine cannot bound these functionals, or None if it can."""
     others = [f for f in functionals if not reads_vector(problem, f)]
     if len(others) < len(functionals):
-        reason = output_refusal(engine, problem)
-        return reason or (refusal(engine, problem, others) if others else None)
+        reason = output_refusal(engine, problem, options)
+        return reason or (refusal(engine, problem, others, options) if others else None)
     rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
     linear = forms_of([f for f in functionals if f.is_linear], problem.model.architecture.d_out or 0)
     read = Forms.of(
         [(i, row, keys_of(problem.mask.cpu(), row.position)[0], 1.0) for i, row in enumerate(rows)], len(rows)
     )
-    return engine.refuses(problem, _joined(linear, read))
+    return engine.refuses(problem, _joined(linear, read), options)
 
 
 def bound_claims(
-    engine: Engine, problem: Problem, claims: Sequence[Claim], widths: bool = False
+    engine: Engine,
+    problem: Problem,
+    claims: Sequence[Claim],
+    widths: bool = False,
+    options: EngineOptions = NO_OPTIONS,
 ) -> tuple[list[Bounds], Bounds]:
     """Bounds of the functionals of many claims, claim by claim, and all of them together."""
-    together = bound_functionals(engine, problem, [f for claim in claims for f in claim.functionals], widths)
+    functionals = [f for claim in claims for f in claim.functionals]
+    together = bound_functionals(engine, problem, functionals, widths, options)
     parts, start = [], 0
     for claim in claims:
         stop = start + len(claim.functionals)

@@ -23,10 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.base import Engine, FormBounds, Forms, Problem
-from prooflens.engines.taylor_shapes import support
+from prooflens.engines.bounds import FormBounds
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions
+from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
+from prooflens.problem import Problem
 
 Reach = Callable[[Float[Tensor, "n d"]], Float[Tensor, " n"]]
 """From covectors w to proved upper bounds of ‖wA‖₁."""
@@ -99,7 +102,7 @@ class HiddenBounds:
 class BoundsHidden(Protocol):
     """An engine with an enclosure of its own of the vector that the head reads."""
 
-    def bound_hidden(self, problem: Problem) -> HiddenBounds:
+    def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
         """The enclosure over the whole region of the output [d] of `problem.model.headless`; inf where unknown."""
         ...
 
@@ -120,12 +123,12 @@ def nothing_known(problem: Problem) -> HiddenBounds:
     return HiddenBounds(zero, torch.full_like(zero, torch.inf))
 
 
-def hidden_bounds(engine: Engine, problem: Problem) -> HiddenBounds:
+def hidden_bounds(engine: Engine, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
     """What an engine knows of the vector that the head reads, with the engine's guarantee."""
     if isinstance(engine, BoundsHidden):
-        return engine.bound_hidden(problem)
+        return engine.bound_hidden(problem, options)
     d = problem.model.headless.architecture.d_model
-    found = engine.bound_forms(headless(problem), output_forms(torch.eye(d, dtype=torch.float64)))
+    found = engine.bound_forms(headless(problem), output_forms(torch.eye(d, dtype=torch.float64)), options)
     return of_box(found)
 
 

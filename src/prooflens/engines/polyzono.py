@@ -15,102 +15,31 @@ what is propagated, `polyzono_steps` what each step does, `polyzono_forms` how s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known
-from prooflens.engines.polyzono_forms import bound_scores
-from prooflens.engines.polyzono_set import Factors, TensorSet
-from prooflens.engines.polyzono_steps import Options, Rules, Unbounded
-from prooflens.errors import EngineError
-from prooflens.models import OUTPUT, scores_name
-from prooflens.models.program import INPUT, Program
-from prooflens.models.sites import Scores
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.tensor_set import TensorSet
+from prooflens.engines.tensor_sets.walk import Walk, bound_from, propagate, score_steps
+from prooflens.models import OUTPUT
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
-from prooflens.regions import Region
+from prooflens.problem import Problem
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One line of the generator table (`tab:gi_count_app`): counts before absorption, and the mean hull width."""
-
-    name: str
-    dependent: int
-    independent: int
-    width: float
-
-
-@dataclass(eq=False)
-class Walk:
-    """The sets at the values somebody asked for, and what every stage looked like."""
-
-    sets: dict[str, TensorSet] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
-    bounded: bool = True
-
-
-def region_set(region: Region) -> TensorSet:
-    """The input set: one linear generator per factor of the region; its constraints are left out, which is sound."""
-    L = region.dense_generators()
-    start = TensorSet.point(region.center)
-    return TensorSet(start.c, L, torch.arange(len(L), device=L.device), start.Q, start.pairs, start.r)
-
-
-def propagate(
-    program: Program,
-    region: Region,
-    options: Options,
-    keep: Iterable[str],
-    meaning: type[Rules] = Rules,
-    limit: int | None = None,
-) -> Walk:
-    """Walk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers.
-
-    `meaning` says what a step does to sets, `limit` how many linear generators are kept (default: by the order).
-    """
-    wanted = set(keep)
-    last_use = {name: i for i, step in enumerate(program.steps) for name in step.inputs}
-    rules = meaning(options, Factors(region.n_factors), limit or options.order * region.center.numel())
-    live = {INPUT: region_set(region)}
-    walk = Walk(stages=[_stage(INPUT, live[INPUT])])
-    for i, step in enumerate(program.steps):
-        if step.out in last_use or step.out in wanted:
-            try:
-                made, live[step.out] = rules(step, *(live[name] for name in step.inputs))
-            except Unbounded:
-                walk.bounded = False
-                walk.stages.append(Stage(step.out, 0, 0, float("inf")))
-                break
-            walk.stages.append(_stage(step.out, made))
-        for name in step.inputs:
-            if last_use[name] == i and name not in wanted:
-                live.pop(name, None)
-    walk.sets = {name: x for name, x in live.items() if name in wanted}
-    return walk
-
-
-def _stage(name: str, x: TensorSet) -> Stage:
-    low, high = x.hull()
-    return Stage(name, x.dependent, x.independent, float((high - low).mean()))
-
-
-@dataclass(frozen=True)
-class PolyZono:
+class PolyZono(EngineBase):
     """Proved bounds of linear forms of any layer's scores and of the output, by sequential propagation."""
 
     name: str = "cpz"
     options: Options = field(default_factory=Options)
     guarantee: Guarantee = Guarantee.PROVED
-
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        """Any form, in float64."""
-        return None if problem.model.dtype == torch.float64 else "proofs need a float64 model"
 
     def walk(self, problem: Problem, keep: Iterable[str]) -> Walk:
         """The sets of some named values, with the record of all stages."""
@@ -119,18 +48,15 @@ class PolyZono:
         with torch.no_grad():
             return propagate(program, problem.region, self.options, names)
 
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bounds of every form, with the corners of the region they were expanded around."""
-        if reason := self.refuses(problem, forms):
-            raise EngineError(reason)
-        with torch.no_grad():
-            steps = score_steps(problem, forms)
-            names = {name for step in steps.values() for name in step.inputs}
-            if forms.logits is not None:
-                names.add(OUTPUT)
-            return bound_from(self.walk(problem, sorted(names)).sets, problem, forms, steps)
+        steps = score_steps(problem, forms)
+        names = {name for step in steps.values() for name in step.inputs}
+        if forms.logits is not None:
+            names.add(OUTPUT)
+        return bound_from(self.walk(problem, sorted(names)).sets, problem, forms, steps)
 
-    def bound_hidden(self, problem: Problem) -> HiddenBounds:
+    def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
         """The set of the vector that the head reads: its monomials are the generators, the rest is the box."""
         made = self.walk(headless(problem), [OUTPUT]).sets.get(OUTPUT)
         return nothing_known(problem) if made is None else hidden_of(made)
@@ -155,77 +81,6 @@ def hidden_of(x: TensorSet) -> HiddenBounds:
         torch.where(narrow, width, made.E),
         torch.where(narrow[:, None], 0.0, A),
     )
-
-
-def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores]:
-    """The step that makes the scores of each layer that the forms read."""
-    found = {}
-    for layer in forms.layers:
-        step = problem.model.program(problem.n_tokens, scores_name(layer), problem.padding).steps[-1]
-        assert isinstance(step, Scores)
-        found[layer] = step
-    return found
-
-
-def bound_from(
-    sets: dict[str, TensorSet],
-    problem: Problem,
-    forms: Forms,
-    steps: dict[int, Scores],
-    *,
-    lemma: bool = False,
-) -> FormBounds:
-    """Bounds of forms from the sets of queries, keys and output; ±∞ where one is missing.
-
-    With `lemma` by the paper's `lem:quadratic_bound` alone. Layers and the output are bounded apart and added up. The
-    corners are those of the first layer.
-    """
-    lower = problem.region.center.new_zeros(forms.size)
-    upper = lower.clone()
-    corners: tuple[Tensor, Tensor] | None = None
-    for layer, step in steps.items():
-        q, k = (sets.get(name) for name in step.inputs)
-        part = _of_layer(forms, layer)
-        if q is None or k is None:
-            low, high = (torch.where(_touched(part), end, 0.0).to(lower) for end in (-torch.inf, torch.inf))
-        else:
-            low, high, *found = bound_scores(step, q, k, part, problem.region.n_factors, lemma=lemma)
-            corners = corners or (found[0], found[1])
-        lower, upper = _sum_down(lower, low), up(upper + high)
-    if forms.logits is not None:
-        low, high = _bound_output(sets.get(OUTPUT), problem, forms.logits.to(lower))
-        lower, upper = _sum_down(lower, low), up(upper + high)
-    return FormBounds(lower, upper, *(corners or (None, None)))
-
-
-def _sum_down(x: Tensor, y: Tensor) -> Tensor:
-    return -up(-x - y)
-
-
-def _of_layer(forms: Forms, layer: int) -> Forms:
-    here = forms.layer == layer
-    names = ("index", "layer", "head", "position", "key", "weight")
-    return replace(forms, logits=None, **{name: getattr(forms, name)[here] for name in names})
-
-
-def _touched(forms: Forms) -> Tensor:
-    touched = torch.zeros(forms.size, dtype=torch.bool)
-    touched[forms.index] = True
-    return touched
-
-
-def _bound_output(
-    output: TensorSet | None, problem: Problem, weights: Float[Tensor, "F C"]
-) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    if output is None:
-        far = torch.where((weights != 0).any(-1), torch.inf, 0.0)
-        return -far, far
-    made = output.linear(
-        lambda x: problem.read_output(x) @ weights.T,
-        lambda x: problem.read_output(x) @ weights.abs().T,
-        weights.shape[-1],
-    )
-    return tuple(made.hull())  # type: ignore[return-value]
 
 
 VARIANTS = {

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.base import Bounds, Engine, FormBounds, Guarantee, Problem, Stopwatch, Tail
+from prooflens.engines.bounds import Bounds, FormBounds, Guarantee, Tail
 from prooflens.engines.hidden import (
     BoundsHidden,
     HiddenBounds,
@@ -32,10 +32,12 @@ from prooflens.engines.hidden import (
     hidden_bounds,
     output_forms,
 )
-from prooflens.engines.interval import value_boxes
+from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, Stopwatch
+from prooflens.engines.relaxations.interval_walk import value_boxes
 from prooflens.models import OUTPUT
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
+from prooflens.problem import Problem
 from prooflens.queries import Atom, Claim, Condition, Functional
 from prooflens.queries.base import make_claim
 from prooflens.queries.functionals import LargestLogit, Logit, OutputAtom
@@ -89,10 +91,15 @@ def _terms(functional: Functional, like: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(weights).to(like), torch.tensor(index, device=like.device)
 
 
-def bound_margins(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> FormBounds:
+def bound_margins(
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    options: EngineOptions = NO_OPTIONS,
+) -> FormBounds:
     """Bounds of linear functionals of the output by any engine; their constants are left out."""
     asked, slack = margin_model(problem, functionals)
-    found = engine.bound_forms(asked, output_forms(torch.eye(len(functionals), dtype=torch.float64)))
+    found = engine.bound_forms(asked, output_forms(torch.eye(len(functionals), dtype=torch.float64)), options)
     if engine.guarantee is not Guarantee.PROVED:
         return found
     slack = slack.to(found.lower)
@@ -114,11 +121,15 @@ def _numbers(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _margins(
-    engine: Engine, problem: Problem, functionals: Sequence[Functional], known: HiddenBounds | None
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    known: HiddenBounds | None,
+    options: EngineOptions,
 ) -> FormBounds:
     """The same, from an engine's own enclosure where it has one; only what that leaves open is asked one by one."""
     if known is None or known.A is None:
-        return bound_margins(engine, problem, functionals)
+        return bound_margins(engine, problem, functionals, options)
     weight, bias = problem.model.head
     pairs = [_terms(functional, weight) for functional in functionals]
     rows = torch.stack([kappa @ weight[index] for kappa, index in pairs])
@@ -135,19 +146,23 @@ def _margins(
     constants = torch.tensor([f.constant for f in functionals]).to(value)
     open_ = ((found.lower + constants <= 0.0) & (found.upper + constants >= 0.0)).nonzero()[:, 0].tolist()
     if open_:
-        again = bound_margins(engine, problem, [functionals[i] for i in open_])
+        again = bound_margins(engine, problem, [functionals[i] for i in open_], options)
         found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
         found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
     return found
 
 
 def bound_tail(
-    engine: Engine, problem: Problem, functional: Functional, known: HiddenBounds | None = None
+    engine: Engine,
+    problem: Problem,
+    functional: Functional,
+    known: HiddenBounds | None = None,
+    options: EngineOptions = NO_OPTIONS,
 ) -> tuple[float, float, Tail]:
     """Bounds of Logit(y) − max over T, and how the tokens of T were decided. The lower bound holds for every token."""
     with torch.no_grad():
-        known = known or hidden_bounds(engine, problem)
-        return _Tail(engine, problem, functional, known).run()
+        known = known or hidden_bounds(engine, problem, options)
+        return _Tail(engine, problem, functional, known, options).run()
 
 
 @dataclass(eq=False)
@@ -158,6 +173,7 @@ class _Tail:
     problem: Problem
     functional: Functional
     known: HiddenBounds
+    options: EngineOptions
 
     def run(self) -> tuple[float, float, Tail]:
         """Box, linear part, one by one."""
@@ -176,7 +192,8 @@ class _Tail:
             still = ~(lower[open_] > 0)
             by_linear, open_ = int((~still).sum()), open_[still]
         if 0 < len(open_) <= MOST_DIRECT and bool(lower[open_].isfinite().any()):
-            found = bound_margins(self.engine, self.problem, [self._margin(int(c)) for c in tokens[open_]])
+            margins = [self._margin(int(c)) for c in tokens[open_]]
+            found = bound_margins(self.engine, self.problem, margins, self.options)
             lower[open_] = torch.maximum(lower[open_], found.lower.to(lower))
             upper[open_] = torch.minimum(upper[open_], found.upper.to(upper))
             still = ~(lower[open_] > 0)
@@ -212,7 +229,12 @@ def _parts(functional: Functional) -> tuple[int, tuple[int, ...]]:
     raise AssertionError(f"{functional.name!r} is no tail")
 
 
-def bound_outputs(engine: Engine, problem: Problem, functionals: Sequence[Functional]) -> Bounds:
+def bound_outputs(
+    engine: Engine,
+    problem: Problem,
+    functionals: Sequence[Functional],
+    options: EngineOptions = NO_OPTIONS,
+) -> Bounds:
     """Bounds of functionals for which `reads_vector` is true, with the engine's guarantee."""
     watch = Stopwatch(problem.model.device)
     size = len(functionals)
@@ -221,9 +243,9 @@ def bound_outputs(engine: Engine, problem: Problem, functionals: Sequence[Functi
     corners: list[Tensor | None] = [None, None]
     known = None
     if len(direct) < size or isinstance(engine, BoundsHidden):
-        known = hidden_bounds(engine, problem)
+        known = hidden_bounds(engine, problem, options)
     if direct:
-        found = _margins(engine, problem, [functionals[i] for i in direct], known)
+        found = _margins(engine, problem, [functionals[i] for i in direct], known, options)
         constants = torch.tensor([functionals[i].constant for i in direct], dtype=torch.float64)
         lower[direct] = down(found.lower.cpu() + constants)
         upper[direct] = up(found.upper.cpu() + constants)
@@ -232,17 +254,17 @@ def bound_outputs(engine: Engine, problem: Problem, functionals: Sequence[Functi
     tail = None
     for i, functional in enumerate(functionals):
         if is_tail(functional):
-            low, high, tail = bound_tail(engine, problem, functional, known)
+            low, high, tail = bound_tail(engine, problem, functional, known, options)
             lower[i], upper[i] = low, high
     return Bounds(
         lower, upper, engine.guarantee, engine.name, watch.seconds(), corners[0], corners[1], tail=tail
     )
 
 
-def output_refusal(engine: Engine, problem: Problem) -> str | None:
+def output_refusal(engine: Engine, problem: Problem, options: EngineOptions = NO_OPTIONS) -> str | None:
     """Why an engine cannot bound the vector that the head reads, or None if it can."""
     return engine.refuses(
-        headless(problem), output_forms(torch.eye(problem.model.headless.architecture.d_model))
+        headless(problem), output_forms(torch.eye(problem.model.headless.architecture.d_model)), options
     )
 
 

@@ -27,16 +27,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from prooflens.engines.base import FormBounds, Forms, Guarantee, Problem, register
-from prooflens.engines.polyzono import bound_from, propagate, score_steps
-from prooflens.engines.polyzono_relax import LIBM, Relaxation, apply
-from prooflens.engines.polyzono_set import TensorSet
-from prooflens.engines.polyzono_steps import Options, Rules, Unbounded
-from prooflens.errors import EngineError
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.relaxations.activations import LIBM, Relaxation
+from prooflens.engines.tensor_sets.relax import apply
+from prooflens.engines.tensor_sets.steps import Options, Rules, Unbounded
+from prooflens.engines.tensor_sets.tensor_set import TensorSet
+from prooflens.engines.tensor_sets.walk import bound_from, propagate, score_steps
 from prooflens.models import OUTPUT
 from prooflens.models.sites import Softmax
 from prooflens.numerics import gamma
 from prooflens.numerics.rounding import TINY
+from prooflens.problem import Problem
 from prooflens.queries.simplex import Box
 from prooflens.queries.weights import weight_box
 
@@ -149,7 +152,7 @@ class AffineRules(Rules):
 
 @register("zonotope")
 @dataclass(frozen=True)
-class ZonotopeEngine:
+class ZonotopeEngine(EngineBase):
     """Proved bounds of linear forms of any scores and outputs by affine arithmetic."""
 
     name: str = "zonotope"
@@ -157,19 +160,12 @@ class ZonotopeEngine:
     symbols: int = 1024
     """Noise symbols that are kept from step to step, at least two per coordinate of the input."""
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        """Only models that are not in float64."""
-        return None if problem.model.dtype == torch.float64 else "proofs need a float64 model"
-
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bounds of every form; ±∞ where a set has left the float numbers."""
-        if reason := self.refuses(problem, forms):
-            raise EngineError(reason)
-        with torch.no_grad():
-            steps = score_steps(problem, forms)
-            names = {name for step in steps.values() for name in step.inputs}
-            names |= {OUTPUT} if forms.logits is not None else set()
-            program = problem.model.program(problem.n_tokens, sorted(names), problem.padding)
-            limit = max(self.symbols, 2 * problem.region.center.numel())
-            walk = propagate(program, problem.region, AFFINE, sorted(names), AffineRules, limit)
-            return bound_from(walk.sets, problem, forms, steps, lemma=True)
+        steps = score_steps(problem, forms)
+        names = {name for step in steps.values() for name in step.inputs}
+        names |= {OUTPUT} if forms.logits is not None else set()
+        program = problem.model.program(problem.n_tokens, sorted(names), problem.padding)
+        limit = max(self.symbols, 2 * problem.region.center.numel())
+        walk = propagate(program, problem.region, AFFINE, sorted(names), AffineRules, limit)
+        return bound_from(walk.sets, problem, forms, steps, lemma=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prooflens.documents import read_json
 from prooflens.errors import ModelError
+from prooflens.json_files import read_json
 from prooflens.models.architecture import Architecture
 
 OWN_TYPE = "prooflens"

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prooflens.documents import read_json
 from prooflens.errors import ModelError
+from prooflens.json_files import read_json
 from prooflens.models import huggingface
 from prooflens.models import transformer_lens as lens
 from prooflens.models.architecture import Architecture

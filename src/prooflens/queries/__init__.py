@@ -1,7 +1,7 @@
 """What is asked of attention: queries and their functionals, and the simplex programs over weight boxes.
 
 `parse_query("2.4:top1@-1").bind(setting)` gives claims; an engine bounds `claim.functionals` over a region and
-`claim.decide` says whether the bounds prove it, or weight boxes do, through `claim.program`.
+`verdicts.decide` says whether the bounds show it; weight boxes do, through `claim.program`.
 """
 
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK

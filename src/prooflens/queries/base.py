@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,8 +15,6 @@ from prooflens.queries.masks import keys_of
 from prooflens.queries.programs import Boxes, functional_bounds
 from prooflens.queries.rows import Row, Token, find_tokens, parse_heads
 
-Decision = Literal["holds", "unknown"]
-
 
 class Sense(StrEnum):
     """What is wanted of a functional."""
@@ -25,6 +22,20 @@ class Sense(StrEnum):
     POSITIVE = ">0"
     NONNEGATIVE = ">=0"
     RANGE = "range"
+
+    def met(self, lower: Float[Tensor, "..."], upper: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """Whether every value between two bounds is as wanted: the only place that says so.
+
+        Args:
+            lower: lower bounds of a functional, any shape; at a point, its value.
+            upper: upper bounds, the same shape; at a point, its value.
+
+        Returns:
+            True where it is: a lower bound beyond zero or, for a range, both ends finite. NaN never is.
+        """
+        if self is Sense.RANGE:
+            return lower.isfinite() & upper.isfinite()
+        return lower > 0 if self is Sense.POSITIVE else lower >= 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +102,6 @@ class Condition:
         strict = self.sense is Sense.POSITIVE and self.blur == 0.0
         return value <= 0 if strict else value < -self.blur
 
-    def met(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Whether a value, or a proved lower bound, satisfies the sense; NaN never does."""
-        if self.sense is Sense.RANGE:
-            return ~value.isnan()
-        return value > 0 if self.sense is Sense.POSITIVE else value >= 0
-
 
 @dataclass(frozen=True, eq=False)
 class Claim:
@@ -115,7 +120,7 @@ class Claim:
 
     @property
     def functionals(self) -> tuple[Functional, ...]:
-        """The functionals, in the order of every bound that `decide` takes."""
+        """The functionals, in the order of every bound that `met` takes."""
         return tuple(condition.functional for condition in self.conditions)
 
     @property
@@ -126,7 +131,7 @@ class Claim:
     @property
     def clean_holds(self) -> bool:
         """Whether the clean input satisfies it."""
-        return bool(self.met(self.clean))
+        return bool(self.met(self.clean, self.clean))
 
     @property
     def clean_breaks(self) -> bool:
@@ -149,15 +154,8 @@ class Claim:
 
     def holds_on(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Bool[Tensor, "..."]:
         """Whether concrete points satisfy it, by the same functionals that engines bound."""
-        return self.met(self.values(scores, logits))
-
-    def decide(self, lower: Float[Tensor, " F"], upper: Float[Tensor, " F"] | None = None) -> Decision:
-        """`holds` if proved bounds of the functionals show it; a range holds when it is finite on both sides."""
-        if self.tie is not None or lower.shape[-1] != len(self.conditions):
-            return "unknown"
-        if self.wants_range and (upper is None or not bool((lower.isfinite() & upper.isfinite()).all())):
-            return "unknown"
-        return "holds" if bool(self.met(lower)) else "unknown"
+        values = self.values(scores, logits)
+        return self.met(values, values)
 
     @staticmethod
     def programs(claims: Sequence["Claim"], boxes: Boxes) -> Float[Tensor, "... N"]:
@@ -176,12 +174,28 @@ class Claim:
         """A proved lower bound of its smallest functional over weight boxes: its margin (∞ without conditions)."""
         return Claim.programs([self], {row: boxes[row] for row in self.rows if row in boxes})[..., 0]
 
-    def met(self, values: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
-        """Whether values, or proved lower bounds, of the functionals satisfy all conditions (ties not considered)."""
-        met = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)
-        for index, condition in enumerate(self.conditions):
-            met = met & condition.met(values[..., index])
+    def met_each(self, lower: Float[Tensor, "... F"], upper: Float[Tensor, "... F"]) -> Bool[Tensor, "... F"]:
+        """Say of each condition whether bounds of the functionals satisfy it.
+
+        Args:
+            lower: lower bounds, one per functional; at a point, the values.
+            upper: upper bounds, one per functional; at a point, the values.
+        """
+        met = torch.zeros_like(lower, dtype=torch.bool)
+        senses = [condition.sense for condition in self.conditions]
+        for sense in set(senses):
+            here = [i for i, other in enumerate(senses) if other is sense]
+            met[..., here] = sense.met(lower[..., here], upper[..., here])
         return met
+
+    def met(self, lower: Float[Tensor, "... F"], upper: Float[Tensor, "... F"]) -> Bool[Tensor, "..."]:
+        """Say whether bounds of the functionals satisfy all conditions; ties are not looked at.
+
+        Args:
+            lower: lower bounds, one per functional; at a point, the values.
+            upper: upper bounds, one per functional; at a point, the values.
+        """
+        return self.met_each(lower, upper).all(-1)
 
 
 class Query(ABC):

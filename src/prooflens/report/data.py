@@ -18,7 +18,7 @@ from prooflens.report.outputs import Answer, answers
 from prooflens.report.source import Source, read_source
 
 if TYPE_CHECKING:
-    from prooflens.frames import Frame
+    from prooflens.results.frame import Frame
 
 Row = dict[str, Any]
 Key = tuple[int, int, int, str]

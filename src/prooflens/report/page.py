@@ -13,16 +13,16 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prooflens import __version__
 from prooflens.errors import RunError
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
+from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.frames import Frame
+    from prooflens.results.frame import Frame
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from prooflens.errors import ProoflensError, RunError
 
 if TYPE_CHECKING:
-    from prooflens.frames import Frame
+    from prooflens.results.frame import Frame
 
 Margins = tuple[dict[str, Any], list[float], list[float]]
 """A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
@@ -64,7 +64,7 @@ class Source:
     def bounds(self, rows: list[int]) -> Iterator[Margins]:
         """The claims of some rows with the bounds of their functionals."""
         if isinstance(self.held, list):
-            from prooflens.certificate.record import describe
+            from prooflens.results.record import describe
 
             for i in rows:
                 bounds = self.held[i].bounds
@@ -84,8 +84,8 @@ class Source:
         """
         if self.text is None:
             return None
-        from prooflens.certify import source_of
         from prooflens.models import load
+        from prooflens.verdicts.question import source_of
 
         # A run names its model; nothing is fetched because a file says so.
         folder = source_of(self.model_source or self.model)
@@ -127,8 +127,8 @@ def read_source(item: Frame | Path | str) -> Source:
     """Results, radii, or the path of a run."""
     if isinstance(item, str | Path):
         return _from_run(Path(item))
-    from prooflens.frames import Frame
     from prooflens.results import Radii, Results
+    from prooflens.results.frame import Frame
 
     if not isinstance(item, Frame):
         raise RunError(

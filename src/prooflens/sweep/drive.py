@@ -15,9 +15,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from prooflens.certificate.record import versions
 from prooflens.errors import RunError
 from prooflens.progress import Progress
+from prooflens.results.record import versions
 from prooflens.sweep.executors import Crew, execute
 from prooflens.sweep.local import default_workers
 from prooflens.sweep.spec import Spec, parse_spec

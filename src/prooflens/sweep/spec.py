@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from prooflens.documents import parse_json
 from prooflens.errors import ProoflensError
+from prooflens.json_files import parse_json
 from prooflens.memory import parse_memory
-from prooflens.radius import LARGEST, SMALLEST
+from prooflens.verdicts.radius import LARGEST, SMALLEST
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0)]
@@ -126,7 +126,7 @@ class Spec(_Strict):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:
-        from prooflens.portfolio import stages_of
+        from prooflens.verdicts.stages import stages_of
 
         _or_value_error(stages_of, value)
         return value
@@ -134,7 +134,7 @@ class Spec(_Strict):
     @field_validator("budget")
     @classmethod
     def _known_budget(cls, value: str | None) -> str | None:
-        from prooflens.certify import parse_budget
+        from prooflens.verdicts.settings import parse_budget
 
         _or_value_error(parse_budget, value)
         return value
@@ -240,12 +240,9 @@ def _filled(template: str, slots: Any) -> list[str]:
 
 
 def _proves(engine: str) -> bool:
-    from prooflens.engines import Guarantee
-    from prooflens.portfolio import ATTACK, Settings, stages_of
+    from prooflens.verdicts.settings import Settings
 
-    if engine in ("auto", ATTACK):
-        return True
-    return Settings(stages_of(engine)).engine(engine).guarantee is Guarantee.PROVED
+    return Settings.of(engine).proves
 
 
 def _or_value_error(parse: Any, text: Any) -> Any:

@@ -23,9 +23,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from prooflens.certificate.store import query_tables, write_atomically
-from prooflens.documents import read_json
 from prooflens.errors import RunError
-from prooflens.results import RADII, VERDICTS
+from prooflens.json_files import read_json
+from prooflens.results.tables import RADII, VERDICTS
 
 SCHEMA = 2
 """Version of the format and of what a task's key is made of."""

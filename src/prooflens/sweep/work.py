@@ -6,16 +6,18 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from prooflens.certify import CHUNK_NUMBERS, certify, checked_device
 from prooflens.errors import EngineError, ModelError
 from prooflens.memory import is_shortage
 from prooflens.models import Transformer, load
 from prooflens.queries.rows import find_tokens
-from prooflens.radius import radius
 from prooflens.regions import Ball
 from prooflens.results import Radii, Results
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
+from prooflens.verdicts.certify import certify
+from prooflens.verdicts.chunks import CHUNK_NUMBERS
+from prooflens.verdicts.radius import radius
+from prooflens.verdicts.settings import checked_device
 
 CHUNK_BYTES = 64 * CHUNK_NUMBERS
 """The memory limit at which chunks have their usual size: where none was given, half of it is the second try."""

@@ -1,0 +1,31 @@
+"""Engine `attack`: the other side of every proof, MC + PGD as the paper runs it (Tab. `mc_budgets`).
+
+Its bounds are *attained* values: `lower` is the smallest value found and `upper` the largest, so that for every form
+
+    proved lower ≤ true minimum ≤ attack lower ≤ attack upper ≤ true maximum ≤ proved upper,
+
+and a proved bound that an attack crosses is wrong. Every reported value belongs to a float64 point that lies in the
+region and was run through the model in float64, whatever precision the search had. The search is `attack_search`.
+"""
+
+from prooflens.engines.attack.engine import (
+    BUDGETS,
+    Attack,
+    AttackBudget,
+    AttackResult,
+    Witness,
+    attack_claims,
+    attained,
+    break_claims,
+)
+
+__all__ = [
+    "BUDGETS",
+    "Attack",
+    "AttackBudget",
+    "AttackResult",
+    "Witness",
+    "attack_claims",
+    "attained",
+    "break_claims",
+]

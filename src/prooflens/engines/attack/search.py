@@ -1,0 +1,348 @@
+r"""The search behind `attack`: samples, then projected gradient descent on every target at once.
+
+Minimise v_t(α) over α ∈ [−1, 1]ᵖ (and the region's constraints) for targets t = 1 … T.
+
+1. **Samples** of the region, half at corners and half uniform; all targets are read off the same forward pass.
+2. **PGD** with R restarts per target, all targets and restarts in one batch per step:
+   α ← Π(α − η_k d), η_k from 1 to 0 along a half cosine, d = sign ∇v in even restarts (sign steps) and the sign of
+   the running mean μd + ∇v/‖∇v‖₁ in odd ones (momentum steps). Under constraints the slopes themselves, projected onto
+   the equalities, take the place of their signs.
+   Starts: the sign of the gradient at the centre, one for each functional of a target, nearest first; the best sample;
+   the corners that the caller gives; random corners.
+
+It may run in float32. What it returns is moved into the region and is to be evaluated again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prooflens.engines.attack.targets import Targets
+from prooflens.errors import EngineError
+from prooflens.models import INPUT, OUTPUT, scores_name
+from prooflens.models.program import Program
+from prooflens.models.sites import Affine, AnyStep, Scores
+from prooflens.problem import Problem
+from prooflens.regions import Region
+
+CORNER_SHARE = 0.5
+"""How many of the samples are corners of the region (the paper: half corner-biased, half uniform)."""
+
+MOMENTUM = 0.9
+"""μ, how much of the running mean of gradients is kept from step to step."""
+
+CHUNK_ELEMENTS = 2**24
+"""How many numbers of the forward pass are held at a time (128 MiB in float64)."""
+
+SHRINKS = tuple(2.0**-exponent for exponent in (50, 44, 38, 32, 26, 20))
+"""By how much, relatively, factors are pulled in when rounding puts a point outside the region."""
+
+
+@dataclass(frozen=True)
+class AttackBudget:
+    """How hard an attack tries: so many samples, and so many restarts of so many PGD steps per target."""
+
+    samples: int
+    restarts: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 0 or self.restarts < 0 or self.steps < 0:
+            raise EngineError(f"a budget has no negative numbers, got {self}")
+
+    def part(self, share: float) -> AttackBudget:
+        """A share of this budget, at least one of everything that it has."""
+        if share == 1.0:
+            return self
+        whole = (self.samples, self.restarts, self.steps)
+        return AttackBudget(*(min(n, max(1, round(share * n))) for n in whole))
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """The values that targets read, as functions of the factors, in one precision."""
+
+    problem: Problem
+    region: Region
+    program: Program
+    layers: tuple[int, ...]
+    output: bool
+
+    @classmethod
+    def of(cls, problem: Problem, layers: tuple[int, ...], output: bool, dtype: torch.dtype) -> Landscape:
+        """Cut the program at the deepest value that is needed."""
+        wanted = [scores_name(problem.model.check_layer(layer)) for layer in layers]
+        wanted += [OUTPUT] if output else []
+        model = problem.model if dtype == problem.model.dtype else problem.model.to(dtype=dtype)
+        program = model.program(problem.n_tokens, wanted or INPUT, problem.padding)
+        return cls(problem, problem.region.to(dtype=dtype), program, layers, output)
+
+    def observe(
+        self, alpha: Float[Tensor, "... p"]
+    ) -> tuple[dict[int, Float[Tensor, "... H S S"]], Float[Tensor, "... C"] | None]:
+        """Scores and outputs at points of the region; differentiable."""
+        names = {layer: scores_name(layer) for layer in self.layers}
+        found = self.program.run(
+            self.region.point(alpha), [*names.values(), *([OUTPUT] if self.output else [])]
+        )
+        output = self.problem.read_output(found[OUTPUT]) if self.output else None
+        return {layer: found[name] for layer, name in names.items()}, output
+
+    def of_one_head(self, head: int) -> Landscape:
+        """The same with only one head in the last layer: its rows of the query and key maps, its position bias."""
+        attention = scores_name(self.layers[-1]).rsplit(".", 1)[0]
+        n_heads = self.problem.model.architecture.n_heads
+        steps: list[AnyStep] = []
+        for step in self.program.steps:
+            if isinstance(step, Affine) and step.out in (f"{attention}.hook_q", f"{attention}.hook_k"):
+                heads, width = step.out_shape
+                first = head * heads // n_heads * width
+                bias = None if step.bias is None else step.bias[first : first + width]
+                step = replace(
+                    step, weight=step.weight[first : first + width], bias=bias, out_shape=(1, width)
+                )
+            elif isinstance(step, Scores) and step.out.startswith(attention) and step.bias is not None:
+                step = replace(step, bias=step.bias[head : head + 1])
+            steps.append(step)
+        return replace(self, program=replace(self.program, steps=tuple(steps)))
+
+    @cached_property
+    def capacity(self) -> int:
+        """How many points fit into one chunk."""
+        with torch.no_grad():
+            values = self.program.run(self.region.center)
+        return max(1, CHUNK_ELEMENTS // sum(value.numel() for value in values.values()))
+
+    def descent(
+        self, targets: Targets, alpha: Float[Tensor, "T R p"]
+    ) -> tuple[Float[Tensor, "T R"], Float[Tensor, "T R p"]]:
+        """Values and gradients of every target at its own points."""
+        alpha = alpha.detach().requires_grad_()
+        with torch.enable_grad():
+            values = targets.values(*self.observe(alpha))
+            (gradient,) = torch.autograd.grad(values.sum(), alpha)
+        return values.detach(), gradient if self._tangent is None else gradient @ self._tangent
+
+    @cached_property
+    def _tangent(self) -> Float[Tensor, "p p"] | None:
+        """The projection onto the directions that leave the equality constraints as they are."""
+        if self.region.constraints is None:
+            return None
+        A = self.region.constraints.A_eq
+        across: Tensor = torch.linalg.pinv(A) @ A
+        return torch.eye(A.shape[1]).to(A) - across
+
+    def direction(self, slope: Float[Tensor, "T R p"]) -> Float[Tensor, "T R p"]:
+        """Where a step of size 1 goes: to a corner of the box or, with constraints, along the slope itself."""
+        if self._tangent is None:
+            return slope.sign()
+        return slope / slope.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
+
+    def values(self, targets: Targets, alpha: Float[Tensor, "T R p"]) -> Float[Tensor, "T R"]:
+        """Values alone."""
+        with torch.no_grad():
+            return targets.values(*self.observe(alpha))
+
+
+def inside(
+    region: Region, alpha: Float[Tensor, "n p"]
+) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n S d"]]:
+    """Factors near the given ones whose points x₀ + Gα, as floats, lie in the region, and those points."""
+    alpha = alpha.to(region.center).clamp(-1.0, 1.0)
+    x = region.point(alpha)
+    if region.radius is None:
+        return alpha, x
+    for shrink in (*SHRINKS, 1.0):
+        outside = ((x - region.center).abs() > region.radius).flatten(-2)[..., region.moving]
+        if not bool(outside.any()):
+            break
+        alpha = torch.where(outside, alpha * (1.0 - shrink), alpha)
+        x = region.point(alpha)
+    return alpha, x
+
+
+class _Descent(NamedTuple):
+    """Targets that go down together, their numbers in the whole search, and what they need of the model."""
+
+    landscape: Landscape
+    targets: Targets
+    chunk: Int[Tensor, " T"]
+
+
+Confirm = Callable[[Int[Tensor, " M"], Float[Tensor, "M p"]], Bool[Tensor, " M"]]
+"""Told which targets seem to be below 0 and where, says which of them are done with."""
+
+
+@dataclass(eq=False)
+class Search:
+    """The smallest values found so far and where; targets that `confirm` is done with drop out."""
+
+    landscape: Landscape
+    targets: Targets
+    confirm: Confirm | None = None
+
+    def __post_init__(self) -> None:
+        center = self.landscape.region.center
+        self.targets = self.targets.to(center)
+        self.best = center.new_full((self.targets.size,), torch.inf)
+        self.alpha = center.new_zeros(self.targets.size, self.landscape.region.n_factors)
+        self.open = self.targets.owner.bincount(minlength=self.targets.size) > 0
+        self._known = self._one_feasible()
+
+    def run(self, budget: AttackBudget, seed: int, starts: Float[Tensor, "T K p"] | None = None) -> None:
+        """Spend a budget."""
+        if not self.targets.n_functionals:
+            return
+        self._sample(budget.samples, seed)
+        restarts = budget.restarts + (0 if starts is None else starts.shape[1])
+        if not restarts:
+            return
+        functionals = max(1, self.targets.n_functionals // max(1, self.targets.size))
+        for group, members in self._groups():
+            step = max(1, group.capacity // max(restarts, functionals))
+            for number, part in enumerate(members.split(step)):
+                chunk = part[self.open[part]]
+                if len(chunk):
+                    given = None if starts is None else starts.to(self.alpha)[chunk]
+                    descent = _Descent(group, self._chosen(group, chunk), chunk)
+                    self._descend(descent, self._starts(descent, budget, seed + number, given), budget.steps)
+
+    def _groups(self) -> list[tuple[Landscape, Int[Tensor, " M"]]]:
+        """Targets with what they need of the model: those of one head need no other head of the last layer."""
+        everyone = torch.arange(self.targets.size, device=self.open.device)
+        if self.targets.heads is None:
+            return [(self.landscape, everyone)]
+        heads = torch.tensor(self.targets.heads, device=self.open.device)
+        return [
+            (self.landscape.of_one_head(head), everyone[heads == head])
+            for head in sorted(set(self.targets.heads) - {-1})
+        ]
+
+    def _chosen(self, group: Landscape, chunk: Tensor) -> Targets:
+        chosen = self.targets.select(chunk)
+        return chosen if group is self.landscape else chosen.of_one_head()
+
+    def _one_feasible(self) -> Float[Tensor, "1 p"]:
+        """The centre, or the first sample that satisfies the constraints."""
+        region = self.landscape.region
+        center = self.alpha[:1] * 0 if len(self.alpha) else region.center.new_zeros(1, region.n_factors)
+        for candidate in (center, region.sample(64, seed=0)[1]):
+            if len(found := region.feasible(candidate)):
+                return found[:1]
+        raise EngineError("no point of the region was found: its constraints may contradict each other")
+
+    def _record(self, chunk: Tensor, values: Float[Tensor, "T R"], alpha: Float[Tensor, "T R p"]) -> Tensor:
+        """Keep improvements; returns which targets of the chunk are still open."""
+        least, place = values.nan_to_num(torch.inf).min(-1)
+        better = least < self.best[chunk]
+        where = (
+            alpha[0, place]
+            if alpha.shape[0] == 1
+            else alpha[torch.arange(len(chunk), device=place.device), place]
+        )
+        self.best[chunk] = torch.where(better, least, self.best[chunk])
+        self.alpha[chunk] = torch.where(better[:, None], where, self.alpha[chunk])
+        below = chunk[(least <= 0) & better & self.open[chunk]]
+        if self.confirm is not None and len(below):
+            done = self.confirm(below, self.alpha[below])
+            self.open[below[done.to(below.device)]] = False
+        return self.open[chunk]
+
+    def _sample(self, samples: int, seed: int) -> None:
+        """Corner-biased and uniform points, every target at each; the centre first."""
+        region, capacity = self.landscape.region, self.landscape.capacity
+        wide = max(1, self.targets.keys.numel() + self.targets.n_functionals)
+        size = max(1, min(capacity, CHUNK_ELEMENTS // wide))
+        self._look(self._known)
+        for number, begin in enumerate(range(0, samples, size)):
+            if not bool(self.open.any()):
+                return
+            _, alpha = region.sample(min(size, samples - begin), seed=seed + number, corners=CORNER_SHARE)
+            if len(alpha):
+                self._look(alpha)
+
+    def _look(self, alpha: Float[Tensor, "n p"]) -> None:
+        chunk = self.open.nonzero()[:, 0]
+        targets = self.targets if bool(self.open.all()) else self.targets.select(chunk)
+        self._record(chunk, self.landscape.values(targets, alpha[None]), alpha[None])
+
+    def _starts(
+        self, descent: _Descent, budget: AttackBudget, seed: int, given: Float[Tensor, "T K p"] | None
+    ) -> Float[Tensor, "T R p"]:
+        """Signs of gradients for up to half of the restarts, the best sample, the given corners, random corners."""
+        chunk, restarts, p = descent.chunk, budget.restarts, self.alpha.shape[-1]
+        generator = torch.Generator().manual_seed(seed)
+        corners = torch.randint(0, 2, (len(chunk), restarts, p), generator=generator) * 2 - 1
+        starts = corners.to(self.alpha)
+        if restarts:
+            self._gradient_signs(descent, starts[:, : max(1, restarts // 2)])
+        if restarts > 1 and budget.samples:
+            starts[:, -1] = self.alpha[chunk]
+        starts = starts if given is None else torch.cat((given.clamp(-1.0, 1.0), starts), 1)
+        return self._project(starts, self._known.expand_as(starts))
+
+    def _gradient_signs(self, descent: _Descent, starts: Float[Tensor, "T R p"]) -> None:
+        """Fill starts with −sign ∇f(centre) of each target's functionals, those that get lowest first."""
+        landscape, owners = descent.landscape, descent.targets.owner
+        each = descent.targets.each()
+        _, gradient = landscape.descent(each, self._known[None].expand(each.size, -1, -1))
+        corner = -landscape.direction(gradient)
+        order = landscape.values(each, corner)[:, 0].argsort(stable=True)
+        order = order[owners[order].argsort(stable=True)]
+        owner = owners[order]
+        first = torch.searchsorted(owner, owner)
+        rank = torch.arange(len(owner), device=owner.device) - first
+        kept = rank < starts.shape[1]
+        starts[owner[kept], rank[kept]] = corner[order[kept], 0]
+
+    def _descend(self, descent: _Descent, alpha: Float[Tensor, "T R p"], steps: int) -> None:
+        landscape, targets, chunk = descent
+        velocity = torch.zeros_like(alpha)
+        with_momentum = (torch.arange(alpha.shape[1], device=alpha.device) % 2 == 1)[:, None]
+        for k in range(steps):
+            values, gradient = landscape.descent(targets, alpha)
+            still = self._record(chunk, values, alpha)
+            if not bool(still.all()):
+                chunk, targets = chunk[still], targets.select(still.nonzero()[:, 0])
+                alpha, velocity, gradient = alpha[still], velocity[still], gradient[still]
+                if not len(chunk):
+                    return
+            length = gradient.abs().sum(-1, keepdim=True)
+            velocity = MOMENTUM * velocity + gradient / length.clamp(min=torch.finfo(length.dtype).tiny)
+            direction = landscape.direction(torch.where(with_momentum, velocity, gradient))
+            step = 0.5 + 0.5 * math.cos(math.pi * k / steps)
+            alpha = self._project(alpha - step * direction, alpha)
+        self._record(chunk, landscape.values(targets, alpha), alpha)
+
+    def _project(
+        self, alpha: Float[Tensor, "T R p"], before: Float[Tensor, "T R p"]
+    ) -> Float[Tensor, "T R p"]:
+        """Into the box and the constraints; where that fails, back to where the point was."""
+        if self.landscape.region.constraints is None:
+            return alpha.clamp(-1.0, 1.0)
+        return _feasible_or(self.landscape.region, alpha.flatten(0, 1), before.flatten(0, 1)).reshape(
+            alpha.shape
+        )
+
+
+def _feasible_or(
+    region: Region, alpha: Float[Tensor, "n p"], before: Float[Tensor, "n p"]
+) -> Float[Tensor, "n p"]:
+    """`Region.feasible` drops the points that it cannot bring inside; halving finds which."""
+    kept = region.feasible(alpha)
+    if len(kept) == len(alpha):
+        return kept
+    if len(alpha) == 1:
+        return before
+    half = len(alpha) // 2
+    return torch.cat(
+        (_feasible_or(region, alpha[:half], before[:half]), _feasible_or(region, alpha[half:], before[half:]))
+    )

@@ -1,0 +1,160 @@
+"""What engines answer: bounds of forms and of functionals, what they are worth, and how they add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.errors import EngineError
+
+
+class Guarantee(StrEnum):
+    """What a bound is worth."""
+
+    PROVED = "proved"
+    ESTIMATED = "estimated"
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How the tokens of a vocabulary beside the named ones were decided: so many by each stage, so many left open."""
+
+    box: int = 0
+    linear: int = 0
+    direct: int = 0
+    open: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.box + self.linear + self.direct + self.open
+
+    @property
+    def refined(self) -> int:
+        """Tokens for which the first bound was not enough."""
+        return self.total - self.box
+
+    def __str__(self) -> str:
+        named = {
+            "by the box": self.box,
+            "by the linear part": self.linear,
+            "one by one": self.direct,
+            "open": self.open,
+        }
+        parts = ", ".join(f"{count} {name}" for name, count in named.items() if count)
+        return f"{self.total} other tokens: {parts}"
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """How bounds add up, for a checker: bound = value at a corner + what each token may add beyond it.
+
+    For upper bounds f ≤ value + Σ_t penalty[t]; for lower bounds f ≥ value − Σ_t penalty[t]. `value` bounds f at the
+    corner from the same side, the corner is a point of the region, and no penalty is negative.
+    """
+
+    corner: Float[Tensor, "F p"]
+    value: Float[Tensor, " F"]
+    penalty: Float[Tensor, "F S"]
+
+    def select(self, chosen: Tensor) -> Ledger:
+        """The entries of some forms."""
+        return Ledger(self.corner[chosen], self.value[chosen], self.penalty[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class FormBounds:
+    """Bounds of linear forms, and, if the engine has them, factors α near which they are (almost) attained."""
+
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    lower_corner: Float[Tensor, "F p"] | None = None
+    upper_corner: Float[Tensor, "F p"] | None = None
+    lower_ledger: Ledger | None = None
+    upper_ledger: Ledger | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds of functionals over a region, with their guarantee."""
+
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    guarantee: Guarantee
+    engine: str
+    seconds: float
+    lower_corner: Float[Tensor, "F p"] | None = field(default=None, repr=False)
+    upper_corner: Float[Tensor, "F p"] | None = field(default=None, repr=False)
+    lower_ledger: Ledger | None = field(default=None, repr=False)
+    upper_ledger: Ledger | None = field(default=None, repr=False)
+    tail: Tail | None = None
+
+    def select(self, chosen: Int[Tensor, " M"]) -> Bounds:
+        """The bounds of some of the functionals."""
+        return Bounds(
+            self.lower[chosen],
+            self.upper[chosen],
+            self.guarantee,
+            self.engine,
+            self.seconds,
+            None if self.lower_corner is None else self.lower_corner[chosen],
+            None if self.upper_corner is None else self.upper_corner[chosen],
+            None if self.lower_ledger is None else self.lower_ledger.select(chosen),
+            None if self.upper_ledger is None else self.upper_ledger.select(chosen),
+        )
+
+    def intersect(self, other: Bounds) -> Bounds:
+        """Both bounds at once. Two proved ones give a proved one; an estimate never tightens a proof."""
+        if self.guarantee is not other.guarantee:
+            raise EngineError("a proved bound and an estimated one cannot be intersected")
+        engines = f"{self.engine}+{other.engine}"
+        lower, upper, better_low, better_high = tighter(
+            (self.lower, self.upper), (other.lower, other.upper), self.guarantee, engines
+        )
+        return Bounds(
+            lower,
+            upper,
+            self.guarantee,
+            engines,
+            self.seconds + other.seconds,
+            _choose(better_low, other.lower_corner, self.lower_corner),
+            _choose(better_high, other.upper_corner, self.upper_corner),
+        )
+
+
+Ends = tuple[Float[Tensor, " F"], Float[Tensor, " F"]]
+"""Lower and upper bounds."""
+
+
+def tighter(
+    old: Ends, new: Ends, guarantee: Guarantee, engines: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both bounds at once, end by end: the only place that lets one bound improve another.
+
+    Args:
+        old: lower and upper bounds that are known.
+        new: lower and upper bounds of the same functionals.
+        guarantee: what both are worth.
+        engines: whose bounds these are, for the error.
+
+    Returns:
+        The better lower bounds, the better upper bounds, and where each is the new one. NaN improves nothing.
+
+    Raises:
+        EngineError: where both are proved and a lower bound exceeds an upper one, so that one of them is wrong.
+    """
+    better_low, better_high = new[0] > old[0], new[1] < old[1]
+    lower, upper = torch.where(better_low, new[0], old[0]), torch.where(better_high, new[1], old[1])
+    if guarantee is Guarantee.PROVED and bool((lower > upper).any()):
+        raise EngineError(f"bounds of {engines} contradict each other: one of them is wrong")
+    return lower, upper, better_low, better_high
+
+
+def _choose(where: Tensor, yes: Tensor | None, no: Tensor | None) -> Tensor | None:
+    if yes is None or no is None:
+        return yes if no is None else no
+    return torch.where(where[:, None], yes, no)

@@ -1,0 +1,126 @@
+r"""Engine `alpha-crown`: CROWN with its lines and planes chosen for each form (α-CROWN, Xu et al. 2021).
+
+`crown`'s bound of a form is proved for every τ ∈ [−1, 1] of every line and every McCormick plane, so
+
+    f ≤ min_τ bound(τ),
+
+and any τ that a search visits gives a proof. The search is projected gradient descent (Adam's steps, clamped) from
+τ = 0, a fixed number of steps, with τ per form where memory allows, else shared by the batch. The least bound of all
+steps counts: never looser than `crown` on the same boxes. The boxes inside the network are optimised the same way, in
+fewer steps, where there are few enough of them; lines on smaller boxes are other lines, so `crown`'s own bounds are
+intersected then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.crown.engine import bound_by
+from prooflens.engines.crown.walk import Settle, Start, Walk, plain, proved, signs
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.problem import Problem
+
+PARAMETERS = 2**23
+"""τ are kept per form up to so many numbers in a batch."""
+
+RATE = 0.5
+"""The first step; the last one is a tenth of it."""
+
+BETAS = (0.9, 0.98)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Projected gradient descent on τ for a batch of linear functions."""
+
+    steps: int
+
+    def __call__(self, walk: Walk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+        """The least proved bound over all steps, with the corner it belongs to."""
+        n = start.size
+        best, corner = plain(walk, start)
+        shapes = _shapes(walk, start)
+        total = sum(torch.Size(shape).numel() for shape in shapes.values())
+        if not self.steps or not total:
+            return best, corner
+        lead = n if n * total <= PARAMETERS else 1
+        with torch.enable_grad():
+            tau = {
+                key: torch.zeros(lead, *shape, dtype=best.dtype, device=best.device, requires_grad=True)
+                for key, shape in shapes.items()
+            }
+            optimiser = torch.optim.Adam(tau.values(), lr=RATE, betas=BETAS)
+            decay = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.1 ** (1.0 / self.steps))
+            for _ in range(self.steps):
+                bound, pulled = walk.back(start, _by_step(tau))
+                found = proved(bound)
+                better = found < best
+                best = torch.where(better, found, best)
+                corner = torch.where(better[:, None], signs(pulled), corner)
+                usable = bound[bound.detach().isfinite()]
+                if not len(usable):
+                    break
+                optimiser.zero_grad()
+                usable.sum().backward()
+                optimiser.step()
+                decay.step()
+                with torch.no_grad():
+                    for part in tau.values():
+                        part.nan_to_num_(0.0).clamp_(-1.0, 1.0)
+        return best, corner
+
+
+def _shapes(walk: Walk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The τ of all steps that a linear function goes back through."""
+    return {
+        (step.out, name): shape for step, rule in walk.path(start) for name, shape in rule.parameters.items()
+    }
+
+
+def _by_step(tau: dict[tuple[str, str], Tensor]) -> Mapping[str, dict[str, Tensor]]:
+    made: dict[str, dict[str, Tensor]] = {}
+    for (step, name), part in tau.items():
+        made.setdefault(step, {})[name] = part
+    return made
+
+
+def best_of(first: FormBounds, second: FormBounds) -> FormBounds:
+    """Both bounds at once, each side with its own corner."""
+    low, high = second.lower > first.lower, second.upper < first.upper
+    corners = (first.lower_corner, second.lower_corner, first.upper_corner, second.upper_corner)
+    below, other_below, above, other_above = (corner for corner in corners if corner is not None)
+    return FormBounds(
+        torch.where(low, second.lower, first.lower),
+        torch.where(high, second.upper, first.upper),
+        torch.where(low[:, None], other_below, below),
+        torch.where(high[:, None], other_above, above),
+    )
+
+
+@register("alpha-crown")
+@dataclass(frozen=True)
+class AlphaCrown(EngineBase):
+    """Proved bounds like those of `crown`, its lines optimised form by form."""
+
+    name: str = "alpha-crown"
+    guarantee: Guarantee = Guarantee.PROVED
+    steps: int = 20
+    inner_steps: int = 10
+    """Steps for the boxes inside the network, if it is small."""
+    inner_limit: int = 256
+    """Up to so many coordinates S·d_ff of a hidden value they are optimised."""
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bounds of every form, never looser than `crown`, with corners."""
+        hidden = problem.n_tokens * problem.model.architecture.d_ff
+        small = bool(self.inner_steps) and hidden <= self.inner_limit
+        inner: Settle = Search(self.inner_steps) if small else plain
+        found = bound_by(problem, forms, inner, Search(self.steps))
+        return best_of(found, bound_by(problem, forms, plain)) if small else found

@@ -1,0 +1,104 @@
+"""The engine: how the pages of `crown` are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.crown.steps import (
+    magnitude,
+)
+from prooflens.engines.crown.walk import Settle, Start, Walk, plain
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.relaxations.interval_walk import bound_on_box, form_program, region_box
+from prooflens.models import OUTPUT, scores_name
+from prooflens.numerics import down, gamma, up
+from prooflens.problem import Problem
+
+
+def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor, Start]]:
+    """The forms as linear functions of scores and output, some at a time."""
+    device = problem.model.device
+    shape = (problem.model.architecture.n_heads, problem.n_tokens, problem.n_tokens)
+    for part in torch.arange(forms.size).split(walk.chunk()):
+        some = forms.select(part)
+        made: dict[str, Tensor] = {}
+        for layer in some.layers:
+            here = some.layer == layer
+            A = torch.zeros(len(part), *shape, dtype=torch.float64, device=device)
+            place = tuple(t[here].to(device) for t in (some.index, some.head, some.position, some.key))
+            A.index_put_(place, some.weight[here].to(device), accumulate=True)
+            made[scores_name(layer)] = A
+        if some.logits is not None:
+            output = walk.boxes[OUTPUT].lower
+            A = torch.zeros(len(part), *output.shape, dtype=torch.float64, device=device)
+            problem.read_output(A)[...] = some.logits.to(device)
+            made[OUTPUT] = A
+        if made:
+            yield part, Start(made)
+
+
+def _repeated(walk: Walk, forms: Forms) -> Float[Tensor, " F"]:
+    """What adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
+    size = torch.zeros(forms.size, dtype=torch.float64)
+    for layer in forms.layers:
+        here = forms.layer == layer
+        most = magnitude(walk.boxes[scores_name(layer)]).cpu()
+        terms = forms.weight[here].abs() * most[forms.head[here], forms.position[here], forms.key[here]]
+        size.index_add_(0, forms.index[here], terms)
+    return gamma(2 * len(forms.index) + 8) * size
+
+
+def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None = None) -> FormBounds:
+    """Bounds of forms with a way to settle linear functions, and another for the forms themselves."""
+    program = form_program(problem, forms)
+    walk = Walk.through(problem, program, settle)
+    walk.settle = last or settle
+    lower, upper = bound_on_box(problem, program, forms, region_box(problem.region))
+    bottom, top = (
+        torch.ones(forms.size, problem.region.n_factors, dtype=torch.float64, device=lower.device)
+        for _ in range(2)
+    )
+    slack = _repeated(walk, forms).to(lower)
+    for part, start in starts(problem, walk, forms):
+        found = walk.bounds(start)
+        place = part.to(lower.device)
+        lower[place] = torch.maximum(lower[place], down(found.lower - slack[place]))
+        upper[place] = torch.minimum(upper[place], up(found.upper + slack[place]))
+        assert found.lower_corner is not None
+        assert found.upper_corner is not None
+        bottom[place], top[place] = found.lower_corner, found.upper_corner
+    return FormBounds(lower, upper, bottom, top)
+
+
+def crown_work(problem: Problem, depth: int) -> float:
+    """About how many multiplications `crown` takes for the scores of layer `depth`.
+
+    Every hidden coordinate goes back twice through the layers before it, and about a third of its own layer; in the
+    layer of the scores only queries and keys do.
+    """
+    shape = problem.model.architecture
+    d, d_ff, S = shape.d_model, shape.d_ff, problem.n_tokens
+    coordinates = S * (5 * d + 2 * d_ff)
+    layer = S * (4 * d * d + (3 if shape.gated else 2) * d * d_ff)
+    last = 2.0 * 2 * S * d * d * d
+    return last + 2.0 * coordinates * layer * sum(before + 1.0 / 3.0 for before in range(depth))
+
+
+@register("crown")
+@dataclass(frozen=True)
+class Crown(EngineBase):
+    """Proved bounds of linear forms of any scores and outputs by backward linear bounds."""
+
+    name: str = "crown"
+    guarantee: Guarantee = Guarantee.PROVED
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bounds of every form, never looser than `interval`, with corners."""
+        return bound_by(problem, forms, plain)

@@ -1,0 +1,202 @@
+"""The engine: how the pages of `exact` are put together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.engines.attack import Attack, attained
+from prooflens.engines.attack.search import AttackBudget, inside
+from prooflens.engines.attack.targets import Targets
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.exact.branch import Bounder, ByEngines, Quadratic, maximise
+from prooflens.engines.first_layer.entries import Entries
+from prooflens.engines.first_layer.layer import FirstLayer
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.errors import EngineError
+from prooflens.numerics.rounding import TINY, up
+from prooflens.problem import Problem
+
+MOST_FACTORS = 64
+"""Branch and bound is refused beyond this many factors."""
+
+MOST_QUERY_FACTORS = 16
+"""Vertex enumeration visits 2ᵈ points of the query token; d at most this."""
+
+VERTICES_AT_ONCE = 2**12
+"""How many vertices are evaluated in one batch."""
+
+FIRST_LOOK = AttackBudget(200, 6, 20)
+"""The attack that gives branch and bound its first attained values."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactBounds:
+    """Proved bounds, values that are attained, where, and how many cells or vertices were visited per form."""
+
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    attained_lower: Float[Tensor, " F"]
+    attained_upper: Float[Tensor, " F"]
+    lower_alpha: Float[Tensor, "F p"]
+    upper_alpha: Float[Tensor, "F p"]
+    visited: Int[Tensor, " F"]
+
+
+@register("exact")
+@dataclass(frozen=True)
+class Exact(EngineBase):
+    """Proved bounds that are attained up to the tolerance, on small instances."""
+
+    name: str = "exact"
+    guarantee: Guarantee = Guarantee.PROVED
+    tolerance: float = 1e-6
+    max_cells: int = 4096
+    max_slow_cells: int = 128
+    """The same where `layer0` bounds cells one by one, some milliseconds each: scores of layer 0 behind a norm."""
+    seed: int = 0
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """No point, no constraints, and at most 64 factors unless all forms can be enumerated."""
+        if problem.region.constraints is not None:
+            return "exact bounds need a region without constraints"
+        if problem.region.n_factors == 0:
+            return "exact bounds need a region that moves: at a point any other engine is as good"
+        if problem.region.n_factors > MOST_FACTORS and not bool(enumerable(problem, forms).all()):
+            return (
+                f"exact bounds need at most {MOST_FACTORS} factors, the region has {problem.region.n_factors}"
+            )
+        return None
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """The proved bounds of `solve`, with the factors of its witnesses as corners."""
+        found = self.solve(problem, forms)
+        return FormBounds(found.lower, found.upper, found.lower_alpha, found.upper_alpha)
+
+    def solve(self, problem: Problem, forms: Forms) -> ExactBounds:
+        """Bounds of every form on both sides, attained values and witnesses."""
+        if reason := self.refuses(problem, forms):
+            raise EngineError(reason)
+        with torch.no_grad():
+            solved = [self._maximise(problem, side) for side in (forms.negated(), forms)]
+            (minus, lower_alpha, below), (upper, upper_alpha, above) = solved
+            alpha, _ = inside(problem.region, torch.cat((lower_alpha, upper_alpha)))
+            values = attained(problem, Targets.of_forms(forms, problem.n_tokens), alpha)
+        n = forms.size
+        return ExactBounds(-minus, upper, values[:n], -values[n:], alpha[:n], alpha[n:], below + above)
+
+    def _maximise(self, problem: Problem, forms: Forms) -> tuple[Tensor, Tensor, Tensor]:
+        """Proved upper bounds of the forms, the factors that (nearly) attain them, and the work."""
+        center = problem.region.center
+        bounds = center.new_zeros(forms.size)
+        alpha = center.new_zeros(forms.size, problem.region.n_factors)
+        visited = torch.zeros(forms.size, dtype=torch.long)
+        listed = enumerable(problem, forms)
+        view = FirstLayer.of(problem)
+        first = self._first_points(problem, forms, ~listed)
+        for number in range(forms.size):
+            form = forms.select(torch.tensor([number]))
+            if bool(listed[number]):
+                bounds[number], alpha[number] = _enumerate(view, form)
+                visited[number] = 2 ** len(_query_factors(problem, int(form.position[0])))
+            else:
+                bounder, most = self._bounder(view, form)
+                found = maximise(bounder, first[number], self.tolerance, most)
+                bounds[number], alpha[number], visited[number] = found.bound, found.alpha, found.cells
+        return bounds, alpha, visited
+
+    def _bounder(self, view: FirstLayer, form: Forms) -> tuple[Bounder, int]:
+        """How the cells of a form are bounded, and how many of them there may be."""
+        if _is_quadratic(view, form):
+            return Quadratic.of(view, form), self.max_cells
+        engines = ByEngines.of(view.problem, form)
+        return engines, min(self.max_cells, self.max_slow_cells) if engines.by_layer0 else self.max_cells
+
+    def _first_points(self, problem: Problem, forms: Forms, wanted: Tensor) -> Float[Tensor, "F n p"]:
+        """The centre and the best point of a short attack, for the forms that are branched on."""
+        region = problem.region
+        points = region.center.new_zeros(forms.size, 1, region.n_factors)
+        chosen = wanted.nonzero()[:, 0]
+        if not len(chosen):
+            return points
+        found = Attack(budget=FIRST_LOOK, seed=self.seed).bound_forms(problem, forms.select(chosen))
+        assert found.upper_corner is not None
+        best = points.clone()
+        best[chosen, 0] = found.upper_corner
+        return torch.cat((points, best), 1)
+
+
+def _is_quadratic(view: FirstLayer, forms: Forms) -> bool:
+    return view.norm is None and forms.logits is None and all(layer == 0 for layer in forms.layers)
+
+
+def _query_factors(problem: Problem, position: int) -> Int[Tensor, " m"]:
+    """The factors of a ball that move one token."""
+    token = torch.div(problem.region.moving, problem.region.center.shape[-1], rounding_mode="floor")
+    return (token == position).nonzero()[:, 0]
+
+
+def enumerable(problem: Problem, forms: Forms) -> Tensor:
+    """For which forms vertex enumeration gives the exact range: one query token, which is not one of the keys."""
+    region = problem.region
+    view = FirstLayer.of(problem)
+    fit = torch.zeros(forms.size, dtype=torch.bool)
+    if region.radius is None or not _is_quadratic(view, forms):
+        return fit
+    for number in range(forms.size):
+        here = forms.index == number
+        queries = set(forms.position[here].tolist())
+        if len(queries) == 1 and not queries & set(forms.key[here].tolist()):
+            (position,) = queries
+            fit[number] = len(_query_factors(problem, position)) <= MOST_QUERY_FACTORS
+    return fit
+
+
+def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
+    """The largest value of a single form, rounding added, and the factors that attain it."""
+    problem, region = view.problem, view.problem.region
+    assert region.radius is not None
+    position = int(form.position[0])
+    factors = _query_factors(problem, position)
+    corners = list(itertools.product((-1.0, 1.0), repeat=len(factors)))
+    signs = torch.tensor(corners).reshape(len(corners), len(factors)).to(region.center)
+    best, alpha = region.center.new_full((), -torch.inf), region.center.new_zeros(region.n_factors)
+    for some in signs.split(VERTICES_AT_ONCE):
+        vertex = region.center.new_zeros(len(some), region.n_factors)
+        vertex[:, factors] = some
+        value, slope = _solved_for_keys(view, form, region.point(vertex)[:, position])
+        value = torch.where(value.isnan(), torch.inf, value)
+        top = int(value.argmax())
+        if float(value[top]) > float(best):
+            move = region.pullback(slope[top]).sign()
+            move[factors] = some[top]
+            best, alpha = value[top], move
+    entries = Entries.of(view, form)
+    error = up(view.roundoff(entries.longest) * entries.value_size()[0] + TINY)
+    bound = up(best + error)
+    return torch.where(bound.isnan(), torch.inf, bound), alpha
+
+
+def _solved_for_keys(
+    view: FirstLayer, form: Forms, x: Float[Tensor, "V d"]
+) -> tuple[Float[Tensor, " V"], Float[Tensor, "V S d"]]:
+    """r + Σ_j (c_j·x⁰_j + Σ ε|c_j|) at query tokens x, and the slopes c."""
+    radius = view.problem.region.spread()
+    slope = x.new_zeros(len(x), *radius.shape)
+    value = x.new_zeros(len(x))
+    columns = (form.head, form.position, form.key, form.weight)
+    for head, i, j, weight in zip(*(column.tolist() for column in columns), strict=True):
+        at_i, at_j = (torch.full((len(x),), token, device=x.device) for token in (i, j))
+        q = torch.nn.functional.linear(x, view.head_weight(view.q, head), view.head_bias(view.q, head))
+        q = weight * view.scores.scale * view.turn(view.turn(q, at_i), at_j, back=True)
+        bias = view.head_bias(view.k, head)
+        value = value if bias is None else value + q @ bias
+        if view.scores.bias is not None:
+            value = value + weight * view.scores.bias[head, i, j]
+        slope[:, j] += q @ view.head_weight(view.k, head)
+    return value + (slope * view.center).sum((-2, -1)) + (slope.abs() * radius).sum((-2, -1)), slope

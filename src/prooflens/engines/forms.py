@@ -1,0 +1,103 @@
+"""Linear forms of attention scores and outputs: what every engine bounds.
+
+Everything else (log-odds of mass, entropies, circuits) is made of forms in `functionals.py`, once, for all engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.errors import EngineError
+from prooflens.queries import Functional, Row, Score
+from prooflens.queries.functionals import Logit
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """F linear forms Σ weight · a[layer, head, position, key] + Σ logit_weights · logits, in coordinate form."""
+
+    size: int
+    index: Int[Tensor, " N"]
+    layer: Int[Tensor, " N"]
+    head: Int[Tensor, " N"]
+    position: Int[Tensor, " N"]
+    key: Int[Tensor, " N"]
+    weight: Float[Tensor, " N"]
+    logits: Float[Tensor, "F C"] | None = None
+    signs: bool = False
+    """Whether only the signs of the forms are asked for: an engine may then stop where they are decided."""
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[int, Row, int, float]], size: int) -> Forms:
+        """Forms from (form, row, key, weight) entries."""
+        places = [(form, row.layer, row.head, row.position, key) for form, row, key, _ in entries]
+        index, layer, head, position, key = torch.tensor(places, dtype=torch.long).reshape(-1, 5).unbind(-1)
+        weight = torch.tensor([entry[3] for entry in entries], dtype=torch.float64)
+        return cls(size, index, layer, head, position, key, weight)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose scores are read, in order."""
+        return tuple(sorted(set(self.layer.tolist())))
+
+    def select(self, chosen: Int[Tensor, " M"]) -> Forms:
+        """Only some of the forms, renumbered."""
+        place = torch.full((self.size,), -1, dtype=torch.long)
+        place[chosen] = torch.arange(len(chosen))
+        kept = place[self.index] >= 0
+        return Forms(
+            len(chosen),
+            place[self.index[kept]],
+            self.layer[kept],
+            self.head[kept],
+            self.position[kept],
+            self.key[kept],
+            self.weight[kept],
+            None if self.logits is None else self.logits[chosen],
+            self.signs,
+        )
+
+    def negated(self) -> Forms:
+        """−f for every form."""
+        return replace(self, weight=-self.weight, logits=None if self.logits is None else -self.logits)
+
+    def evaluate(
+        self, scores: dict[int, Float[Tensor, "B H S S"]], output: Float[Tensor, "B C"] | None
+    ) -> Float[Tensor, "B F"]:
+        """The forms on a batch of concrete points."""
+        some = next(iter(scores.values())) if scores else output
+        assert some is not None
+        total = some.new_zeros(some.shape[0], self.size)
+        for layer, values in scores.items():
+            here = self.layer == layer
+            terms = values[:, self.head[here], self.position[here], self.key[here]] * self.weight[here].to(
+                some
+            )
+            total = total.index_add(-1, self.index[here].to(some.device), terms)
+        if self.logits is not None and output is not None:
+            total = total + output @ self.logits.to(output).T
+        return total
+
+
+def forms_of(functionals: Sequence[Functional], n_outputs: int = 0) -> Forms:
+    """The forms of functionals that are linear; their constants are left out."""
+    entries: list[tuple[int, Row, int, float]] = []
+    logits = torch.zeros(len(functionals), n_outputs, dtype=torch.float64)
+    about_output = False
+    for number, functional in enumerate(functionals):
+        for weight, atom in functional.terms:
+            if isinstance(atom, Score):
+                entries.append((number, atom.row, atom.key, weight))
+            elif isinstance(atom, Logit):
+                logits[number, atom.index] += weight
+                about_output = True
+            else:
+                raise EngineError(f"functional {functional.name!r} is not linear in scores and outputs")
+    made = Forms.of(entries, len(functionals))
+    return replace(made, logits=logits) if about_output else made

@@ -1,0 +1,118 @@
+"""The engine: how the pages of `layer0` are put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.first_layer.entries import Entries, Moves, Point
+from prooflens.engines.first_layer.layer import FirstLayer
+from prooflens.engines.forms import Forms
+from prooflens.engines.layer0.curvature import (
+    JOINT_SIZE,
+    joint_curvatures,
+    shaped_curvature,
+    uniform_curvature,
+)
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
+from prooflens.problem import Problem
+from prooflens.regions import Region
+
+SIGN_STEPS = 2
+"""How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
+
+CHUNK_ELEMENTS = 2**24
+"""Forms are worked on so many numbers at a time (128 MiB per temporary)."""
+
+
+@register("layer0")
+@dataclass(frozen=True)
+class Layer0(EngineBase):
+    """Proved bounds of linear forms of layer-0 scores."""
+
+    name: str = "layer0"
+    guarantee: Guarantee = Guarantee.PROVED
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """Only scores of layer 0."""
+        if forms.logits is not None or any(layer != 0 for layer in forms.layers):
+            return "layer0 bounds scores of layer 0 only"
+        return None
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bounds of every form, with the corners they were expanded around."""
+        view = FirstLayer.of(problem)
+        upper, upper_corner = _maximise(view, forms)
+        minus, lower_corner = _maximise(view, forms.negated())
+        return FormBounds(-minus, upper, lower_corner, upper_corner)
+
+
+def _maximise(view: FirstLayer, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+    """Proved upper bounds of the forms and their corners, chunk by chunk."""
+    step = max(1, CHUNK_ELEMENTS // view.center.numel())
+    bounds = [view.center.new_zeros(0)]
+    corners = [view.center.new_zeros(0, view.problem.region.n_factors)]
+    for start in range(0, forms.size, step):
+        chosen = torch.arange(start, min(start + step, forms.size))
+        entries = Entries.of(view, forms.select(chosen))
+        bound, corner = _maximise_chunk(entries, Moves(entries, view.problem.region))
+        bounds.append(bound)
+        corners.append(corner)
+    return torch.cat(bounds), torch.cat(corners)
+
+
+def _maximise_chunk(entries: Entries, moves: Moves) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+    best = _climb(entries, moves)
+    bound = _bound(entries, moves, best, uniform_curvature(entries, best))
+    # Only these can still change sides: the corner is below 0, the bound is not.
+    open_ = ((best.value < 0) & (bound >= 0)).nonzero()[:, 0]
+    if len(open_) and moves.region.generators is None:
+        part, there = entries.select(open_), best.select(open_)
+        bound = bound.index_copy(0, open_, torch.minimum(bound[open_], _refined(part, moves.region, there)))
+    return bound, moves.factors(best.signs)
+
+
+def _refined(entries: Entries, region: Region, point: Point) -> Float[Tensor, " F"]:
+    """The best of the shaped curvatures; on small norm-free models also those of the whole Hessian."""
+    moves = Moves(entries, region)
+    best = _bound(entries, moves, point, shaped_curvature(entries, point))
+    if entries.view.norm is None and entries.view.rotary is None and point.x[0].numel() <= JOINT_SIZE:
+        for curvature in joint_curvatures(entries, point):
+            best = torch.minimum(best, _bound(entries, moves, point, curvature))
+    return best
+
+
+def _climb(entries: Entries, moves: Moves) -> Point:
+    """A good corner for each form: the signs of the gradient at the centre, then of the gradient there."""
+    center = moves.region.center[entries.tokens]
+    _, slope, _ = entries.evaluate(center)
+    best: Point | None = None
+    for _ in range(SIGN_STEPS):
+        signs = torch.where(moves.pull(slope) >= 0, 1.0, -1.0).to(center)
+        x = moves.point(signs)
+        value, slope, read = entries.evaluate(x)
+        found = Point(signs, value, x, slope, read)
+        best = found if best is None else best.better_of(found)
+    assert best is not None
+    return best
+
+
+def _bound(
+    entries: Entries, moves: Moves, point: Point, curvature: Float[Tensor, "F T d"]
+) -> Float[Tensor, " F"]:
+    """f(s) + Σ max(0, 2(D − G)), with the rounding of f(s) and G on the safe side; ∞ where anything is not finite."""
+    roundoff = entries.view.roundoff(entries.longest)
+    G = point.signs * moves.pull(point.slope)
+    error = up(roundoff * moves.pull_size(entries.slope_size()))
+    excess = 2.0 * up(moves.curvature(curvature) + up(error - G)).clamp(min=0.0)
+    slack = up(excess.sum(-1) * (1.0 + gamma(2 * excess.shape[-1] + 16)) + TINY)
+    bound = up(up(point.value + up(roundoff * entries.value_size() + TINY)) + slack)
+    # A slope that has overflowed would take all of the slack away.
+    known = point.value.isfinite() & G.isfinite().all(-1) & bound.isfinite()
+    return torch.where(known, bound, torch.inf)

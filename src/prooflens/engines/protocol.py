@@ -1,0 +1,149 @@
+"""What an engine is: it bounds linear forms of a model over a region, and says what its bounds are worth."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.forms import Forms
+from prooflens.errors import EngineError
+from prooflens.problem import Problem
+from prooflens.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a caller allows an engine, and who hears how far it is: the same for every engine.
+
+    Attributes:
+        memory: bytes that it may use; None for what the engine thinks the machine can spare.
+        progress: told what is being done and which share of it is done.
+    """
+
+    memory: int | None = None
+    progress: Progress = silent
+
+
+NO_OPTIONS = EngineOptions()
+"""Whatever the machine has, and nobody is told."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Bounds linear forms of scores and outputs over a region. `EngineBase` has the checks that all engines share."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry."""
+        ...
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What its bounds are worth."""
+        ...
+
+    def refuses(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> str | None:
+        """Say why this engine cannot bound these forms within the options, or return None if it can."""
+        ...
+
+    def bound_forms(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> FormBounds:
+        """Bound every form over the whole region; ±∞ where the engine knows nothing."""
+        ...
+
+
+class EngineBase(ABC):
+    """An engine with the checks that all share: a float64 model, and what the engine itself cannot do.
+
+    A subclass has a `name` and a `guarantee`, implements `_bound`, and overrides `_limits` if there is something that
+    it cannot do.
+    """
+
+    name: str
+    guarantee: Guarantee
+
+    def refuses(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> str | None:
+        """Say why this engine cannot bound these forms, or return None if it can.
+
+        Args:
+            problem: the model and the region.
+            forms: what is asked.
+            options: memory that may be used.
+        """
+        if problem.model.dtype != torch.float64:
+            return f"{self.name} needs a float64 model"
+        return self._limits(problem, forms, options)
+
+    def bound_forms(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> FormBounds:
+        """Bound every form over the whole region.
+
+        Args:
+            problem: the model and the region.
+            forms: what is asked.
+            options: memory that may be used, and who is told of progress.
+
+        Returns:
+            Lower and upper bounds, ±∞ where the engine knows nothing.
+
+        Raises:
+            EngineError: where `refuses` has a reason.
+        """
+        if reason := self.refuses(problem, forms, options):
+            raise EngineError(reason)
+        with torch.no_grad():
+            return self._bound(problem, forms, options)
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """Say what this engine cannot do of what is asked; nothing by default."""
+        return None
+
+    @abstractmethod
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bound the forms; they were checked already."""
+
+
+_REGISTRY: dict[str, Callable[[], Engine]] = {}
+
+
+def register(name: str) -> Callable[[Callable[[], Engine]], Callable[[], Engine]]:
+    """Enter an engine under its name; it then takes part in `certify`, `compare` and the soundness run."""
+
+    def enter(make: Callable[[], Engine]) -> Callable[[], Engine]:
+        _REGISTRY[name] = make
+        return make
+
+    return enter
+
+
+def engine_names() -> list[str]:
+    """All registered engines."""
+    return sorted(_REGISTRY)
+
+
+def get_engine(name: str) -> Engine:
+    """A fresh engine by name."""
+    if name not in _REGISTRY:
+        raise EngineError(f"there is no engine {name!r}; engines: {', '.join(engine_names())}")
+    return _REGISTRY[name]()
+
+
+class Stopwatch:
+    """Seconds since it was made, with the device's work finished."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self._now()
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def seconds(self) -> float:
+        """Time gone by."""
+        return self._now() - self._start

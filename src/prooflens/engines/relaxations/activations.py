@@ -1,0 +1,155 @@
+r"""One-dimensional functions as parabolas: φ(x) ∈ v + λ(x − c) + κ(x − c)² ± e, proved on an interval.
+
+Two candidates per coordinate (the paper's hybrid quadratic/DeepPoly relaxation): a chord (κ = 0) and a parabola.
+Whatever λ and κ are, the range of the deviation g(x) = φ(x) − λ(x − c) − κ(x − c)² on [l, u] gives v and e:
+
+- **ReLU**: g is quadratic on each side of 0, so its extremes lie at l, 0, u and the two vertices;
+- **smooth φ**: on a grid of step h, g exceeds its values at the two ends of a cell by at most h²/8·(M₂ + 2|κ|),
+  M₂ ≥ sup|φ''|;
+- **x^{-½}** (norms): second-order Taylor, remainder (5/16) l^{-7/2}|x − c|³; or the chord, whose g is convex:
+  greatest at an end, at least (3/2)(2|λ|)^{1/3} + λc.
+
+The parabola is taken where its error plus what squaring x boxes is smaller than the chord's error.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.models.architecture import Activation
+from prooflens.models.sites import ACTIVATIONS
+from prooflens.numerics import gamma, up
+from prooflens.numerics.rounding import TINY
+from prooflens.queries.simplex import Box
+
+CURVATURE: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.51, "tanh": 0.77}
+"""M₂ ≥ sup|φ''|: 2/√(2π), the same for the tanh form, 1/2, 4/(3√3); checked with ball arithmetic in the tests."""
+
+CELLS = 32
+"""Cells of the grid on which a smooth function is compared with its relaxation."""
+
+LIBM = gamma(64)
+"""Activations are trusted to 64 roundings relative to |x| + |φ(x)|, many times what libm and CUDA document."""
+
+
+class Relaxation(NamedTuple):
+    """φ(x) ∈ value + slope(x − c) + curvature(x − c)² ± error."""
+
+    value: Float[Tensor, "*shape"]
+    slope: Float[Tensor, "*shape"]
+    curvature: Float[Tensor, "*shape"]
+    error: Float[Tensor, "*shape"]
+
+    def or_else(self, other: Relaxation, better: Tensor) -> Relaxation:
+        """This one where `better`, the other elsewhere."""
+        return Relaxation(*(torch.where(better, a, b) for a, b in zip(self, other, strict=True)))
+
+
+def deviation(function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
+    """φ(x) − λ(x − c) − κ(x − c)² ∈ value ± error on the hull, for any λ and κ; stable ReLUs get their own λ."""
+    of = _relu_deviation if function == "relu" else _grid_deviation
+    return of(function, c, hull, slope, curvature)
+
+
+def _ends(function: Activation, hull: Box) -> tuple[Tensor, Tensor, Tensor]:
+    phi = ACTIVATIONS[function]
+    width = (hull.upper - hull.lower).clamp(min=TINY)
+    return phi(hull.lower), phi(hull.upper), width
+
+
+def chord(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
+    """Slope of the secant; 0 where the interval is too narrow for one. Any slope is valid."""
+    at_low, at_high, width = _ends(function, hull)
+    slope = ((at_high - at_low) / width).clamp(-2.0, 2.0)
+    return slope, torch.zeros_like(slope)
+
+
+def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
+    """Slope at c and half the second derivative of the parabola through both ends and the middle."""
+    at_low, at_high, width = _ends(function, hull)
+    middle = 0.5 * hull.lower + 0.5 * hull.upper
+    at_middle = ACTIVATIONS[function](middle)
+    bend = 2.0 * ((at_high - at_middle) - (at_middle - at_low)) / width.square().clamp(min=TINY)
+    wide = width > 2.0**-20 * (1.0 + c.abs())
+    curvature = torch.where(wide, bend, 0.0)
+    slope = (at_high - at_low) / width + 2.0 * curvature * (c - middle)
+    return torch.where(wide, slope, 0.0).clamp(-8.0, 8.0), curvature
+
+
+def _centred(low: Tensor, high: Tensor, slope: Tensor, curvature: Tensor) -> Relaxation:
+    """Value and error from the range of the deviation."""
+    value = 0.5 * low + 0.5 * high
+    error = up(torch.maximum(high - value, value - low)) * (1.0 + gamma(4)) + TINY
+    return Relaxation(value, slope, curvature, error)
+
+
+def _relu_deviation(
+    function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
+) -> Relaxation:
+    """The exact range of relu(x) − λ(x − c) − κ(x − c)², rounded outward; stable neurons are linear."""
+    low, high = hull
+    zero = torch.zeros_like(c).clamp(low, high)
+    points = [low, high, zero]
+    for side, start, end in ((0.0, low, zero), (1.0, zero, high)):
+        # side·x − λ(x − c) − κ(x − c)² turns where side − λ = 2κ(x − c).
+        turn = c + (side - slope) / torch.where(curvature == 0, 1.0, 2.0 * curvature)
+        points.append(torch.minimum(torch.maximum(turn, start), end))
+    x = torch.stack(points)
+    g, slack = _deviation(torch.relu(x), x, c, slope, curvature)
+    # Near a vertex g changes by at most κ times the square of the vertex' own rounding.
+    slack = slack + curvature.abs() * (gamma(16) * (1.0 + c.abs() + (high - low))) ** 2
+    made = _centred((g - slack).amin(0), (g + slack).amax(0), slope, curvature)
+    nothing, one = torch.zeros_like(c), torch.ones_like(c)
+    on = Relaxation(c, one, nothing, nothing)
+    off = Relaxation(nothing, nothing, nothing, nothing)
+    return on.or_else(off.or_else(made, high <= 0), low >= 0)
+
+
+def _grid_deviation(
+    function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
+) -> Relaxation:
+    """The range of φ(x) − λ(x − c) − κ(x − c)² from a grid and sup|φ''|."""
+    low, high = hull
+    share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=c.dtype, device=c.device)
+    x = low + (high - low) * share.reshape(-1, *(1 for _ in c.shape))
+    x = torch.cat((x[:-1], high[None]))
+    g, slack = _deviation(ACTIVATIONS[function](x), x, c, slope, curvature)
+    # A grid point may sit a few roundings off: cells are that much wider.
+    step = (high - low) * (1.0 / CELLS) + gamma(16) * (low.abs() + high.abs()) + TINY
+    between = 0.125 * (CURVATURE[function] + 2.0 * curvature.abs()) * step.square() * (1.0 + gamma(16))
+    return _centred((g - slack).amin(0) - between, (g + slack).amax(0) + between, slope, curvature)
+
+
+def _deviation(
+    value: Tensor, x: Tensor, c: Tensor, slope: Tensor, curvature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """g and a bound of its rounding at every point."""
+    move = x - c
+    g = value - slope * move - curvature * move.square()
+    size = (x.abs() + c.abs()) * slope.abs() + curvature.abs() * (x.abs() + c.abs()).square()
+    return g, LIBM * (value.abs() + x.abs() + size) + TINY
+
+
+def root_taylor(c: Tensor, low: Tensor, high: Tensor) -> Relaxation:
+    """x^{-½} on [low, high] by its second-order Taylor polynomial at c."""
+    reach = up(torch.maximum(high - c, c - low))
+    value = c.rsqrt()
+    slope, curvature = -0.5 * value / c, 0.375 * value / c.square()
+    remainder = 0.3125 * reach.pow(3) / low.pow(3) * low.rsqrt()
+    rounding = LIBM * (value + slope.abs() * reach + curvature * reach.square())
+    return Relaxation(value, slope, curvature, (remainder + rounding) * (1.0 + LIBM) + TINY)
+
+
+def root_chord(c: Tensor, low: Tensor, high: Tensor) -> Relaxation:
+    """x^{-½} on [low, high] by its chord."""
+    a, b = low.sqrt(), high.sqrt()
+    slope = -1.0 / (a * b * (a + b))
+    ends = torch.stack((1.0 / a - slope * (low - c), 1.0 / b - slope * (high - c)))
+    least = 1.5 * (-2.0 * slope).pow(1.0 / 3.0) + slope * c
+    size = ends.abs().amax(0) + least.abs() + slope.abs() * (c + high) + 1.0 / a
+    slack = LIBM * size
+    return _centred(least - slack, ends.amax(0) + slack, slope, torch.zeros_like(c))

@@ -1,0 +1,131 @@
+r"""Ellipsoids by their shape matrices: E(M) = {x : x = M^{½}ξ, ‖ξ‖₂ ≤ 1}, with support function √(wᵀMw).
+
+What `taylor` keeps of a remainder is a vector-valued polynomial of few known vectors. For e = T(ξ ⊗ ξ) with ‖ξ‖ ≤ 1,
+‖ξ ⊗ ξ‖ ≤ 1 as well, so **e ∈ E(TTᵀ)**, and TTᵀ is made of Hadamard products: where the n-th entry is a_n(g_n·ξ)²,
+(TTᵀ)_nm = a_n a_m (g_n·g_m)². Cubes give (g_n·g_m)³, products of two forms their symmetrised Gram matrices. One matrix
+holds all directions at once, coordinates that cannot peak together do not, and linear maps act on it exactly.
+
+    sum        E(M₁) + E(M₂) ⊂ E(c₁M₁ + c₂M₂)        for 1/c₁ + 1/c₂ ≤ 1
+    choice     conv(E(M₁) ∪ E(M₂)) ⊂ E(M₁ + M₂)      what shares a budget Σ|λ_i| ≤ 1 is added, not summed
+    box        {|x_n| ≤ X_n} ⊂ E(diag(c_nX_n²))      for Σ 1/c_n ≤ 1
+
+Rounding: a computed matrix is raised by a bound of its error in the 2-norm on the diagonal, so it lies above the real
+one in the Loewner order. All the constructions above are monotone in that order (Hadamard products by Schur's theorem).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, length, product_error
+from prooflens.numerics import gamma
+
+SUM = 1.0 + 2.0**-32
+"""Makes the weights of a sum satisfy Σ 1/c ≤ 1 in spite of rounding, of up to 2²⁰ summands in any order."""
+FAINT = 1e-30
+"""Summands are weighted as if none were smaller than this share of the whole."""
+
+
+def trace(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+    """The sum of the squared half-axes, raised over its rounding."""
+    return grow(M.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sum(-1))
+
+
+def raised(M: Float[Tensor, "*b n n"], error: Tensor) -> Float[Tensor, "*b n n"]:
+    """A computed symmetric matrix plus the bound of its error: above the real one."""
+    found = 0.5 * (M + M.mT)
+    found.diagonal(dim1=-2, dim2=-1).add_(grow(error)[..., None] + UNDERFLOW)
+    return found
+
+
+def gram(A: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b n n"]:
+    """AAᵀ, raised."""
+    return raised(A @ A.mT, product_error(A.shape[-1], frobenius(A).square()))
+
+
+def image(D: Float[Tensor, "*b m n"], M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b m m"]:
+    """DMDᵀ, raised: the shape of a linear image."""
+    most = frobenius(D)
+    error = product_error(2 * (D.shape[-1] + D.shape[-2]), 2.0 * most.square() * frobenius(M))
+    return raised(D @ M @ D.mT, error + UNDERFLOW * most)
+
+
+def ball(radius: Float[Tensor, "*b"], n: int) -> Float[Tensor, "*b n n"]:
+    """The ball of a radius."""
+    square = grow(radius.square()) + UNDERFLOW
+    return torch.diag_embed(square[..., None].expand(*radius.shape, n))
+
+
+def box(columns: Float[Tensor, "*b m n"], X: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
+    """{Σ_n x_n columns_n : |x_n| ≤ X_n}."""
+    each = grow(X * torch.linalg.vector_norm(columns, dim=-2))
+    return spread(columns, X.square() * weights_of_sum(each))
+
+
+def spread(columns: Float[Tensor, "*b m n"], squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
+    """Σ_n squares_n columns_n columns_nᵀ, raised."""
+    found = (columns * squares[..., None, :]) @ columns.mT
+    size = (columns.square().sum(-2) * squares).sum(-1)
+    return raised(found, product_error(2 * squares.shape[-1], 4.0 * size))
+
+
+def weights_of_sum(sizes: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
+    """c ∝ 1/size along the last dimension with Σ 1/c ≤ 1: the trace of the sum is then least."""
+    total = sizes.sum(-1, keepdim=True)
+    floored = torch.maximum(sizes, FAINT * total) + 2.0**-300
+    return floored.sum(-1, keepdim=True) / floored * SUM
+
+
+def total(
+    shapes: Sequence[Float[Tensor, "*b n n"]], c: Float[Tensor, "*b k"] | None = None
+) -> Float[Tensor, "*b n n"]:
+    """The shape of a sum of members of ellipsoids; by given weights with Σ 1/c ≤ 1, or those of least trace."""
+    if c is None:
+        if len(shapes) == 1:
+            return shapes[0]
+        c = weights_of_sum(torch.stack([trace(M).sqrt() for M in shapes], -1))
+    found = c[..., 0, None, None] * shapes[0]
+    size = c[..., 0] * frobenius(shapes[0])
+    for i, M in enumerate(shapes[1:], 1):
+        found = found + c[..., i, None, None] * M
+        size = size + c[..., i] * frobenius(M)
+    return raised(found, gamma(4 * len(shapes) + 8) * size)
+
+
+def total_along(
+    shapes: Float[Tensor, "*b k n n"], c: Float[Tensor, "*b k"] | None = None
+) -> Float[Tensor, "*b n n"]:
+    """The shape of a sum of k members, one of each; by given weights with Σ 1/c ≤ 1, or those of least trace."""
+    c = weights_of_sum(trace(shapes).sqrt()) if c is None else c
+    found = torch.einsum("...k,...knm->...nm", c, shapes)
+    size = (c * frobenius(shapes)).sum(-1)
+    return raised(found, gamma(4 * shapes.shape[-3] + 8) * size)
+
+
+def support(M: Float[Tensor, "n n"], w: Float[Tensor, "*f n"]) -> Float[Tensor, "*f"]:
+    """√(wᵀMw) ≥ sup |w·x|."""
+    square = ((w @ M) * w).sum(-1).clamp(min=0.0)
+    return _root(square, w, frobenius(M))
+
+
+def supports_of(M: Float[Tensor, "*b n n"], w: Float[Tensor, "f n"]) -> Float[Tensor, "*b f"]:
+    """√(wᵀMw) of every matrix with every covector."""
+    square = ((w @ M) * w).sum(-1).clamp(min=0.0)
+    return _root(square, w, frobenius(M)[..., None])
+
+
+def supports(M: Float[Tensor, "*b n n"], w: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+    """√(wᵀMw) with a matrix of its own for each covector."""
+    square = ((M @ w[..., None])[..., 0] * w).sum(-1).clamp(min=0.0)
+    return _root(square, w, frobenius(M))
+
+
+def _root(square: Tensor, w: Float[Tensor, "... n"], size: Tensor) -> Tensor:
+    """√(wᵀMw) from the computed square and ‖M‖_F, rounding and underflow added."""
+    most = length(w)
+    error = product_error(2 * w.shape[-1], most.square() * size) + UNDERFLOW * (1.0 + most)
+    return grow((square + error).sqrt())

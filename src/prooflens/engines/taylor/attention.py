@@ -1,0 +1,259 @@
+"""Attention in `taylor`: one row of scores, softmax and mixing as a site.
+
+With centred score deviations b_j (Σ s_j b_j = 0), weights s, values centred at z, ω the covector at a head's output,
+ỹ_j = ω·(V_j − z), p_j = ω·δV_j and c_j = s_j ỹ_j, the row's output moves by exactly
+
+    Σ_j s_j [(s_j(x)/s_j − 1) ỹ_j + s_j(x)/s_j p_j]
+      = Σ c_j b_j + Σ s_j p_j                                  (linear)
+      + ½ Σ c_j b_j² + Σ s_j b_j p_j                           (second order; Σ c_j = 0 removes the mean)
+      + third order and beyond (`taylor_mixing`),
+
+and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.relaxations.ellipsoids import supports
+from prooflens.engines.relaxations.norms import (
+    CHUNK,
+    UNDERFLOW,
+    bilinear,
+    frobenius,
+    grow,
+    half,
+    length,
+    product_error,
+    spectral,
+)
+from prooflens.engines.taylor.segments import Attention
+from prooflens.engines.taylor.values import Factors, Value
+from prooflens.models.sites import Scores
+from prooflens.numerics import gamma
+
+
+@dataclass(eq=False)
+class Heads:
+    """Queries, keys or values with shared heads repeated."""
+
+    u: Float[Tensor, "S H c"]
+    A: Float[Tensor, "S H c p"]
+    P: Float[Tensor, "S H c c"]
+    B: Float[Tensor, "S H c c"]
+    tau: Float[Tensor, "S H"]
+    e: Float[Tensor, "S H"]
+
+    @classmethod
+    def of(cls, value: Value, n_heads: int) -> Heads:
+        """Give each group's head to all its readers; A = JN rounds, which `slip` in e covers."""
+        S, n = value.u.shape
+        c, share = n // value.heads, n_heads // value.heads
+        A = (value.J @ value.root.N).reshape(S, value.heads, c, -1)
+        u = value.u.reshape(S, value.heads, c)
+        parts = (u, A, value.blocks("shape_a"), value.blocks("shape_e"), value.tau, value.e)
+        return cls(*(x.repeat_interleave(share, 1) for x in parts))
+
+    @property
+    def n(self) -> Float[Tensor, "S H"]:
+        """‖u‖."""
+        return length(self.u)
+
+    @property
+    def reach(self) -> Float[Tensor, "S H"]:
+        """sup ‖u(x) − u‖."""
+        return grow(self.tau + self.e)
+
+
+def _outer(x: Float[Tensor, "S H"], y: Float[Tensor, "S H"]) -> Float[Tensor, "H S S"]:
+    return x.T[:, :, None] * y.T[:, None, :]
+
+
+@dataclass(eq=False)
+class ScoreSite:
+    """The bilinear site a_ij = scale·q_i·k_j."""
+
+    step: Scores
+    names: tuple[str, str]
+    q: Heads
+    k: Heads
+    quick: bool = False
+    """Whether traces do, without eigenvalues."""
+
+    @cached_property
+    def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
+        """Per score: sup of its second-order part, and of what e adds to it, with rounding."""
+        q, k, scale = self.q, self.k, self.step.scale
+        cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
+        rounding = gamma(4 * q.u.shape[-1] + 64) * scale * _outer(q.n + q.reach, k.n + k.reach)
+        if self.step.bias is not None:
+            rounding = rounding + gamma(8) * self.step.bias.abs()
+        mask = self.step.mask
+        return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
+
+    def _pairs(self, M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
+        """sup |x·y| over the two ellipsoids, for all pairs of tokens."""
+        S, H, c, _ = M.shape
+        if self.quick:
+            square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
+            error = product_error(c * c, _outer(frobenius(M), frobenius(K))) + UNDERFLOW
+            return grow((square + error).sqrt())
+        step = max(1, CHUNK // (S * S * c * c))
+        found = []
+        for start in range(0, H, step):
+            left, right = (x[:, start : start + step].movedim(1, 0) for x in (M, K))
+            shape = (len(left), S, S, c, c)
+            L = half(left)[:, :, None].expand(shape)
+            found.append(bilinear(left[:, :, None].expand(shape), L, right[:, None].expand(shape)))
+        return torch.cat(found)
+
+    def rest(
+        self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """sup |b_e| of centred scores: own products and what q and k miss; of all products; of those with e alone."""
+        second, cross = self.products
+        mask, scale = self.step.mask, self.step.scale
+        q, k = self.q, self.k
+        H, S, _ = s.shape
+        shape = (H, S, S)
+        far = supports(k.B.movedim(1, 0)[:, None].expand(*shape, -1, -1), _per_key(q.u.movedim(1, 0), S))
+        own = supports(q.B.movedim(1, 0)[:, :, None].expand(*shape, -1, -1), keys)
+        whole, products, cross = (
+            each + (s * each).sum(-1, keepdim=True)
+            for each in (second + cross + scale * far * mask, second + cross, cross)
+        )
+        return grow((whole + scale * own) * mask), grow(products * mask), grow(cross * mask)
+
+
+def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b"]:
+    """sup Σ weights (rows·α̂)² for ‖α̂‖₂ ≤ 1: one eigenvalue."""
+    X = weights.sqrt()[..., None] * rows
+    K = X @ X.mT
+    error = product_error(X.shape[-1] + 64, frobenius(X).square())
+    return grow(spectral(0.5 * (K + K.mT)) + error + UNDERFLOW)
+
+
+def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:
+    return u[:, :, None].expand(-1, -1, n_keys, -1)
+
+
+@dataclass(eq=False)
+class MixSite:
+    """Softmax mixing of all heads and rows."""
+
+    scores: ScoreSite
+    attention: Attention
+    v: Heads
+    stream: Float[Tensor, " S"]
+    """sup of the stream's size, for rounding."""
+    factors: Factors
+
+    def __post_init__(self) -> None:
+        step, q, k, v = self.scores.step, self.scores.q, self.scores.k, self.v
+        self.mask, self.scale = step.mask, step.scale
+        a = torch.einsum("ihc,jhc->hij", q.u, k.u) * step.scale
+        a = a if step.bias is None else a + step.bias
+        self.s = torch.softmax(a.masked_fill(~step.mask, -torch.inf), -1)
+        self.z = torch.einsum("hij,jhc->ihc", self.s, v.u)
+        average = torch.einsum("hij,jhc->ihc", self.s, k.u)
+        self.keys = k.u.movedim(1, 0)[:, None] - average.movedim(1, 0)[:, :, None]
+        self.spread = v.u.movedim(1, 0)[:, None] - self.z.movedim(1, 0)[:, :, None]
+        self.keys, self.spread = (x * self.mask[..., None] for x in (self.keys, self.spread))
+        S, H, c = self.z.shape
+        weight = self.attention.output.weight
+        self.out = weight.reshape(len(weight), H, c)
+        self.out_size = frobenius(self.out.movedim(1, 0))
+        self.rows = self._rows()
+        widths = self.factors.half
+        p = self.rows.shape[-1]
+        size = self.scale * (
+            q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
+            + q.n.T[:, :, None] * frobenius(k.A).amax(0)[:, None, None]
+            + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
+        )
+        # What the rows' own rounding leaves out counts as e.
+        rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(widths) * self.mask
+        bounds = self.scores.rest(self.s, self.keys)
+        self.E, self.E_products, self.E_cross = (grow(bound + rounding) for bound in bounds)
+        self.rho = grow((self.rows.abs() @ widths + rounding) * self.mask)
+        self.beta = grow(self.rho + self.E + 2.0**-45)
+
+    def _rows(self) -> Float[Tensor, "H S S p"]:
+        """The centred scores' linear parts."""
+        q, k = self.scores.q, self.scores.k
+        rows = self.scale * torch.einsum("jhcp,ihc->hijp", k.A, q.u)
+        rows = rows - torch.einsum("hij,hijp->hip", self.s, rows)[:, :, None]
+        rows = rows + self.scale * torch.einsum("ihcp,hijc->hijp", q.A, self.keys)
+        return rows * self.mask[..., None]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "S p"]:
+        """How the groups of factors are weighted for each query token, by what its scores and its values read."""
+        scores = self.factors.sizes((self.s.sqrt()[..., None] * self.rows).movedim(1, 0).flatten(1, 2))
+        read = torch.stack([self.factors.sizes(A.flatten(0, 1)) for A in self.v.A])
+        values = torch.einsum("hij,jg->ig", self.s, read)
+        shares = [x / x.sum(-1, keepdim=True).clamp(min=2.0**-300) for x in (scores, values)]
+        return self.factors.weights(shares[0] + shares[1] + 2.0**-300)
+
+    def tangent(
+        self,
+        q: Float[Tensor, "S n m"],
+        k: Float[Tensor, "S n m"],
+        v: Float[Tensor, "S n m"],
+        stream: Float[Tensor, "S d m"],
+        tokens: list[int],
+    ) -> tuple[Float[Tensor, "T S d m"], Float[Tensor, "T S"]]:
+        """∂(next root)_t/∂(something of token t′) from the Jacobians of q, k, v and the stream by it; its rounding."""
+        S, H, c = self.z.shape
+        Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
+        chosen = torch.arange(len(tokens))
+        pulled = (self.s[..., None] * self.spread)[:, tokens]
+        beta = self.scale * torch.einsum("jhcd,thc->thjd", Jk, self.scores.q.u[tokens])
+        alpha = self.scale * torch.einsum("thcd,htjc->thjd", Jq[tokens], self.keys[:, tokens])
+        inner = torch.einsum("htj,jhcd->tjhcd", self.s[:, tokens], Jv)
+        inner = inner + torch.einsum("htjc,thjd->tjhcd", pulled, beta)
+        inner[chosen, tokens] += torch.einsum("htjc,thjd->thcd", pulled, alpha)
+        made = self.out.flatten(1) @ inner.flatten(2, 3)
+        made[chosen, tokens] += stream[tokens]
+        values, keys, queries = self.v.n.amax(), self.scores.k.n.amax(), self.scores.q.n.amax()
+        head = frobenius(v) + 2.0 * values * self.scale * (queries * frobenius(k) * H**0.5)
+        size = (self.out_size.square().sum().sqrt() * head).expand(S, -1).clone()
+        own = frobenius(stream) + self.out_size.square().sum().sqrt() * (
+            4.0 * values * self.scale * keys * frobenius(q) * H**0.5 * S
+        )
+        size.diagonal().add_(own)
+        return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size[tokens])
+
+    def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
+        """From a covector at row t of the next root: covectors at q (row t), k and v (all rows)."""
+        omega = torch.einsum("fd,dhc->fhc", u, self.out)
+        coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.spread[:, t])
+        return {
+            "q": self.scale * torch.einsum("fhj,hjc->fhc", coef, self.keys[:, t]),
+            "k": self.scale * torch.einsum("fhj,hc->fjhc", coef, self.scores.q.u[t]),
+            "v": torch.einsum("hj,fhc->fjhc", self.s[:, t], omega),
+        }
+
+    @cached_property
+    def noise(self) -> Float[Tensor, " S"]:
+        """Rounding of weights, mixing and output at the centre, and of unit covectors over the region."""
+        q, k, v = self.scores.q, self.scores.k, self.v
+        S, H, c = self.z.shape
+        n = gamma(8 * (S + c * H + len(self.out)) + 256)
+        values = (v.n + v.reach).amax()
+        moves = self.scale * ((q.n + q.reach) * (k.n + k.reach).amax(0)).amax(1)
+        if self.scores.step.bias is not None:
+            moves = moves + self.scores.step.bias.abs().amax((0, 2))
+        inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
+        bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
+        return grow(n * (inner * S + bias + self.stream) + 2.0**-44 * self.out_size.sum() * values)
+
+
+def _split(J: Float[Tensor, "S n m"], n_heads: int, c: int) -> Float[Tensor, "S H c m"]:
+    S, n, m = J.shape
+    return J.reshape(S, n // c, c, m).repeat_interleave(n_heads * c // n, 1)

@@ -1,0 +1,104 @@
+"""Chains of `taylor`: a segment of the program with its values and sites, and the steps from one value to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.relaxations.norms import grow
+from prooflens.engines.taylor.attention import MixSite, ScoreSite
+from prooflens.engines.taylor.layernorm import NormSite
+from prooflens.engines.taylor.network import NetworkSite
+from prooflens.engines.taylor.segments import Segment
+from prooflens.engines.taylor.values import Root, Value
+from prooflens.models.sites import Pool, Rotary
+from prooflens.numerics import gamma
+
+Seeds = dict[int, dict[str, Tensor]]
+"""Covectors [F, n] by token and by the name of the value they read."""
+
+
+@dataclass(eq=False)
+class Chain:
+    """A segment with its values and sites, and how it goes on."""
+
+    segment: Segment
+    root: Root
+    values: dict[str, Value] = field(default_factory=dict)
+    shapes: dict[str, Tensor] = field(default_factory=dict)
+    sites: dict[str, NormSite | NetworkSite] = field(default_factory=dict)
+    scores: ScoreSite | None = None
+    mix: MixSite | None = None
+    mixed: Tensor | None = None
+    """The shapes of what the mixing misses, by token of the next root."""
+    beyond: Tensor | None = None
+    """The same without the second order of Aα."""
+    goes_on: list[int] = field(default_factory=list)
+    """The tokens that the next root has."""
+    pool: Pool | None = None
+
+    def forget(self) -> None:
+        """Let go of everything but the segment and the root."""
+        self.values, self.shapes, self.sites = {}, {}, {}
+        self.scores = self.mix = self.mixed = self.beyond = None
+
+
+class Reading(Protocol):
+    """What covectors miss where they pass (`taylor_readings`)."""
+
+    @property
+    def deep(self) -> bool:
+        """Whether to go on to the input."""
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the ellipsoid of a root may stand for everything before it."""
+
+    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """sup of v·r and of −v·r at a norm or a network, for token t."""
+
+    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
+        """The same at the mixing of the chain, for one token of the next root."""
+
+    def arrive(self, chain: Chain) -> None:
+        """All covectors of a chain have come to its root."""
+
+
+def slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
+    """Rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians."""
+    return grow(gamma(inner + 64) * 2.0 * most * (source.size + source.stretch) + most * source.noise)
+
+
+def moved(source: Value, u: Tensor, move: Callable[[Tensor], Tensor], noise: Tensor, heads: int = 1) -> Value:
+    """A value that is a linear map of another, up to its constant and what is added afterwards."""
+    sources = {name: move(J) for name, J in source.sources.items()}
+    return Value(u, move(source.J), source.root, sources, source.shapes, grow(noise), heads)
+
+
+def by(value: Value, name: str) -> Tensor:
+    """The Jacobian of a value by a source, 0 where it does not depend on it."""
+    if name in value.sources:
+        return value.sources[name]
+    return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
+
+
+def turn(
+    step: Rotary, x: Float[Tensor, "... S n"], back: bool = False, position: int | None = None
+) -> Tensor:
+    """RoPE on vectors that hold all heads side by side, or its transpose; at all positions or at one."""
+    width = step.cos.shape[-1]
+    y = x.reshape(*x.shape[:-1], -1, width)
+    half = width // 2
+    cos, sin = step.cos[:, None, :], step.sin[:, None, :]
+    if position is not None:
+        cos, sin = cos[position : position + 1], sin[position : position + 1]
+    if back:
+        swapped = y * sin
+        swapped = torch.cat((swapped[..., half:], -swapped[..., :half]), -1)
+        return (y * cos + swapped).reshape(x.shape)
+    return (y * cos + torch.cat((-y[..., half:], y[..., :half]), -1) * sin).reshape(x.shape)

@@ -1,0 +1,378 @@
+"""The engine: how the pages of `taylor` are put together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.forms import Forms
+from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.relaxations.ellipsoids import ball, support, total
+from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
+from prooflens.engines.taylor.chain import Chain, Seeds
+from prooflens.engines.taylor.hessian import HOPE, Beyond, Hessian, hessian_batch
+from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
+from prooflens.engines.taylor.segments import segments_of
+from prooflens.engines.taylor.values import Value
+from prooflens.engines.taylor.walk import Walk, one_token
+from prooflens.errors import EngineError
+from prooflens.models.program import OUTPUT, scores_name
+from prooflens.numerics import down, gamma, up
+from prooflens.problem import Problem
+from prooflens.regions import Region
+
+FEW = 2**22
+"""So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
+
+
+LEAST_SPREAD = 2.0**-400
+"""Radii are roots of squares, and squares vanish from 2⁻¹⁰⁷⁴ on: no bound is said to be tighter than this."""
+
+CORNERS = 32
+"""At most so many forms at a time are looked at in both corners of their linear parts."""
+
+PIECES = (16, 4, 2, 2)
+"""Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors: powers of two."""
+
+
+def default_memory(device: torch.device) -> int:
+    """Bytes that the engine may use where nobody says otherwise: two thirds of what the device has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory * 2 // 3
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
+
+
+def allowed_memory(problem: Problem, options: EngineOptions) -> int:
+    """Bytes that the engine may use for a problem."""
+    return options.memory or default_memory(problem.model.device)
+
+
+@register("taylor")
+@dataclass(frozen=True)
+class Taylor(EngineBase):
+    """Proved bounds of linear forms of scores and outputs, any layer, any family."""
+
+    name: str = "taylor"
+    guarantee: Guarantee = Guarantee.PROVED
+    thorough: bool = True
+    """Whether forms whose sign is still open are walked back to the input, one eigenvalue per site and covector."""
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """The job must fit into memory."""
+        need, allowed = least_memory(problem, forms), allowed_memory(problem, options)
+        if need > allowed:
+            return (
+                f"taylor needs about {need / 2**30:.1f} GiB for {problem.region.n_factors} factors, "
+                f"{allowed / 2**30:.1f} GiB are allowed: give more memory, fewer moving tokens, or another engine"
+            )
+        return None
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bounds of every form, with the corners that their linear parts point to."""
+        if not forms.signs:
+            found = self._found(problem, forms, options)
+        else:
+            walk = self.walk(problem, forms, options, quick=True)
+            found = self._parts(walk, problem, forms, Supports())
+            give_up(problem, forms, found)
+            if walk.kept is None:
+                self._refine(walk, problem, forms, found, Eigenvalues())
+            del walk
+            if len(chosen := found.open()):
+                found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
+        self._ask_pieces(problem, forms, options, found)
+        return FormBounds(found.lower, found.upper, -found.corner, found.corner)
+
+    def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
+        """The vector that the head reads: h₀ + Aα + e with e in an ellipsoid."""
+        forms = output_forms(torch.zeros(1, problem.model.architecture.d_model, dtype=torch.float64))
+        asked = headless(problem)
+        if reason := self.refuses(asked, forms, options):
+            raise EngineError(reason)
+        with torch.no_grad():
+            walk = self.walk(asked, forms, options)
+            value, t = last_value(walk, asked)
+            root = value.root
+            A = (value.J[t] @ root.N[t]) * root.half
+            tiny = grow(gamma(64) * 4.0 * (length(value.u[t]) + value.stretch[t]))
+            M = total([value.shape_e[t], ball(tiny, len(value.u[t]))])
+            E = support(M, identity(M, len(M)))
+            known = E.isfinite().all() & A.isfinite().all()
+        if not bool(known):
+            return nothing_known(asked)
+        return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
+
+    def _ask_pieces(self, problem: Problem, forms: Forms, options: EngineOptions, found: Part) -> None:
+        """Ask about open signs in pieces of a box of few factors: what holds in all of them holds."""
+        chosen = found.open()
+        if not (self.thorough and 0 < problem.region.n_factors <= len(PIECES)):
+            return
+        worst: Part | None = None
+        for piece, blur in pieces(problem.region):
+            if not len(chosen):
+                return
+            part = self._found(replace(problem, region=piece), forms.select(chosen.cpu()), options, blur)
+            if worst is not None:
+                part = part._replace(
+                    lower=torch.minimum(part.lower, worst.lower), upper=torch.maximum(part.upper, worst.upper)
+                )
+            decided = (part.lower > 0.0) | (part.upper < 0.0)
+            chosen, worst = chosen[decided], Part(*(side[decided] for side in part))
+        if worst is not None:
+            found.improve(chosen, worst)
+
+    def _found(self, problem: Problem, forms: Forms, options: EngineOptions, blur: float = 0.0) -> Part:
+        """All readings, each where the one before leaves a sign open."""
+        walk = self.walk(problem, forms, options, blur=blur)
+        found = self._parts(walk, problem, forms, Supports())
+        if walk.kept is None:
+            self._refine(walk, problem, forms, found, Eigenvalues())
+            self._refine(walk, problem, forms, found, None)
+        return found
+
+    def _refine(
+        self, walk: Walk, problem: Problem, forms: Forms, found: Part, reading: Supports | None
+    ) -> None:
+        """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
+        factors = len(walk.chains[0].root.half)
+        whole = not forms.signs and forms.size * factors**2 <= FEW
+        chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
+        if reading is None and not hessian_batch(walk.memory, factors):
+            return
+        if reading is None and len(chosen) and not whole:
+            least = self._parts(walk, problem, forms.select(chosen.cpu()), Beyond())
+            chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
+        if len(chosen):
+            found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
+
+    def _parts(self, walk: Walk, problem: Problem, forms: Forms, reading: Supports | None) -> Part:
+        """All forms, so many at a time as fit into memory; without a reading, with a Hessian for each."""
+        half = walk.chains[0].root.half
+        if reading is None:
+            size, stage = hessian_batch(walk.memory, len(half)), "Hessians"
+        elif reading.deep:
+            size, stage = walk.batch(problem.n_tokens), "open functionals"
+        else:
+            size, stage = walk.wide_batch(), "functionals"
+        parts = []
+        for start in range(0, forms.size, size):
+            some = forms.select(torch.arange(start, min(start + size, forms.size)))
+            parts.append(bound_part(walk, problem, some, reading or Hessian(half, some.size)))
+            walk.progress(stage, min(1.0, (start + size) / forms.size))
+        return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
+
+    def walk(
+        self,
+        problem: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        quick: bool = False,
+        blur: float = 0.0,
+    ) -> Walk:
+        """Everything about the region that no form enters; quickly, so that no Hessian can be asked for."""
+        wanted = [scores_name(layer) for layer in forms.layers] + (
+            [OUTPUT] if forms.logits is not None else []
+        )
+        program = problem.model.program(problem.n_tokens, wanted, problem.padding)
+        allowed = allowed_memory(problem, options)
+        spare = allowed - least_memory(problem, forms) // 2
+        whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
+        kept = None if whole else frozenset(forms.layers)
+        walk = Walk(max(spare, 2**26), options.progress, kept, quick, blur)
+        segments = segments_of(program)
+        read = None
+        if segments[-1].final is not None:
+            pools = [segment.pool for segment in segments if segment.pool is not None]
+            read = pools[0].weights.nonzero()[:, 0].tolist() if pools else [last_token(problem)]
+        walk.forward(segments, problem.region.center, factors(problem.region), read)
+        return walk
+
+
+class Part(NamedTuple):
+    """Bounds of some forms, and the signs of their linear parts."""
+
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    corner: Float[Tensor, "F p"]
+    hopeful: Bool[Tensor, " F"]
+    """Whether the linear part alone leaves the sign open to a proof, and the form itself at its corners."""
+
+    def open(self) -> Int[Tensor, " M"]:
+        """The forms whose sign is not known yet, but may be."""
+        return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.hopeful).nonzero()[:, 0]
+
+    def improve(self, chosen: Int[Tensor, " M"], again: Part) -> None:
+        """Take over what was found for some forms, where it is better."""
+        self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
+        self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
+
+
+def give_up(problem: Problem, forms: Forms, found: Part) -> None:
+    """No form that changes its sign between the two corners of its linear part has one to be proved."""
+    chosen = found.open()
+    architecture = problem.model.architecture
+    widest = max(architecture.d_ff, architecture.n_heads * problem.n_tokens)
+    if forms.logits is not None:
+        widest = max(widest, forms.logits.shape[-1])
+    step = min(CORNERS, max(1, CHUNK // (2 * problem.n_tokens * widest)))
+    for start in range(0, len(chosen), step):
+        some = chosen[start : start + step]
+        asked = forms.select(some.cpu())
+        corners = torch.cat((found.corner[some], -found.corner[some]))
+        scores, output = problem.values(problem.region.point(corners), forms.layers, forms.logits is not None)
+        one, other = asked.evaluate(scores, output).reshape(2, len(some), len(some)).diagonal(dim1=1, dim2=2)
+        found.hopeful[some] &= one * other > 0.0
+
+
+def pieces(region: Region) -> Iterator[tuple[Region, float]]:
+    """Boxes of equal size that cover the region's, and what their centres are off by; shares of factors are exact."""
+    G = region.dense_generators()
+    n = PIECES[len(G) - 1]
+    blur = grow(gamma(len(G) + 8) * length(region.center.abs() + G.abs().sum(0)).amax())
+    for shares in itertools.product(range(1 - n, n, 2), repeat=len(G)):
+        move = torch.tensordot(torch.tensor(shares).to(G) / n, G, 1)
+        yield Region(region.center + move, generators=G / n, label=region.label), float(blur)
+
+
+def factors(region: Region) -> Float[Tensor, "S d p"]:
+    """G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
+    if region.n_factors == 0:
+        return region.center.new_zeros(*region.center.shape, 1)
+    return region.dense_generators().movedim(0, -1).contiguous()
+
+
+def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
+    """Bytes that must be held at once: the chains that are kept (all of them if `whole`), and one layer at work."""
+    architecture = problem.model.architecture
+    S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
+    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
+    depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
+    kept = depth if whole else min(depth, len(forms.layers))
+    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
+    mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
+    work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
+    return 8 * ((kept + 1) * chain + work)
+
+
+def taylor_work(problem: Problem, depth: int) -> float:
+    """About how many multiplications the walk forward takes."""
+    architecture = problem.model.architecture
+    S, d, f, H = problem.n_tokens, architecture.d_model, architecture.d_ff, architecture.n_heads
+    p, width = max(1, problem.region.n_factors), H * architecture.head_dim
+    jacobians = S * d * (60.0 * d * d + 8.0 * S * d * d + 2.0 * S * d * p + 2.0 * d * p)
+    network = S * ((4.0 if architecture.gated else 1.0) * (f * d * (d + f) + 3.0 * f * f * d) + f * d * p)
+    attention = 4.0 * (S * width) ** 2 * p / S + S * ((S * width) ** 2 * 8.0 + 40.0 * d**3 + 2.0 * S * d**3)
+    return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
+
+
+def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) -> Part:
+    """f(0) ± (‖a‖₁ + what the stand-ins miss), as the reading knows them."""
+    center = problem.region.center
+    F = forms.size
+    value, missed = center.new_zeros(F), center.new_zeros(F, 2)
+    noise = center.new_zeros(F)
+    half = walk.chains[0].root.half
+    a = center.new_zeros(F, len(half))
+    for chain in walk.chains:
+        if chain.scores is not None and chain.segment.layer in forms.layers:
+            found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
+            value, missed = value + found, missed + own[:, None]
+            noise = noise + gamma(64) * found.abs()
+            rest, linear = walk.remainder(chain, seeds, reading)
+            a, missed = a + linear, missed + rest
+    if forms.logits is not None:
+        found, rounding, chain, seeds = _output_seeds(walk, problem, forms)
+        value, noise = value + found, noise + rounding
+        rest, linear = walk.remainder(chain, seeds, reading)
+        a, missed = a + linear, missed + rest
+    slope = a * half
+    spread = grow(reading.spread(slope) + missed + noise[:, None] + LEAST_SPREAD)
+    spread = torch.where(spread.isfinite() & value.isfinite()[:, None], spread, torch.inf)
+    value = torch.where(value.isfinite(), value, 0.0)
+    corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
+    hopeful = value.abs() > HOPE * slope.abs().sum(-1)
+    return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, hopeful)
+
+
+def last_value(walk: Walk, problem: Problem) -> tuple[Value, int]:
+    """The value that the head reads, or the output itself, and its token."""
+    chain = walk.chains[-1]
+    assert chain.segment.final is not None
+    behind = len(walk.chains) > 1 or problem.model.architecture.pool != "none"
+    return chain.values[chain.segment.final], 0 if behind else last_token(problem)
+
+
+def last_token(problem: Problem) -> int:
+    """The token whose output is meant in a model with one per token."""
+    return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
+
+
+def _score_seeds(
+    chain: Chain, forms: Forms, products: Float[Tensor, "H S S"]
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
+    """The forms' part in one layer's scores: its value, what the products of q and k miss, covectors of q and k."""
+    scores = chain.scores
+    assert scores is not None
+    q, k, step = scores.q, scores.k, scores.step
+    here = forms.layer == chain.segment.layer
+    device = q.u.device
+    form, h, i, j = (x[here].to(device) for x in (forms.index, forms.head, forms.position, forms.key))
+    weight = forms.weight[here].to(q.u)
+    each = (q.u[i, h] * k.u[j, h]).sum(-1) * step.scale
+    each = each if step.bias is None else each + step.bias[h, i, j]
+    zero = q.u.new_zeros(forms.size)
+    value = zero.index_add(0, form, weight * each)
+    # Adding up a form's entries rounds as well.
+    rounding = gamma(2 * len(form) + 64) * (
+        each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale
+    )
+    own = zero.index_add(0, form, weight.abs() * (products[h, i, j] + rounding))
+    S, H, c = q.u.shape
+    groups = chain.values[scores.names[1]].heads
+    at_q = q.u.new_zeros(forms.size, S, H, c)
+    at_q.index_put_((form, i, h), (weight * step.scale)[:, None] * k.u[j, h], accumulate=True)
+    at_k = q.u.new_zeros(forms.size, S, groups, c)
+    at_k.index_put_((form, j, h * groups // H), (weight * step.scale)[:, None] * q.u[i, h], accumulate=True)
+    seeds: Seeds = {}
+    for name, part in zip(scores.names, (at_q, at_k), strict=True):
+        for t in range(S):
+            if bool((part[:, t] != 0).any()):
+                seeds.setdefault(t, {})[name] = part[:, t].flatten(1)
+    if not seeds:
+        seeds[0] = {scores.names[0]: at_q[:, 0].flatten(1)}
+    return value, grow(own), seeds
+
+
+def _output_seeds(
+    walk: Walk, problem: Problem, forms: Forms
+) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Chain, Seeds]:
+    """The forms' part in the output: its value, its rounding, the chain that ends in it and covectors there."""
+    chain = walk.chains[-1]
+    segment = chain.segment
+    assert segment.final is not None
+    assert forms.logits is not None
+    last, t = last_value(walk, problem)
+    weights = forms.logits.to(last.u)
+    covectors, size = weights, length(weights) * last.size[t]
+    if segment.head is not None:
+        head = segment.head
+        covectors = weights @ head.weight
+        used = (weights != 0).any(0)
+        most = frobenius(head.weight[used])
+        size = length(weights) * (most * last.size[t] * 2.0 + 1.0)
+        if head.bias is not None:
+            size = size + weights.abs() @ head.bias.abs()
+    value = covectors @ last.u[t]
+    if segment.head is not None and segment.head.bias is not None:
+        value = value + weights @ segment.head.bias
+    terms = int((weights != 0).sum(-1).max()) + covectors.shape[-1] + 64
+    return value, grow(gamma(4 * terms) * size), chain, {t: {segment.final: covectors}}

@@ -1,0 +1,186 @@
+r"""All second orders of a form in one matrix: the last reading of `taylor`.
+
+Every site of every chain adds v·q(Aα) to a form, q its second order at the centre, and what else it misses. Ellipsoids
+bound each of these terms alone, but together they are **one** quadratic form of the factors, the form's own Hessian:
+
+    f(α) − f(0) = a·α + ½ αᵀHα + Σ_s (v_s·r_s − v_s·q_s(A_sα)),      H = Σ_s A_sᵀ Q_s(v_s) A_s.
+
+Sites, tokens and heads cancel in H before any bound is taken. For D ≥ 0 diagonal with D ⪰ H, over the box |α| ≤ 1,
+
+    a·α + ½ αᵀHα ≤ ‖a‖₁ + ½ Σ D_k,
+    a·α + ½ αᵀHα ≤ m(s) + Σ_k max(0, 2(D_k − G_k))        at the corner s = sign a, G = s ⊙ (a + Hs),
+
+with m the left-hand side: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is m(s) − G·β + ½ βᵀ(sHs)β ≤ m(s) + Σ max over β_k of the
+convex −G_kβ_k + ½D_kβ_k², which is attained at 0 or 2. D is λ times the lengths of H's rows, λ a verified eigenvalue.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.forms import Forms
+from prooflens.engines.relaxations.ellipsoids import support
+from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error, top_eigenvalue
+from prooflens.engines.taylor.attention import MixSite
+from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.remainder_bounds import Supports
+from prooflens.numerics import gamma
+
+HOPE = 0.97
+"""Second order may take back so much of the linear part that this is left, but hardly more."""
+EVEN = 0.05
+"""No row of H counts as shorter than this share of the mean."""
+
+
+def hessian_batch(memory: int, factors: int) -> int:
+    """How many matrices fit, perhaps none: each is held about eight times while its eigenvalue is found."""
+    return int(memory // (64 * factors * factors))
+
+
+class Beyond(Supports):
+    """What second order at Aα leaves, by ellipsoids, as far as the input.
+
+    Alone it is no bound, but it tells which forms are worth a matrix: `spread` is the linear part at its least.
+    """
+
+    deep = True
+    may_stop = False
+
+    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """What a norm or a network leaves beyond its second order."""
+        return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
+
+    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
+        """The same at a mixing."""
+        assert chain.beyond is not None
+        return support(chain.beyond[place], u)[:, None].expand(-1, 2)
+
+    def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
+        """What e adds to the products of queries and keys."""
+        assert chain.scores is not None
+        return chain.scores.products[1]
+
+    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+        """The linear part, at its least."""
+        return (HOPE * slope.abs().sum(-1))[:, None].expand(-1, 2)
+
+
+class Hessian(Beyond):
+    """The same with second order collected in one matrix per form: a bound."""
+
+    def __init__(self, half: Float[Tensor, " p"], forms: int) -> None:
+        self.half = half
+        p = len(half)
+        # ½(G + Gᵀ) = ½H in factors of half-width 1.
+        self.G = half.new_zeros(forms, p, p)
+        self.error = half.new_zeros(forms)
+        """Of what was added to G, in the 2-norm."""
+        self.sizes = half.new_zeros(forms)
+        """The Frobenius norms of what was added, all together: no sum on the way is larger."""
+        self.sums = 0
+        self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
+        """Keep Q for the root, give what is beyond it."""
+        site = chain.sites[name]
+        Q, error = site.quadratic(v, t)
+        if t in self.at_root:
+            before, old = self.at_root[t]
+            Q, error = before + Q, old + error
+        self.at_root[t] = Q, error
+        return super().site(chain, name, v, t)
+
+    def arrive(self, chain: Chain) -> None:
+        """Take what was kept at the root to the factors."""
+        root = chain.root
+        for t, (Q, error) in self.at_root.items():
+            N = root.N[t] * self.half
+            live = (N != 0).any(0).nonzero()[:, 0]
+            N = N[:, live]
+            right = 0.5 * Q @ N
+            size = frobenius(N).square()
+            slip = product_error(4 * sum(N.shape) + 64, frobenius(Q) * size * 4.0)
+            self._add(N, right, slip + 0.5 * error * size, live)
+        self.at_root = {}
+
+    def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
+        """½ Σ c b² + Σ s b p + scale Σ c (A_qα)·(A_kα) for p = ω·A_vα, in factors; what is beyond it."""
+        assert chain.mix is not None
+        self._add_mixing(chain.mix, chain.goes_on[place], u)
+        return super().mixing(chain, place, u)
+
+    def _add_mixing(self, mix: MixSite, t: int, u: Float[Tensor, "F d"]) -> None:
+        s, half = mix.s[:, t], self.half
+        omega = torch.einsum("fd,dhc->fhc", u, mix.out)
+        c = s * torch.einsum("fhc,hjc->fhj", omega, mix.spread[:, t])
+        rows = mix.rows[:, t] * half
+        q, k, v = (A * half for A in (mix.scores.q.A[t], mix.scores.k.A, mix.v.A))
+        partners = s[..., None] * torch.einsum("fhc,jhcp->fhjp", omega, v) + 0.5 * c[..., None] * rows
+        keys = mix.scale * torch.einsum("fhj,jhcp->fhcp", c, k)
+        left = torch.cat((rows.flatten(0, 1), q.flatten(0, 1)))
+        right = torch.cat((partners.flatten(1, 2), keys.flatten(1, 2)), 1)
+        sizes = length(omega) * frobenius(v).amax(0)
+        most = torch.linalg.vector_norm(sizes, dim=-1) + length(c.flatten(1)) * frobenius(rows.flatten(0, 1))
+        noise = length(u) * frobenius(mix.out.flatten(1)) * (1.0 + mix.v.n.amax() * len(s) ** 0.5)
+        size = frobenius(rows.flatten(0, 1)) * (most + noise * (frobenius(v).amax() + frobenius(rows).sum()))
+        pair = mix.scale * frobenius(q.flatten(0, 1)) * frobenius(k).amax() * (length(c.flatten(1)) + noise)
+        inner = len(left) + omega.shape[-1] + len(mix.out) + 64
+        self._add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
+
+    def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
+        """The scores' own products go into the matrix; what e adds to them is left."""
+        scores = chain.scores
+        assert scores is not None
+        here = forms.layer == chain.segment.layer
+        entries = zip(
+            *(x[here].tolist() for x in (forms.index, forms.head, forms.position, forms.key, forms.weight)),
+            strict=True,
+        )
+        for form, h, i, j, weight in entries:
+            q, k = scores.q.A[i, h] * self.half, scores.k.A[j, h] * (self.half * weight * scores.step.scale)
+            self.G[form] += q.T @ k
+            size = frobenius(q) * frobenius(k)
+            self.error[form] += product_error(len(q) + 64, size * 4.0)
+            self.sizes[form] += size
+            self.sums += 1
+        return super().products(chain, forms)
+
+    def _add(self, left: Tensor, right: Tensor, error: Tensor, live: Tensor | None = None) -> None:
+        """G += leftᵀ right, in some rows and columns."""
+        if live is None or len(live) == len(self.half):
+            torch.baddbmm(self.G, left.T.expand(len(right), -1, -1), right, out=self.G)
+        else:
+            self.G[:, live[:, None], live] += left.T @ right
+        self.error = grow(self.error + error)
+        self.sizes = grow(self.sizes + frobenius(left) * frobenius(right))
+        self.sums += 1
+
+    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+        """sup of ±(a·α + ½αᵀHα)."""
+        p = slope.shape[-1]
+        H = self.G + self.G.mT
+        # Adding to G rounds by a unit of what is there then, and so does this sum.
+        slip = grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
+        lengths = torch.linalg.vector_norm(H, dim=-1)
+        x = lengths + EVEN * lengths.mean(-1, keepdim=True) + 2.0**-300
+        root = x.sqrt()
+        even = H / root[:, :, None] / root[:, None, :]
+        even = 0.5 * (even + even.mT)
+        noise = gamma(16) * frobenius(even)
+        s = torch.where(slope >= 0, 1.0, -1.0).to(slope)
+        y = (H @ s[..., None])[..., 0]
+        blur = gamma(p + 8) * H.abs().sum(-1)
+        steep = slope.abs().sum(-1)
+        sides = []
+        for sign in (1.0, -1.0):
+            D = (top_eigenvalue(sign * even) + noise)[:, None] * x
+            flat = steep + 0.5 * D.sum(-1)
+            # At the corner s of +, and at −s of −, where the linear part is the same and H has the other sign.
+            bent = sign * s * y
+            G = s * slope + bent - blur
+            corner = steep + 0.5 * (bent + blur).sum(-1) + (2.0 * (D - G)).clamp(min=0.0).sum(-1)
+            rounding = gamma(4 * p + 64) * (steep + y.abs().sum(-1) + D.sum(-1))
+            sides.append(torch.minimum(flat, corner) + rounding + 0.5 * slip * p)
+        return grow(torch.stack(sides, -1))

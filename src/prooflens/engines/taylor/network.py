@@ -1,0 +1,356 @@
+"""Feed-forward networks as sites of `taylor`: what becomes of covectors, and what they may miss.
+
+The output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid of r(u), all directions at once, and `bound`
+gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per covector.
+
+- For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
+  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
+  order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
+  likewise.
+- A ReLU whose kink is in reach has no tangent that is any good. Its stand-in is the chord over |u| ≤ b, lowered by half
+  its height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
+  (b² − h²)/4b, which is added neuron by neuron.
+- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`smooth.expansions`; neurons that move far stop at an
+  earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
+
+Rounding of the computed output and of the computed covector is added where it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.engines.relaxations.derivatives import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, expansions
+from prooflens.engines.relaxations.ellipsoids import (
+    ball,
+    image,
+    raised,
+    support,
+    supports_of,
+    total,
+    weights_of_sum,
+)
+from prooflens.engines.relaxations.norms import (
+    CHUNK,
+    frobenius,
+    grow,
+    identity,
+    length,
+    product_error,
+    top_eigenvalue,
+)
+from prooflens.engines.taylor.gates import gated_cross, gated_gram, gated_terms, gram, quarters, weighted
+from prooflens.engines.taylor.segments import Network
+from prooflens.engines.taylor.values import UNREAD, Value
+from prooflens.models.sites import ACTIVATIONS, Affine
+from prooflens.numerics import gamma
+
+
+@dataclass(eq=False)
+class NetworkSite:
+    """A feed-forward network in a chain; its source lies in an ellipsoid u + L{‖ξ‖ ≤ 1} for each token."""
+
+    step: Network
+    source: Value
+
+    def __post_init__(self) -> None:
+        step, y = self.step, self.source
+        self.h, self.b = self._hidden(step.bent)
+        known = derivatives(step.function, self.h)
+        self.first, self.second, self.third, _ = known
+        found = expansions(step.function, self.h, self.b, known)
+        self.cubics, self.quartics, self.gaps = (torch.stack(part) for part in zip(*found, strict=True))
+        # The order that leaves least, neuron by neuron; second order is always kept.
+        self.order = self.gaps[1:].argmin(0) + 2
+        self.post = ACTIVATIONS[step.function](self.h)
+        b = self.b
+        self.d_second = grow(
+            (self.third.abs() + DERIVATIVE_ERROR) * b / 3.0
+            + FOURTH[step.function] * b.square() / 12.0
+            + DERIVATIVE_ERROR
+        )
+        self.kink = torch.zeros_like(b)
+        if step.function == "relu":
+            self._chords()
+        if step.gate is not None:
+            self.other, self.b_other = self._hidden(step.up)
+            self.d_first = grow(
+                (self.second.abs() + DERIVATIVE_ERROR) * b
+                + 0.5 * THIRD[step.function] * b.square()
+                + DERIVATIVE_ERROR
+            )
+        self.rows = step.bent.weight @ y.ellipsoid
+        self.row_sizes = grow(length(step.bent.weight) * frobenius(y.ellipsoid)[:, None])
+        self.other_rows = step.up.weight @ y.ellipsoid if step.gate is not None else None
+        self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
+
+    def _chords(self) -> None:
+        """Chords for tangents where a kink is in reach; where the reach is not finite nothing is known."""
+        h, b = self.h, self.b
+        bent = b > h.abs()
+        width = torch.where(bent & b.isfinite(), b, 1.0)
+        self.first = torch.where(bent, (0.5 * (h / width + 1.0)).clamp(0.0, 1.0), self.first)
+        self.post = torch.where(bent, self.post + (width - h.abs()).square() / (4.0 * width), self.post)
+        height = grow((width - h.abs()) * (width + h.abs()) / (4.0 * width)) + gamma(16) * width
+        self.kink = torch.where(bent, torch.where(b.isfinite(), height, torch.inf), self.kink)
+
+    def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
+        """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
+        y, W = self.source, affine.weight
+        half, N = y.root.half, y.root.N
+        h = torch.nn.functional.linear(y.u, W, affine.bias)
+        joint, apart = (supports_of(M, W) for M in (y.shape, y.shape_e))
+        size = length(W) * (frobenius(y.J) * frobenius(N) * length(half))[:, None]
+        exact = torch.stack([(row @ part).abs() @ half for row, part in zip(W @ y.J, N, strict=True)])
+        exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
+        far = torch.minimum(joint, grow(exact + apart))
+        size = length(W) * y.size[:, None] + h.abs()
+        size = size if affine.bias is None else size + affine.bias.abs()
+        return h, grow(far + gamma(W.shape[1] + 16) * size)
+
+    @cached_property
+    def down(self) -> Tensor:
+        """W_d."""
+        down = self.step.down
+        return identity(self.h, self.h.shape[-1]) if down is None else down.weight
+
+    @property
+    def output(self) -> Tensor:
+        """The network's output at the centre."""
+        post = self.post if self.step.gate is None else self.post * self.other
+        return post if self.step.down is None else self.step.down(post)
+
+    @cached_property
+    def jacobian(self) -> Float[Tensor, "S o i"]:
+        """The Jacobian of the output by the network's input."""
+        step = self.step
+        inner = self.first if step.gate is None else self.first * self.other
+        B = (self.down * inner[:, None, :]) @ step.bent.weight
+        return B if step.gate is None else B + (self.down * self.post[:, None, :]) @ step.up.weight
+
+    @cached_property
+    def shape(self) -> Float[Tensor, "S o o"]:
+        """An ellipsoid of the remainder, rounding included."""
+        return torch.cat([self._shape(some, whole=True) for some in self._chunks()])
+
+    @cached_property
+    def rest_shape(self) -> Float[Tensor, "S o o"]:
+        """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
+        return torch.cat([self._shape(some, whole=False) for some in self._chunks()])
+
+    def _chunks(self) -> Sequence[Tensor]:
+        """So many tokens at a time that their matrices of neurons fit."""
+        n = self.h.shape[1] * (1 if self.step.gate is None else 2)
+        room = 8 * CHUNK if self.h.is_cuda else CHUNK // 4
+        found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
+        return found
+
+    def _shape(self, t: Int[Tensor, " T"], whole: bool) -> Float[Tensor, "T o o"]:
+        step, b = self.step, self.b[t]
+        first, second = self.first[t], self.second[t]
+        source, W, U = self.source, step.bent.weight, self.source.shape[t]
+        slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
+        order = self.order[t]
+        cubic, quartic, rest = self._expansion(order, t)
+        rest = rest + slack
+        if step.gate is None:
+            K = image(W, U)
+            square = K * K
+            terms = [[weighted(square * K, cubic)], [weighted(square * square, quartic)]]
+            if whole:
+                terms.append([weighted(square, 0.5 * second)])
+            else:
+                A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
+                terms += [[weighted(A * B, second)], [weighted(B * B, 0.5 * second)]]
+            rest = rest + self.kink[t]
+        else:
+            other, reach = self.other[t], self.b_other[t]
+            maps = torch.cat((W, step.up.weight))
+            both = quarters(image(maps, U))
+            # φ against the move of what it gates is expanded to one order less.
+            lower, _, less = self._expansion(order - 1, t)
+            pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
+            terms = [gated_terms(*both, a * other, c, degree) for degree, a, c in pairs]
+            a, c = 0.5 * second * other, first
+            if whole:
+                terms.append(gated_terms(*both, a, c, 2))
+            else:
+                x, e = (quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
+                terms += [gated_cross(x, e, a, c), gated_terms(*e, a, c, 2)]
+            rest = (rest + self.kink[t]) * other.abs() + reach * (
+                less + self.kink[t] + slack + DERIVATIVE_ERROR
+            )
+        found = self._at_output(terms, grow(rest))
+        J = frobenius(self.jacobian[t])
+        noise = product_error(2 * W.shape[1], J * source.stretch[t]) + J * source.noise[t]
+        noise = noise + self._centre_noise[t]
+        return total([found, ball(grow(noise), len(self.down))])
+
+    def _expansion(
+        self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]
+    ) -> tuple[Float[Tensor, "T n"], Float[Tensor, "T n"], Float[Tensor, "T n"]]:
+        """The coefficients of u³ and u⁴ in each neuron's expansion of its order, and what that leaves."""
+        parts = (self.cubics, self.quartics, self.gaps)
+        cubic, quartic, gap = (part[:, t].gather(0, order[None] - 1)[0] for part in parts)
+        return cubic, quartic, gap
+
+    def _at_output(
+        self, terms: list[list[Float[Tensor, "T n n"]]], rest: Float[Tensor, "T n"]
+    ) -> Float[Tensor, "T o o"]:
+        """The shape of W_d times a sum of members of ellipsoids and of a box, weighed by what W_d makes of them.
+
+        Terms are products of a few numbers, which round by a few units of their size.
+        """
+        sizes = self._overlap.diagonal().sqrt()
+        alone = grow(rest.square() * weights_of_sum(rest * sizes))
+        shapes, spans = [], [alone @ sizes.square()]
+        for some in terms:
+            error = gamma(64) * torch.stack([frobenius(term) for term in some]).sum(0)
+            shapes.append(raised(sum(some[1:], some[0]), error))
+            spans.append(torch.einsum("tnm,nm->t", shapes[-1], self._overlap).clamp(min=0.0))
+        c = weights_of_sum(torch.stack(spans, -1).sqrt())
+        M = total(shapes, c[:, 1:])
+        M.diagonal(dim1=-2, dim2=-1).add_(grow(c[:, :1] * alone))
+        return M if self.step.down is None else image(self.step.down.weight, M)
+
+    @cached_property
+    def _overlap(self) -> Float[Tensor, "n n"]:
+        """W_dᵀW_d, to compare sizes at the output; neurons that are hardly read count as if they were read a little.
+
+        Else they would get so much weight that the rounding of it exceeds all the rest.
+        """
+        found = self.down.T @ self.down
+        found.diagonal().add_(UNREAD**2 * found.diagonal().mean())
+        return found
+
+    def pull(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F i"]:
+        """The covector at the input."""
+        a = v @ self.down
+        if self.step.gate is None:
+            return (a * self.first[t]) @ self.step.bent.weight
+        back = (a * (self.first[t] * self.other[t])) @ self.step.bent.weight
+        return back + (a * self.post[t]) @ self.step.up.weight
+
+    def quadratic(
+        self, v: Float[Tensor, "F o"], t: int
+    ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
+        """Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
+        J = self.source.J[t]
+        a = v @ self.down
+        W, second = self.step.bent.weight, self.second[t]
+        rows = W @ J
+        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        size, wide = a.abs() + a_noise, length(W)
+        if self.step.gate is None:
+            right = (a * second)[:, :, None] * rows
+            most = (size * second.abs()) @ wide.square()
+            slip = (a_noise * second.abs() + size * DERIVATIVE_ERROR) @ wide.square()
+        else:
+            up, other = self.step.up.weight, self.other[t]
+            rows, others = torch.cat((rows, up @ J)), up @ J
+            first, bent = self.first[t], second * other
+            across = (a * first)[:, :, None]
+            right = torch.cat(
+                ((a * bent)[:, :, None] * rows[: len(W)] + across * others, across * rows[: len(W)]), 1
+            )
+            pairs = wide * length(up)
+            most = (size * bent.abs()) @ wide.square() + 2.0 * (size * first.abs()) @ pairs
+            slip = (a_noise * bent.abs() + size * DERIVATIVE_ERROR * other.abs()) @ wide.square()
+            slip = slip + 2.0 * (a_noise * first.abs() + size * DERIVATIVE_ERROR) @ pairs
+        Q = rows.T @ right
+        error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most)
+        error = grow((error + slip) * frobenius(J).square())
+        return 0.5 * (Q + Q.mT), error
+
+    def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+        """sup |v·r − ½xᵀQx|, rounding of v included."""
+        return support(self.rest_shape[t], v) + self.noise(v, t)
+
+    def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
+        """sup of v·r and of −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
+        a = v @ self.down
+        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        size = a.abs() + a_noise
+        rows = self.rows[t]
+        raise_ = size * self.d_second[t] + a_noise * self.second[t].abs() + DERIVATIVE_ERROR * size
+        weights = a * self.second[t]
+        cross = None
+        if self.step.gate is not None:
+            weights = weights * self.other[t]
+            moved = self.other[t].abs()
+            raise_ = raise_ * moved + (size * (self.second[t].abs() + self.d_second[t])) * 2.0**-45
+            cross = a * self.first[t]
+            d_cross = size * self.d_first[t] + a_noise * self.first[t].abs() + gamma(8) * cross.abs()
+        raise_ = raise_ + gamma(8) * weights.abs()
+        sides = []
+        for sign in (1.0, -1.0):
+            raised = sign * weights + raise_
+            if cross is None:
+                form, error = gram(rows, self.row_sizes[t], raised)
+            else:
+                assert self.other_rows is not None
+                sizes = self.row_sizes[t], self.other_sizes[t]
+                form, error = gated_gram(
+                    rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
+                )
+            sides.append(top_eigenvalue(form) + error)
+        kinks = self._kinks(size, t) + self.noise(v, t)
+        return grow(0.5 * torch.stack(sides, -1) + kinks[:, None])
+
+    def _kinks(self, size: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
+        """What kinks add to ±v·r, for |a| ≤ size."""
+        if self.step.gate is not None:
+            size = size * (self.other[t].abs() + self.b_other[t])
+        return size @ self.kink[t]
+
+    @cached_property
+    def sway(self) -> Float[Tensor, "S n"]:
+        """What a neuron moves by per unit of error in φ′ and φ."""
+        if self.step.gate is None:
+            return self.b
+        return grow(self.b * self.other.abs() + self.b_other * (1.0 + self.post.abs()))
+
+    def noise(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+        """Rounding of the output at the centre and of the covector, seen over the region."""
+        a = v @ self.down
+        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
+        found = length(v) * self._centre_noise[t]
+        return grow(found + DERIVATIVE_ERROR * ((a.abs() + a_noise) @ self.sway[t]))
+
+    @cached_property
+    def _centre_noise(self) -> Float[Tensor, " S"]:
+        """The part of `noise` that is the same for all covectors of length 1.
+
+        Every product is a sum of at most n terms, and fewer than eight stand between the input and the output or the
+        covector. They err by units of the size of a neuron, which reach the output through |W_d|.
+        """
+        y, step = self.source, self.step
+        n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
+        moved = (y.size + y.stretch)[:, None]
+        size = 1.0 + length(step.bent.weight) * moved
+        if step.bent.bias is not None:
+            size = size + step.bent.bias.abs()
+        # φ′ + φ″b + 3|cubic|b² + 4|quartic|b³: how strongly the remainder's terms read an error of the pre-activation.
+        cubic, quartic = self.cubics.abs().amax(0), self.quartics.abs().amax(0)
+        slope = 1.2 * (1.0 + self.b) ** 3 + 3.0 * cubic * self.b.square() + 4.0 * quartic * self.b**3
+        if step.gate is not None:
+            size = size + length(step.up.weight) * moved
+            if step.up.bias is not None:
+                size = size + step.up.bias.abs()
+            slope = slope * (1.0 + self.other.abs() + self.b_other) + self.post.abs()
+        reached = length(grow((1.0 + slope) * size) @ self.down.abs().T)
+        bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
+        return grow(gamma(8 * n) * (8.0 * reached + bias))
+
+
+def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+    """Rounding of an affine map at the centre and of the covector that goes back through it."""
+    size = frobenius(step.weight) * (2.0 * source.size[t])
+    bias = 0.0 if step.bias is None else length(step.bias)
+    return grow(gamma(sum(step.weight.shape) + 16) * length(v) * (2.0 * size + bias))

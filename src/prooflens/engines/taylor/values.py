@@ -1,0 +1,174 @@
+"""Values of `taylor`: u(x) = u + Aα + e, with A the computed Jacobian and e in an ellipsoid.
+
+Chains are token-wise, so A = J N: J = ∂u/∂root per token, N = ∂root/∂α. Over the box |α_k| ≤ half_k
+
+    Aα ∈ E(P),   P = J N diag(w²) Nᵀ Jᵀ,        e = Σ_s J_s r_s ∈ E(B),
+
+with w as in `Factors`. The *sources* s are the root's own remainder and the remainders of the sites of the chain, each
+in an ellipsoid (`taylor_shapes`), and J_s is the Jacobian of the value by the output of that site. A remainder is made
+once and from then on moved by linear maps, which lose nothing. Rounding since the last site is a ball, `noise`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prooflens.engines.relaxations.ellipsoids import ball, gram, image, total, trace, weights_of_sum
+from prooflens.engines.relaxations.norms import frobenius, grow, half, length, product_error, spectral
+from prooflens.engines.taylor.remainder_sources import Origin
+
+UNREAD = 0.01
+"""No group of factors is weighted as if it were read less than this share of the mean: weights stay of one size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The box |α_k| ≤ half_k and its groups: factors that move one token alone are a group, all others another.
+
+    For any w with Σ_g R_g²/w_g² ≤ 1, R_g² the squared length of group g's part of the box, α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1.
+    What reads few groups strongly gets weights of its own; half evens out the factors of a group.
+    """
+
+    half: Float[Tensor, " p"]
+    group: Int[Tensor, " p"]
+    count: int
+
+    @classmethod
+    def of(cls, generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"]) -> Factors:
+        """Groups by the tokens that each factor moves."""
+        moves = (generators != 0).any(1)
+        alone = moves.sum(0) == 1
+        token = torch.where(alone, moves.to(torch.int8).argmax(0), len(moves))
+        used, group = token.unique(return_inverse=True)
+        return cls(half, group, len(used))
+
+    @cached_property
+    def squares(self) -> Float[Tensor, " G"]:
+        """R_g²."""
+        zero = self.half.new_zeros(self.count)
+        return grow(zero.index_add(0, self.group, self.half.square()))
+
+    def sizes(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b G"]:
+        """R_g times the Frobenius norm of the columns of each group."""
+        columns = rows.square().sum(-2)
+        zero = columns.new_zeros(*columns.shape[:-1], self.count)
+        return (zero.index_add(-1, self.group, columns) * self.squares).sqrt()
+
+    def weights(self, sizes: Float[Tensor, "*b G"]) -> Float[Tensor, "*b p"]:
+        """w for about the least trace of the shape of what reads groups with these sizes."""
+        floored = sizes + UNREAD * sizes.mean(-1, keepdim=True)
+        return (self.squares * weights_of_sum(floored)).sqrt()[..., self.group]
+
+    def own_weights(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
+        """The same with every factor as a group of its own."""
+        sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half
+        return self.half * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
+
+
+@dataclass(eq=False)
+class Root:
+    """Where a chain starts: its value, N per token, the shape of e, and what e comes from."""
+
+    u: Float[Tensor, "S d"]
+    N: Float[Tensor, "S d p"]
+    B: Float[Tensor, "S d d"]
+    factors: Factors
+    origins: list[Origin] = field(default_factory=list)
+
+    @property
+    def half(self) -> Float[Tensor, " p"]:
+        """Half-widths of the factors."""
+        return self.factors.half
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "S d d"]:
+        """The shape of Nα, with weights of the factors for each token."""
+        w = self.factors.own_weights(self.N)
+        return torch.stack([gram(N * row) for N, row in zip(self.N, w, strict=True)])
+
+    @cached_property
+    def stretch(self) -> Float[Tensor, " S"]:
+        """sup ‖Nα‖₂, crudely, for rounding."""
+        return grow(frobenius(self.N) * length(self.half))
+
+
+@dataclass(eq=False)
+class Value:
+    """A value of a chain, all tokens."""
+
+    u: Float[Tensor, "S n"]
+    J: Float[Tensor, "S n d"]
+    root: Root
+    sources: dict[str, Float[Tensor, "S n m"]]
+    """J_s by source."""
+    shapes: dict[str, Float[Tensor, "S m m"]]
+    """The shapes of all remainders of the chain so far, by source."""
+    noise: Float[Tensor, " S"]
+    """Rounding of u, J and the sources since the last site, in the 2-norm."""
+    heads: int = 1
+    _blocks: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def shape_a(self) -> Float[Tensor, "S n n"]:
+        """The shape of Aα."""
+        return image(self.J, self.root.gram)
+
+    @cached_property
+    def shape_e(self) -> Float[Tensor, "S n n"]:
+        """The shape of e."""
+        parts = [image(J, self.shapes[s]) for s, J in self.sources.items()]
+        slip = product_error(self.J.shape[-1], frobenius(self.J) * self.root.stretch)
+        return total([*parts, ball(grow(self.noise + slip), self.u.shape[1])])
+
+    @cached_property
+    def shape(self) -> Float[Tensor, "S n n"]:
+        """The shape of u(x) − u."""
+        return total([self.shape_a, self.shape_e])
+
+    def blocks(self, name: str) -> Float[Tensor, "S h c c"]:
+        """The diagonal blocks of one of the shapes, head by head."""
+        if name not in self._blocks:
+            M: Tensor = getattr(self, name)
+            S, n = self.u.shape
+            c = n // self.heads
+            split = M.reshape(S, self.heads, c, self.heads, c)
+            self._blocks[name] = split.diagonal(dim1=1, dim2=3).movedim(-1, 1).contiguous()
+        return self._blocks[name]
+
+    @cached_property
+    def tau(self) -> Float[Tensor, "S h"]:
+        """sup ‖Aα‖₂, head by head where there are heads."""
+        return grow(spectral(self.blocks("shape_a")).sqrt())
+
+    @cached_property
+    def e(self) -> Float[Tensor, "S h"]:
+        """sup ‖e‖₂, head by head."""
+        return grow(spectral(self.blocks("shape_e")).sqrt())
+
+    @cached_property
+    def reach(self) -> Float[Tensor, "S h"]:
+        """sup ‖u(x) − u‖₂, head by head."""
+        return grow(self.tau + self.e)
+
+    @cached_property
+    def size(self) -> Float[Tensor, " S"]:
+        """sup ‖u(x)‖₂, crudely."""
+        return grow(length(self.u) + trace(self.shape_a).sqrt() + trace(self.shape_e).sqrt())
+
+    @cached_property
+    def stretch(self) -> Float[Tensor, " S"]:
+        """The size of all linear parts, for rounding."""
+        found = frobenius(self.J) * self.root.stretch + self.noise
+        for s, J in self.sources.items():
+            found = found + frobenius(J) * trace(self.shapes[s]).sqrt()
+        return grow(found)
+
+    @cached_property
+    def ellipsoid(self) -> Float[Tensor, "S n n"]:
+        """L with u(x) − u ∈ L{‖ξ‖ ≤ 1}."""
+        return half(self.shape)

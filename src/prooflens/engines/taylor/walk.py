@@ -1,0 +1,402 @@
+"""The walk of `taylor`: forward chain by chain, and covectors back.
+
+`forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
+covectors at values of a chain and adds up, site by site, what the affine stand-ins miss, as a *reading* says
+(`taylor_readings`): at this chain's root the root's ellipsoid stands for all before it, or the walk goes on to the
+input. The sum and the linear part are all there is to know of a functional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.relaxations.ellipsoids import ball, image, support, total, trace
+from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
+from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
+from prooflens.engines.taylor.chain import Chain, Reading, Seeds, by, moved, slip, turn
+from prooflens.engines.taylor.layernorm import NormSite
+from prooflens.engines.taylor.mixing import Grams, MixShape
+from prooflens.engines.taylor.network import NetworkSite, affine_noise
+from prooflens.engines.taylor.remainder_sources import carried_on, kept_apart, reached
+from prooflens.engines.taylor.segments import Network, Segment, TokenStep
+from prooflens.engines.taylor.values import Factors, Root, Value
+from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
+from prooflens.numerics import gamma
+from prooflens.numerics.rounding import UNIT_ROUNDOFF
+
+FLOOR = 0.3
+"""No factor's weight is less than this share of the mean."""
+
+
+@dataclass(eq=False)
+class Walk:
+    """All chains up to what is asked for."""
+
+    memory: int
+    progress: Callable[[str, float], None] = lambda stage, share: None
+    kept: frozenset[int] | None = None
+    """Layers whose chains are kept whole; None for all, as walking back needs them."""
+    quick: bool = False
+    """Whether mixings are bounded in few steps."""
+    blur: float = 0.0
+    """What the centre of a token may be off by, in the 2-norm."""
+    visit: Callable[[Chain], None] = lambda chain: None
+    """Called with every chain as soon as its scores are known."""
+    chains: list[Chain] = field(default_factory=list)
+
+    def forward(
+        self,
+        segments: list[Segment],
+        center: Float[Tensor, "S d"],
+        generators: Float[Tensor, "S d p"],
+        read: list[int] | None = None,
+    ) -> None:
+        """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
+        root = _input(center, generators, center.new_ones(generators.shape[-1]), self.blur)
+        if segments[0].attention is not None:
+            root = _input(center, generators, self._widths(segments[0], root), self.blur)
+        for number, segment in enumerate(segments):
+            chain = Chain(segment, root)
+            if segment.attention is not None:
+                last = not any(later.attention for later in segments[number + 1 :])
+                chain.goes_on = read if last and read is not None else list(range(len(center)))
+            self.chains.append(chain)
+            self._start(chain)
+            for step in segment.steps:
+                self._step(chain, step)
+            if segment.scores is not None:
+                names = (segment.scores.inputs[0], segment.scores.inputs[1])
+                q, k = (chain.values[name] for name in names)
+                chain.scores = ScoreSite(
+                    segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads), self.quick
+                )
+            self.visit(chain)
+            if number + 1 < len(segments):
+                stage = "output" if segment.layer is None else f"layer {segment.layer}"
+                self.progress(stage, number / len(segments))
+                root = self._next(chain)
+                # Only the way forward asks for them, and their Jacobians are the largest things there are.
+                chain.root.origins.clear()
+                if self.kept is not None and segment.layer not in self.kept:
+                    chain.forget()
+
+    def _widths(self, segment: Segment, root: Root) -> Float[Tensor, " p"]:
+        """Half-widths that even out how strongly queries, keys and values of the first layer read the factors.
+
+        Any positive widths will do: α_k = half_k · α̂_k is a change of variables. 2-norms of evenly read factors are
+        nearer to what the box attains.
+        """
+        attention = segment.attention
+        assert attention is not None
+        trial = Walk(self.memory)
+        chain = Chain(segment, root)
+        trial.chains.append(chain)
+        trial._start(chain)
+        for step in segment.steps:
+            trial._step(chain, step)
+        read = torch.zeros_like(root.half)
+        for name in (attention.q, attention.k, attention.v):
+            columns = (chain.values[name].J @ root.N).flatten(0, 1).square().sum(0)
+            read = read + columns / columns.mean().clamp(min=2.0**-900)
+        weight = read.sqrt() + FLOOR * read.sqrt().mean() + 2.0**-100
+        return (weight / weight.mean()).sqrt()
+
+    def _start(self, chain: Chain) -> None:
+        root, name = chain.root, chain.segment.root
+        S, d = root.u.shape
+        eye = identity(root.u, d).expand(S, -1, -1)
+        chain.shapes[name] = root.B
+        zero = root.u.new_zeros(S)
+        chain.values[name] = Value(root.u, eye, root, {name: eye}, chain.shapes, zero)
+
+    def _step(self, chain: Chain, step: TokenStep) -> None:
+        """One step forward: value, Jacobians by the root and by all sources, and the shape of what a site misses."""
+        values = chain.values
+        if isinstance(step, Norm | Network):
+            source = values[step.source if isinstance(step, Network) else step.inputs[0]]
+            values[step.out] = self._site(chain, step, source)
+        elif isinstance(step, Affine):
+            source = values[step.inputs[0]]
+            u = torch.nn.functional.linear(source.u, step.weight, step.bias)
+            heads = step.out_shape[0] if len(step.out_shape) > 1 else 1
+            most = frobenius(step.weight)
+            noise = slip(source, step.weight.shape[1], most)
+            if step.bias is not None:
+                noise = noise + gamma(step.weight.shape[1] + 8) * length(step.bias)
+            values[step.out] = moved(source, u, lambda J: step.weight @ J, noise, heads)
+        elif isinstance(step, Rotary):
+            source = values[step.inputs[0]]
+            noise = slip(source, 8, source.u.new_full((), 2.0))
+            values[step.out] = moved(
+                source,
+                turn(step, source.u),
+                lambda J: turn(step, J.movedim(-1, 0)).movedim(0, -1).contiguous(),
+                noise,
+                source.heads,
+            )
+        else:
+            a, b = (values[name] for name in step.inputs)
+            sources = dict(a.sources)
+            for name, J in b.sources.items():
+                sources[name] = sources[name] + J if name in sources else J
+            noise = gamma(8) * (a.size + b.size + a.stretch + b.stretch)
+            noise = grow(a.noise + b.noise + noise)
+            values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise)
+
+    def _site(self, chain: Chain, step: Norm | Network, source: Value) -> Value:
+        """A norm or a network: a new source."""
+        site: NormSite | NetworkSite
+        if isinstance(step, Norm):
+            site = NormSite(step, source)
+            u = step(source.u)
+        else:
+            site = NetworkSite(step, source)
+            u = site.output
+        chain.sites[step.out] = site
+        chain.shapes[step.out] = site.shape
+        made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
+        eye = identity(u, u.shape[1]).expand(len(u), -1, -1)
+        made.sources[step.out] = eye
+        return made
+
+    def _next(self, chain: Chain) -> Root:
+        """The root after an attention or a pooling."""
+        segment = chain.segment
+        if segment.pool is not None:
+            return self._pooled(chain, segment.pool)
+        assert segment.attention is not None
+        assert chain.scores is not None
+        names = segment.attention
+        q, k, v, stream = (chain.values[name] for name in (names.q, names.k, names.v, names.stream))
+        heads = Heads.of(v, q.heads)
+        mix = MixSite(chain.scores, names, heads, stream.size, chain.root.factors)
+        chain.mix = mix
+        tokens = chain.goes_on
+        A, error = mix.tangent(q.J, k.J, v.J, stream.J, tokens)
+        T, S, d, m = A.shape
+        flat = A.movedim(1, 2).reshape(T * d, S * m)
+        N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
+        noise = (error + product_error(S * m, frobenius(A))) @ chain.root.stretch
+        chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
+        carried, lost = carried_on(chain.root.origins, A, error)
+        noise = noise + lost
+        own = {name: chain.shapes[name] for name in stream.sources | q.sources}
+        if carried:
+            del own[segment.root]
+        parts: list[Tensor] = []
+        for name, shape in own.items():
+            A, error = mix.tangent(by(q, name), by(k, name), by(v, name), by(stream, name), tokens)
+            noise = noise + error @ trace(shape).sqrt()
+            parts.append(reached(A, shape, chunks))
+        noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
+        grams = Grams.of(mix, k, v)
+        mixed, beyond = [], []
+        for some in chunks:
+            shapes = MixShape(mix, q, k, v, [tokens[place] for place in some], grams)
+            if self.quick:
+                mixed.append(total(shapes.quick()))
+                continue
+            second, rest = shapes.parts()
+            beyond.append(total(rest))
+            mixed.append(total([second, *rest]))
+        chain.mixed = torch.cat(mixed)
+        chain.beyond = torch.cat(beyond) if beyond else None
+        missed = total([*parts, chain.mixed, ball(grow(noise), d)])
+        there = [reached(J, shape, chunks) for shape, J in carried]
+        room = 0 if self.quick else int(self.memory // (64 * T * S * d * m))
+        origins = kept_apart(carried, there, missed, room)
+        u = stream.u + names.output(mix.z)
+        return Root(u[tokens], N, total([*there, missed]), chain.root.factors, origins)
+
+    def _tokens_at_once(self, mix: MixSite, d: int) -> int:
+        """How many query tokens fit into half of the memory while their ellipsoids are made."""
+        S, H, c = mix.z.shape
+        return max(1, int(self.memory // (16 * one_token(S, H, c, d, mix.rows.shape[-1]))))
+
+    def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
+        """What the rounding of queries, keys and values becomes at the next root.
+
+        Heads may look at different tokens or share one, so each may get all of a token's noise. By Cauchy and Schwarz
+        they send on at most √H times the Frobenius norm of W_O.
+        """
+        scores = mix.scores
+        queries, keys, values = ((x.n + x.reach).amax() for x in (scores.q, scores.k, mix.v))
+        heads = (mix.out_size.square().sum() * len(mix.out_size)).sqrt()
+        shifted = 5.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
+        return grow(heads * (v.noise.max() + shifted))
+
+    def _pooled(self, chain: Chain, pool: Pool) -> Root:
+        tokens = self.chains[-2].goes_on if len(self.chains) > 1 else list(range(len(pool.weights)))
+        chain.pool = pool = replace(pool, weights=pool.weights[tokens])
+        value = chain.values[pool.inputs[0]]
+        weights = pool.weights
+        N = torch.einsum("s,snd,sdp->np", weights, value.J, value.root.N)[None]
+        n = gamma(len(weights) * value.J.shape[-1] + 64)
+        noise = weights.abs() @ (value.noise + n * 8.0 * (value.size + value.stretch))
+        parts = [
+            image(weights[t] * J[t], chain.shapes[name][t])
+            for name, J in value.sources.items()
+            for t in weights.nonzero()[:, 0].tolist()
+        ]
+        B = total([*parts, ball(grow(noise), N.shape[1])])
+        return Root(pool(value.u)[None], N, B[None], chain.root.factors)
+
+    def batch(self, tokens: int) -> int:
+        """How many covectors are walked at once within the memory."""
+        d = max(chain.root.u.shape[1] for chain in self.chains)
+        wide = max(
+            (
+                site.h.shape[-1]
+                for chain in self.chains
+                for site in chain.sites.values()
+                if isinstance(site, NetworkSite)
+            ),
+            default=d,
+        )
+        each = 8 * (6 * d * d + tokens * (8 * d + 4 * wide))
+        return max(1, int(self.memory // (4 * each)))
+
+    def wide_batch(self) -> int:
+        """How many covectors are taken at once where only ellipsoids are asked."""
+        root = self.chains[0].root
+        return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
+
+    def remainder(
+        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: Reading
+    ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
+        """What the linear parts of covectors at a chain's values miss, for + and −; and those linear parts."""
+        number = next(i for i, c in enumerate(self.chains) if c is chain)
+        some = next(iter(next(iter(seeds.values())).values()))
+        missed = some.new_zeros(len(some), 2)
+        roots: dict[int, Tensor] = {}
+        for t, entries in seeds.items():
+            roots[t], found = self._through(chain, t, dict(entries), reading)
+            missed = missed + found
+        reading.arrive(chain)
+        stopped, linear = self._stop(chain.root, roots)
+        if number == 0 or not reading.deep:
+            return grow(missed + stopped[:, None]), linear
+        before, again = self.cross(number - 1, roots, reading)
+        half = chain.root.half
+        # The linear part that is returned is the forward one; the other differs from it by rounding, which is measured.
+        gap = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
+            length(linear) + length(again)
+        ) * length(half)
+        rest = before + gap[:, None]
+        if reading.may_stop:
+            rest = torch.minimum(stopped[:, None], rest)
+        return grow(missed + rest), linear
+
+    def _stop(self, root: Root, roots: dict[int, Tensor]) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+        """What covectors at a root miss by its ellipsoids, and their linear parts."""
+        some = next(iter(roots.values()))
+        linear = some.new_zeros(len(some), root.N.shape[-1])
+        missed = some.new_zeros(len(some))
+        for t, w in roots.items():
+            linear = linear + w @ root.N[t]
+            rounding = gamma(4 * sum(root.N.shape) + 256) * 4.0 * root.stretch[t]
+            missed = missed + support(root.B[t], w) + length(w) * rounding
+        return grow(missed), linear
+
+    def cross(
+        self, number: int, roots: dict[int, Tensor], reading: Reading
+    ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
+        """The same from covectors at the root that follows chain `number`."""
+        chain = self.chains[number]
+        some = next(iter(roots.values()))
+        seeds: Seeds = {}
+        if chain.pool is not None:
+            for t, weight in enumerate(chain.pool.weights.tolist()):
+                if weight:
+                    seeds[t] = {chain.pool.inputs[0]: some * weight}
+            value = chain.values[chain.pool.inputs[0]]
+            noise = gamma(len(value.u) + 16) * length(some) * value.size.sum() * 4.0
+            lost = noise[:, None].expand(-1, 2)
+        else:
+            assert chain.mix is not None
+            names = chain.mix.attention
+            lost = some.new_zeros(len(some), 2)
+            heads = {name: chain.values[name].heads for name in (names.q, names.k, names.v)}
+            keys: Tensor | None = None
+            for place, u in roots.items():
+                t = chain.goes_on[place]
+                found = chain.mix.pull(u, t)
+                noise = length(u) * chain.mix.noise[t]
+                lost = lost + reading.mixing(chain, place, u) + noise[:, None]
+                seeds.setdefault(t, {})
+                _put(seeds[t], names.stream, u)
+                _put(seeds[t], names.q, found["q"].flatten(1))
+                both = torch.cat(
+                    (_grouped(found["k"], heads[names.k]), _grouped(found["v"], heads[names.v])), -1
+                )
+                keys = both if keys is None else keys + both
+            assert keys is not None
+            width = chain.values[names.k].u.shape[1]
+            for j in range(keys.shape[1]):
+                entry = seeds.setdefault(j, {})
+                _put(entry, names.k, keys[:, j, :width])
+                _put(entry, names.v, keys[:, j, width:])
+        before, linear = self.remainder(chain, seeds, reading)
+        return grow(lost + before), linear
+
+    def _through(
+        self, chain: Chain, t: int, seeds: dict[str, Tensor], reading: Reading
+    ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
+        """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
+        some = next(iter(seeds.values()))
+        missed = some.new_zeros(len(some), 2)
+        for step in reversed(chain.segment.steps):
+            if step.out not in seeds:
+                continue
+            v = seeds.pop(step.out)
+            if isinstance(step, Norm | Network):
+                site = chain.sites[step.out]
+                source = step.source if isinstance(step, Network) else step.inputs[0]
+                missed = missed + reading.site(chain, step.out, v, t)
+                _put(seeds, source, site.pull(v, t))
+            elif isinstance(step, Affine):
+                missed = missed + affine_noise(step, chain.values[step.inputs[0]], v, t)[:, None]
+                _put(seeds, step.inputs[0], v @ step.weight)
+            elif isinstance(step, Rotary):
+                missed = (
+                    missed + (gamma(16) * 4.0 * length(v) * chain.values[step.inputs[0]].size[t])[:, None]
+                )
+                _put(seeds, step.inputs[0], turn(step, v[:, None, :], back=True, position=t)[:, 0])
+            else:
+                assert isinstance(step, Add)
+                missed = missed + (gamma(8) * length(v) * chain.values[step.out].size[t])[:, None]
+                for name in step.inputs:
+                    _put(seeds, name, v)
+        root = seeds[chain.segment.root]
+        return root, grow(missed)
+
+
+def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
+    """About how many numbers are held for one query token while its ellipsoids are made."""
+    return 8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * p
+
+
+def _input(
+    center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"], blur: float
+) -> Root:
+    """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
+    d = center.shape[1]
+    radius = torch.full_like(center[:, 0], blur)
+    if bool((half != 1.0).any()):
+        radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
+    return Root(center, generators / half, ball(radius, d), Factors.of(generators, half))
+
+
+def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:
+    seeds[name] = seeds[name] + v if name in seeds else v
+
+
+def _grouped(w: Float[Tensor, "F S H c"], groups: int) -> Float[Tensor, "F S n"]:
+    """Add up what the readers of a shared head send back."""
+    F, S, H, c = w.shape
+    return w.reshape(F, S, groups, H // groups, c).sum(3).flatten(2)

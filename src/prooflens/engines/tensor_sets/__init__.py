@@ -1,0 +1,1 @@
+"""Polynomial zonotopes of whole tensors: what `polyzono`, `zonotope` and `jacobian` propagate."""

@@ -1,0 +1,141 @@
+"""Random questions: small models of every family, regions of every kind, queries of every kind. A seed is a case."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prooflens.models import Architecture, Transformer
+from prooflens.models.weights import optional_shapes, required_shapes
+from prooflens.problem import Problem
+from prooflens.queries import Claim, parse_query
+from prooflens.regions import Ball, Constraints, Region
+
+FAMILIES = ("encoder", "bert", "mpnet", "gpt2", "llama")
+
+DEPTHS = (3, 4, 5, 6)
+"""Layers of the deep models that one seed in three draws. All other seeds mean what they meant before: one or two."""
+
+MOST_CLAIMS = 6
+"""Claims per case: many small cases try more than few large ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One random question: a model, a region, claims about one layer or the output."""
+
+    seed: int
+    family: str
+    problem: Problem
+    queries: tuple[str, ...]
+    claims: tuple[Claim, ...]
+
+
+def random_case(seed: int) -> Case:
+    """A reproducible question from a seed."""
+    choose = random.Random(seed)
+    family = FAMILIES[seed % len(FAMILIES)]
+    deep = random.Random(f"depth of case {seed}")
+    depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
+    model = random_model(family, choose, depth)
+    n_tokens = choose.randint(1, 5)
+    x = torch.randn(
+        n_tokens,
+        model.architecture.d_model,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
+    padding = None
+    if n_tokens > 2 and choose.random() < 0.2:
+        padding = torch.arange(n_tokens) < n_tokens - 1
+    # What is missed grows with every layer: deep models are asked about smaller regions, so that something is proved.
+    share = 1.0 if depth is None else 10.0 ** deep.uniform(-3.0, 0.0)
+    problem = Problem(model, _random_region(x, choose, share), padding)
+    layer = choose.randrange(model.architecture.n_layers)
+    about_output = choose.random() < 0.2
+    queries, claims = _random_claims(problem, layer, about_output, choose)
+    return Case(seed, family, problem, queries, claims)
+
+
+def random_model(family: str, choose: random.Random, depth: int | None = None) -> Transformer:
+    """A small random model of a family, attention far from uniform, norms and biases away from 1 and 0.
+
+    It has one or two layers, or as many as `depth` says.
+    """
+    heads = choose.choice((1, 2, 4))
+    d = heads * choose.choice((2, 4))
+    shallow = choose.choice((1, 2))
+    common = {
+        "n_layers": depth or shallow,
+        "n_heads": heads,
+        "d_model": d,
+        "d_ff": choose.choice((4, 8)),
+        "d_out": 3,
+    }
+    shapes: dict[str, dict[str, object]] = {
+        "encoder": {"activation": "relu", "pool": "mean"},
+        "bert": {"activation": "gelu", "pool": "first", "pooler": True, "norm_eps": 1e-12},
+        "mpnet": {"activation": "gelu", "pool": "mean", "relative_buckets": 32},
+        "gpt2": {"activation": "gelu_tanh", "pool": "last", "norm_place": "pre", "causal": True},
+        "llama": {
+            "activation": "silu",
+            "pool": "last",
+            "norm_place": "pre",
+            "norm_kind": "rms",
+            "causal": True,
+            "gated": True,
+            "rope_theta": 100.0,
+            "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
+        },
+    }
+    architecture = Architecture.from_dict({"family": family, **common, **shapes[family]})
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+    weights = {}
+    for name, shape in sorted((optional_shapes(architecture) | required_shapes(architecture)).items()):
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        scale = choose.choice((0.5, 1.0, 2.0)) * shape[-1] ** -0.5 if len(shape) == 2 else 0.3
+        weights[name] = noise * scale + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return Transformer(architecture, weights, name=f"random {family}")
+
+
+def _random_region(x: Tensor, choose: random.Random, share: float) -> Region:
+    eps = 10.0 ** choose.uniform(-4.0, -0.3) * share
+    kind = choose.choice(("ball", "ball", "tokens", "radii", "generators", "constrained"))
+    if kind == "ball":
+        return Ball(eps).around(x)
+    if kind == "tokens":
+        return Ball(eps, tokens=[choose.randrange(len(x))]).around(x)
+    if kind == "radii":
+        return Ball([eps * choose.choice((0.0, 0.5, 1.0)) if t else eps for t in range(len(x))]).around(x)
+    n = choose.randint(1, 4)
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+    G = torch.randn(n, *x.shape, generator=generator, dtype=torch.float64) * eps
+    if kind == "generators":
+        return Region(x, generators=G)
+    return Region(x, generators=G, constraints=Constraints.of(n, torch.ones(1, n), torch.zeros(1)))
+
+
+def _random_claims(
+    problem: Problem, layer: int, about_output: bool, choose: random.Random
+) -> tuple[tuple[str, ...], tuple[Claim, ...]]:
+    if about_output:
+        setting = problem.setting([], output=True)
+        claims = parse_query("argmax").bind(setting)
+        return ("argmax",) * len(claims), tuple(claims)
+    S = problem.n_tokens
+    setting = problem.setting([layer])
+    texts = ["top1", "entropy", f"mass>={choose.uniform(0.05, 0.6):.3f}"]
+    if S > 2:
+        texts += ["top2", "rank2", f"spec{{0}}>{{{choose.randrange(1, S)}}}"]
+    if problem.model.architecture.n_heads > 1:
+        texts.append(f"{layer}.0:top1@-1 & {layer}.1:mass>=0.2@-1")
+    queries, claims = [], []
+    for text in choose.sample(texts, min(3, len(texts))):
+        for claim in parse_query(text).bind(setting):
+            queries.append(text.split(">=")[0].split("{")[0].split(":")[-1])
+            claims.append(claim)
+    kept = sorted(choose.sample(range(len(claims)), min(MOST_CLAIMS, len(claims))))
+    return tuple(queries[i] for i in kept), tuple(claims[i] for i in kept)

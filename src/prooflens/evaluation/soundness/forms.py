@@ -1,0 +1,146 @@
+"""Many bounds at once: hundreds of linear forms per random model, one attack for the bounds of all engines.
+
+A lower bound of a form is false if any point goes below it, whichever engine gave it. So the smallest and the largest
+value of every form are searched for once, in one batch that starts at the corners of all engines, and every engine's
+bounds must enclose what was attained.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines import Engine, FormBounds, forms_of
+from prooflens.engines.attack import attained
+from prooflens.engines.attack.search import AttackBudget, Landscape, Search, inside
+from prooflens.engines.attack.targets import Targets
+from prooflens.evaluation.soundness.cases import Case
+from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.problem import Problem
+from prooflens.queries import Functional, Logit, Row, Score
+
+MOST_FORMS = 200
+"""Forms per case."""
+
+MOST_PROJECTED = 24
+"""… and where every step of the attack is projected onto constraints."""
+
+WALKS = ("cpz", "jacobian-proved", "pz", "pz-norm", "pz-simplex", "zonotope")
+SMALL_INPUT = 32
+"""Engines that carry sets through the model are asked about inputs of so many numbers: time is spent on many cases."""
+
+
+def random_functionals(problem: Problem, layer: int, choose: random.Random) -> list[Functional]:
+    """Margins of all pairs of keys, scores, weighted rows, sums over two rows, and differences of outputs."""
+    found: list[Functional] = []
+    rows = []
+    for head in range(problem.model.architecture.n_heads):
+        for position in range(problem.n_tokens):
+            row = Row(layer, head, position)
+            keys = problem.mask[position].nonzero()[:, 0].tolist()
+            rows.append((row, keys))
+            found += [
+                Functional(((1.0, Score(row, a)), (-1.0, Score(row, b))), name="margin")
+                for a in keys
+                for b in keys
+                if a < b
+            ]
+            found += [Functional(((1.0, Score(row, key)),), name="score") for key in keys]
+            terms = tuple((choose.gauss(0.0, 1.0), Score(row, key)) for key in keys)
+            found.append(Functional(terms, name="weighted row"))
+    for _ in range(MOST_FORMS // 4):
+        some = choose.sample(rows, min(2, len(rows)))
+        terms = tuple((choose.gauss(0.0, 1.0), Score(row, choose.choice(keys))) for row, keys in some)
+        found.append(Functional(terms, name="sum of rows"))
+    return choose.sample(found, min(MOST_FORMS, len(found)))
+
+
+def output_functionals(n_outputs: int, choose: random.Random) -> list[Functional]:
+    """Outputs, their differences and random combinations of them."""
+    found = [Functional(((1.0, Logit(i)),), name="output") for i in range(n_outputs)]
+    found += [
+        Functional(((1.0, Logit(a)), (-1.0, Logit(b))), name="output margin")
+        for a in range(n_outputs)
+        for b in range(a)
+    ]
+    for _ in range(MOST_FORMS // 4):
+        terms = tuple((choose.gauss(0.0, 1.0), Logit(i)) for i in range(n_outputs))
+        found.append(Functional(terms, name="weighted output"))
+    return found
+
+
+def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: Report) -> None:
+    """All engines on many forms of a case's model and region; one attack on everything they prove."""
+    report.cases["forms"] += 1
+    problem, choose = case.problem, random.Random(case.seed)
+    outputs = problem.model.architecture.d_out or 0
+    if case.queries == ("argmax",):
+        functionals = output_functionals(outputs, choose)
+    else:
+        layer = choose.randrange(problem.model.architecture.n_layers)
+        functionals = random_functionals(problem, layer, choose)
+    if problem.region.constraints is not None:
+        functionals = functionals[:MOST_PROJECTED]
+    forms = forms_of(functionals, outputs)
+    answers = {
+        engine.name: engine.bound_forms(problem, forms)
+        for engine in engines
+        if _affordable(engine, problem) and engine.refuses(problem, forms) is None
+    }
+    if not answers:
+        return
+    targets = Targets.of_forms(forms, problem.n_tokens)
+    search = Search(
+        Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype), targets
+    )
+    search.run(budget, case.seed, _corners(list(answers.values())))
+    alpha, _ = inside(problem.region, search.alpha)
+    low, high = attained(problem, targets, alpha).split(forms.size)
+    for name, bounds in answers.items():
+        _compare(case, name, functionals, bounds, low, -high, report)
+
+
+def _affordable(engine: Engine, problem: Problem) -> bool:
+    small = problem.region.center.numel() <= SMALL_INPUT
+    return engine.name != "exact" and (small or engine.name not in WALKS)
+
+
+def _corners(known: Sequence[FormBounds]) -> Float[Tensor, "T K p"] | None:
+    """The corners of all bounds that have some."""
+    found = [
+        torch.cat((bounds.lower_corner, bounds.upper_corner))
+        for bounds in known
+        if bounds.lower_corner is not None and bounds.upper_corner is not None
+    ]
+    return torch.stack(found, 1) if found else None
+
+
+def _compare(
+    case: Case,
+    engine: str,
+    functionals: Sequence[Functional],
+    bounds: FormBounds,
+    low: Tensor,
+    high: Tensor,
+    report: Report,
+) -> None:
+    """What was attained must lie within the bounds, up to the rounding of the attained value itself."""
+    known = bounds.lower.isfinite().int() + bounds.upper.isfinite().int()
+    for functional, count in zip(functionals, known.tolist(), strict=True):
+        report.attacked[(case.family, engine, functional.name)] += count
+    slack = torch.minimum(low - bounds.lower, bounds.upper - high)
+    allowed = 64 * 2.0**-53 * (1.0 + low.abs() + high.abs())
+    wrong = ~(slack >= -allowed)
+    for i in wrong.nonzero()[:, 0].tolist():
+        what = (
+            f"{functionals[i].name} {functionals[i].terms}: [{float(low[i])!r}, {float(high[i])!r}] is attained, "
+            f"[{float(bounds.lower[i])!r}, {float(bounds.upper[i])!r}] was proved"
+        )
+        report.violations.append(Violation(case.seed, case.family, engine, what))
+    spread = high - low
+    if len(relative := (slack / spread)[spread > 0]):
+        report.note_slack(engine, float(relative.min()))

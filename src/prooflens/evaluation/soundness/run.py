@@ -1,0 +1,98 @@
+"""The loop of a soundness run: cases of every kind, one after the other, until the time is up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from prooflens.engines import Engine, Guarantee, engine_names, get_engine
+from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.crown.alpha import AlphaCrown
+from prooflens.engines.exact import Exact
+from prooflens.engines.functionals import bound_claims, refusal
+from prooflens.errors import EngineError
+from prooflens.evaluation.soundness.cases import random_case
+from prooflens.evaluation.soundness.claims import try_case
+from prooflens.evaluation.soundness.forms import try_forms
+from prooflens.evaluation.soundness.planted import planted_case
+from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.verdicts.decide import is_proved
+
+KINDS = ("claims", "forms", "planted")
+"""claims: queries and their bounds, one engine at a time; forms: hundreds of linear forms, all engines at once;
+planted: false claims that look true."""
+
+EVERY = 60.0
+"""Seconds between two reports to `keep`."""
+
+FORMS_BUDGET = AttackBudget(128, 2, 10)
+"""Of the attack on forms: they are many, and the engines' corners are among the starts."""
+
+
+def run(
+    cases: int,
+    seed: int = 0,
+    engines: Sequence[str] | None = None,
+    budget: AttackBudget | None = None,
+    seconds: float = math.inf,
+    progress: Callable[[str, float], None] | None = None,
+    kinds: Sequence[str] = ("claims",),
+    keep: Callable[[Report], None] | None = None,
+) -> Report:
+    """Try so many random cases of every kind (or stop after so many seconds) with all proved engines.
+
+    `keep` is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
+    """
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise EngineError(f"there is no kind of case {unknown[0]!r}: kinds are {', '.join(KINDS)}")
+    if cases < 1 or not seconds > 0:
+        raise EngineError("a run without cases attacks nothing: give at least one case and some time")
+    report, start = Report(), time.perf_counter()
+    chosen = [modest(name) for name in engines or engine_names()]
+    proved = [engine for engine in chosen if engine.guarantee is Guarantee.PROVED]
+    if not proved:
+        raise EngineError(
+            f"{', '.join(engine.name for engine in chosen)} only estimates: there is no proof to attack"
+        )
+    tell, kept = progress or (lambda stage, share: None), 0.0
+    for number in range(cases):
+        report.seconds = time.perf_counter() - start
+        if report.seconds > seconds:
+            break
+        if keep is not None and report.seconds > kept + EVERY:
+            keep(report)
+            kept = report.seconds
+        share = max(number / cases, min(report.seconds / seconds, 1.0))
+        tell(f"{report.bounds} bounds, {len(report.violations)} violations", share)
+        if "claims" in kinds:
+            try_case(random_case(seed + number), proved, budget or AttackBudget(200, 4, 20), report)
+        if "forms" in kinds:
+            try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
+        if "planted" in kinds:
+            try_planted(seed + number, proved, report)
+    report.seconds = time.perf_counter() - start
+    if keep is not None:
+        keep(report)
+    return report
+
+
+def modest(name: str) -> Engine:
+    """An engine by name; those that search with few steps, since what they return when they stop is proved as well."""
+    if name == "exact":
+        return Exact(tolerance=1e-3, max_cells=64, max_slow_cells=4)
+    return AlphaCrown(steps=3, inner_steps=1) if name == "alpha-crown" else get_engine(name)
+
+
+def try_planted(seed: int, engines: Sequence[Engine], report: Report) -> None:
+    """No engine may certify a claim that one corner of the ball breaks."""
+    report.cases["planted"] += 1
+    planted = planted_case(seed, about_output=seed % 2 == 0)
+    problem, claim = planted.problem, planted.claim
+    for engine in engines:
+        if refusal(engine, problem, claim.functionals) is None:
+            (bounds,), _ = bound_claims(engine, problem, [claim])
+            report.planted[engine.name] += 1
+            if is_proved(claim, bounds):
+                what = f"{claim} has a planted counterexample and was proved"
+                report.violations.append(Violation(seed, "planted", engine.name, what))

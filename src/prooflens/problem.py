@@ -1,0 +1,63 @@
+"""What is asked about: a model, and the set of inputs on which something is to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prooflens.models import OUTPUT, Transformer, scores_name
+from prooflens.queries import Setting
+from prooflens.regions import Region
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model and an input region: what every engine is asked about."""
+
+    model: Transformer
+    region: Region
+    padding: Bool[Tensor, " S"] | None = None
+
+    def __post_init__(self) -> None:
+        self.model.check_input(self.region.center)
+        self.region.check()
+
+    @property
+    def n_tokens(self) -> int:
+        """S."""
+        return self.region.center.shape[0]
+
+    @property
+    def mask(self) -> Bool[Tensor, "S S"]:
+        """Which keys take part for each query."""
+        return self.model.mask(self.n_tokens, self.padding)
+
+    def values(
+        self, x: Float[Tensor, "... S d"], layers: Iterable[int], output: bool
+    ) -> tuple[dict[int, Float[Tensor, "... H S S"]], Float[Tensor, "... C"] | None]:
+        """Scores of some layers, and the output if asked for, at concrete points."""
+        names = {layer: scores_name(self.model.check_layer(layer)) for layer in layers}
+        wanted = [*names.values(), *([OUTPUT] if output else [])]
+        found = self.model.run(x, wanted, self.padding)
+        scores = {layer: found[name] for layer, name in names.items()}
+        return scores, self.read_output(found[OUTPUT]) if output else None
+
+    def read_output(self, output: Tensor) -> Float[Tensor, "... C"]:
+        """What `Logit` speaks of: the output or, in a model with one per token, that of the last real token."""
+        if self.model.architecture.pool != "none":
+            return output
+        last = self.n_tokens - 1 if self.padding is None else int(self.padding.nonzero().max())
+        return output[..., last, :]
+
+    def setting(
+        self, layers: Sequence[int], output: bool = False, tokens: tuple[str, ...] | None = None
+    ) -> Setting:
+        """What queries are bound to: the clean scores of some layers and the clean output."""
+        with torch.no_grad():
+            scores, logits = self.values(self.region.center, layers, output)
+        architecture = self.model.architecture
+        return Setting(scores, self.mask, architecture.n_layers, architecture.n_heads, tokens, logits)

@@ -1,0 +1,47 @@
+"""What `circuit` returns: the parts of a circuit, its whole, and its weakest link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from prooflens.results.outcome import Verdict
+from prooflens.results.tables import Results
+
+
+class CircuitResults(Results):
+    """The parts of a circuit, one row each, and last the circuit as a whole."""
+
+    @property
+    def whole(self) -> Results:
+        """The row of the circuit itself."""
+        return self._split(True)
+
+    @property
+    def parts(self) -> Results:
+        """The rows of its parts."""
+        return self._split(False)
+
+    def _split(self, whole: bool) -> Results:
+        names = self.table.column("circuit").to_pylist()
+        kept = [i for i, name in enumerate(names) if (name is not None) is whole]
+        outcomes = [self.outcomes[i] for i in kept] if self.outcomes else []
+        return Results(self.table.take(pa.array(kept, pa.int64())), self.subject, outcomes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The circuit's verdict; the parts of a weighted sum need not hold for it."""
+        return (self.whole if len(self.whole) else self.parts).verdict
+
+    @property
+    def weakest_link(self) -> Results:
+        """The part that is closest to failing."""
+        return self.parts.weakest
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The verdict, the weakest link by name, and counts of the parts."""
+        weak = self.weakest_link
+        name = f"{weak.layer}.{weak.head}:{weak.query}@{weak.position}"
+        return {"rows": len(self), "circuit": self.verdict.value, "weakest": name, **self.parts.counts}

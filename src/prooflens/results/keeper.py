@@ -1,0 +1,79 @@
+"""Run directories that grow with the work: an interruption loses only what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from prooflens.certificate.store import RunWriter
+from prooflens.errors import RunError
+from prooflens.queries import Claim
+from prooflens.results.frame import Subject
+from prooflens.results.record import append, header
+from prooflens.results.tables import VERDICTS, Results, claim_key
+
+
+class RunKeeper:
+    """Writes verdicts into a run directory as they come, and knows what an earlier run there holds already.
+
+    Args:
+        path: the run directory; None to keep nothing.
+        subject: what the verdicts are about.
+        configuration: what was asked for, kept in `run.json`.
+        resume: whether to go on with the run that is there.
+
+    Raises:
+        RunError: if the directory cannot be written, holds a run already (without `resume`), or a run about something
+            else (with it).
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        subject: Subject,
+        configuration: Mapping[str, Any],
+        resume: bool = False,
+    ) -> None:
+        self.writer: RunWriter | None = None
+        self.before: pa.Table | None = None
+        self.written: set[tuple[object, ...]] = set()
+        if path is None:
+            if resume:
+                raise RunError("there is no run to resume: name its directory (-o RUN/, or out= in Python)")
+            return
+        path, facts = Path(path), header(subject, configuration)
+        if resume and path.exists():
+            self.writer, run = RunWriter.resume(path, facts)
+            self.before = run.table if run.table.num_rows else None
+        else:
+            self.writer = RunWriter.create(
+                path, facts, "go on with it (--resume, or resume=True in Python), or "
+            )
+
+    def remaining(self, claims: Iterable[Claim]) -> list[Claim]:
+        """The claims that the run does not hold yet."""
+        done = set() if self.before is None else Results(self.before).keys
+        return [claim for claim in claims if claim_key(claim) not in done]
+
+    def keep(self, results: Results) -> None:
+        """Write what is new of some results as one more part."""
+        if self.writer is None or results.subject is None:
+            return
+        fresh = [outcome for outcome in results.outcomes if claim_key(outcome.claim) not in self.written]
+        if fresh:
+            append(self.writer, Results.of(fresh, results.subject))
+        self.written |= results.keys
+
+    def finish(self, results: Results) -> Results:
+        """Say that the run is complete; return all of it, with what an earlier run held."""
+        whole = results
+        if self.before is not None:
+            whole = Results(
+                pa.concat_tables([self.before.select(VERDICTS.names), results.table]), results.subject
+            )
+        if self.writer is not None:
+            self.writer.finish(counts=whole.counts)
+        return whole

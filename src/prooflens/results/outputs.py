@@ -1,0 +1,82 @@
+"""What `output` returns: the verdict about the model's answer, and a row for each of the nearest candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import pyarrow as pa
+
+from prooflens.engines.bounds import Tail
+from prooflens.models import Transformer
+from prooflens.queries import Claim
+from prooflens.results.frame import Subject
+from prooflens.results.outcome import Outcome
+from prooflens.results.tables import Results
+
+
+class OutputResults(Results):
+    """The verdict about the model's answer, and one row per candidate: `lower` and `upper` enclose its distance.
+
+    First the row of `argmax`, over all outputs; then `logit{y}>logit{c}` for the nearest candidates c. The columns
+    `candidate` and `text` name the answer (in the first row) or the candidate.
+    """
+
+    title = "outputs"
+    shown = ("candidate", "text", "query", "verdict", "clean", "lower", "upper", "attack", "engine", "reason")
+
+    @classmethod
+    def about(cls, whole: Outcome, candidates: Sequence[Outcome], subject: Subject, names: Names) -> Self:
+        """The rows of an answer and of its candidates."""
+        made = cls.of([whole, *candidates], subject)
+        outputs = [winner_of(whole.claim), *(loser_of(outcome.claim) for outcome in candidates)]
+        texts = [names(index) for index in outputs]
+        made.table = made.table.append_column("candidate", pa.array(outputs, pa.int32())).append_column(
+            "text", pa.array(texts, pa.string())
+        )
+        return made
+
+    @property
+    def whole(self) -> Results:
+        """The row of the answer."""
+        return self[0]
+
+    @property
+    def tail(self) -> Tail | None:
+        """How the outputs without a row were decided: by which stage how many, how many are open; None without tail."""
+        return self.outcomes[0].bounds.tail if self.outcomes else None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The verdict about the answer, what the answer is, and how many tokens needed more than the first bound."""
+        whole, tail = self.whole, self.tail
+        counts = {"tail": tail.total, "refined": tail.refined, "open": tail.open} if tail is not None else {}
+        return {
+            "rows": len(self),
+            **self.counts,
+            "output": whole.verdict.value,
+            "answer": whole.text,
+            **counts,
+        }
+
+
+class Names:
+    """Texts of a model's outputs: tokens of its vocabulary, or numbered classes."""
+
+    def __init__(self, model: Transformer) -> None:
+        architecture = model.architecture
+        self.tokenizer = model.tokenizer if architecture.d_out == architecture.d_vocab else None
+
+    def __call__(self, index: int) -> str:
+        """The text of an output."""
+        return f"class {index}" if self.tokenizer is None else self.tokenizer.token(index)
+
+
+def winner_of(claim: Claim) -> int:
+    """The clean answer that an argmax claim is about; the only output of a model that has one."""
+    return claim.functionals[0].logits[0] if claim.functionals else 0
+
+
+def loser_of(claim: Claim) -> int:
+    """The candidate of a margin."""
+    return claim.functionals[0].logits[1]

@@ -1,0 +1,150 @@
+"""What a run keeps of results: columns of the rows, tensors of the evidence, the header. Read back by `store`."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from prooflens.certificate.store import Array, RunWriter
+from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
+from prooflens.regions import Region
+from prooflens.results import Results
+from prooflens.results.frame import Frame, Subject
+from prooflens.results.outcome import Outcome
+from prooflens.version import __version__
+
+
+def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | None = None) -> None:
+    """Write results as a run directory of one part: what `certify -o RUN/` does."""
+    assert results.subject is not None
+    writer = RunWriter.create(Path(path), header(results.subject, configuration or {}))
+    append(writer, results)
+    writer.finish(counts=results.counts)
+
+
+def append(writer: RunWriter, results: Results) -> None:
+    """Write results as the next part of a run."""
+    claims = pa.array([describe(outcome.claim) for outcome in results.outcomes], pa.string())
+    table = results.table.append_column("claim", claims)
+    table = table.append_column("region_id", pa.repeat(pa.scalar(0, pa.int32()), table.num_rows))
+    tensors: dict[str, Array] = {}
+    if results.subject is not None and not writer.header["files"]:
+        tensors |= region_tensors(results.subject.region, "region/0")
+    for number, outcome in enumerate(results.outcomes, writer.rows):
+        _evidence(outcome, f"row/{number}", tensors)
+    writer.append(table, tensors)
+
+
+def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verdicts") -> dict[str, Any]:
+    """What `run.json` says: who was asked what, with which versions."""
+    return {
+        "kind": kind,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "model": {"name": subject.model, "sha256": subject.model_sha256, "source": subject.source},
+        "layers": subject.layers,
+        "text": subject.text,
+        "tokens": list(subject.tokens),
+        "region": {"label": subject.region.label, "eps": subject.eps},
+        "configuration": dict(configuration),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions that results depend on."""
+    return {
+        "prooflens": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def save_frame(
+    frame: Frame, path: Path, configuration: Mapping[str, Any], kind: str, complete: bool = True
+) -> None:
+    """Write rows that have no tensors of their own (radii) as a run directory."""
+    assert frame.subject is not None
+    writer = RunWriter.create(path, header(frame.subject, configuration, kind))
+    writer.append(frame.table, region_tensors(frame.subject.region, "region/0"))
+    if complete:
+        writer.finish()
+
+
+def region_tensors(region: Region, name: str) -> dict[str, Array]:
+    """Centre, radii or generators, and constraints if there are any."""
+    held: dict[str, Tensor | None] = {
+        "center": region.center,
+        "radius": region.radius,
+        "generators": region.generators,
+        **(vars(region.constraints) if region.constraints is not None else {}),
+    }
+    return {f"{name}/{key}": _array(value) for key, value in held.items() if value is not None}
+
+
+def _evidence(outcome: Outcome, name: str, tensors: dict[str, Array]) -> None:
+    bounds, witness = outcome.bounds, outcome.witness
+    tensors[f"{name}/lower"] = _array(bounds.lower)
+    tensors[f"{name}/upper"] = _array(bounds.upper)
+    if bounds.lower_ledger is not None:
+        for part, value in vars(bounds.lower_ledger).items():
+            tensors[f"{name}/ledger/{part}"] = _array(value)
+    elif bounds.lower_corner is not None:
+        tensors[f"{name}/lower_corner"] = _array(bounds.lower_corner)
+    if witness is not None:
+        tensors[f"{name}/witness"] = _array(witness.x.double())
+        tensors[f"{name}/witness_alpha"] = _array(witness.alpha.double())
+
+
+def _array(tensor: Tensor) -> Array:
+    found: Array = tensor.detach().cpu().numpy()
+    return found
+
+
+def describe(claim: Claim) -> str:
+    """A claim as JSON: its functionals with the sense wanted of each, its tie, its clean values.
+
+    `holds` can be read off it: no tie, and every functional's lower bound > 0, ≥ 0, or (range) both bounds finite.
+    """
+    return json.dumps(
+        {
+            "functionals": [
+                _functional(condition.functional) | {"sense": condition.sense.value}
+                for condition in claim.conditions
+            ],
+            "tie": claim.tie,
+            "clean": claim.clean.tolist(),
+        },
+        ensure_ascii=False,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _functional(functional: Functional) -> dict[str, Any]:
+    return {
+        "name": functional.name,
+        "constant": functional.constant,
+        "terms": [_term(weight, atom) for weight, atom in functional.terms],
+    }
+
+
+def _term(weight: float, atom: Any) -> Sequence[Any]:
+    """[weight, kind, layer, head, position, key or keys], [weight, "logit", index], [weight, "largest", left out]."""
+    if isinstance(atom, Score):
+        return [weight, "score", atom.row.layer, atom.row.head, atom.row.position, atom.key]
+    if isinstance(atom, LogSumExp | RowEntropy):
+        kind = "logsumexp" if isinstance(atom, LogSumExp) else "entropy"
+        return [weight, kind, atom.row.layer, atom.row.head, atom.row.position, list(atom.keys)]
+    if isinstance(atom, LargestLogit):
+        return [weight, "largest", list(atom.but)]
+    return [weight, "logit", atom.index]

@@ -1,0 +1,238 @@
+"""What comes back: tables of verdicts and radii that behave in notebooks, and never call an estimate a proof."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from prooflens.errors import QueryError
+from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
+from prooflens.results.frame import Frame, Subject, query_name
+from prooflens.results.outcome import STRENGTH, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from prooflens.engines.attack import Witness
+
+NAMES = [
+    ("model", pa.string()),
+    ("model_sha256", pa.string()),
+    ("tokens", pa.list_(pa.string())),
+    ("layer", pa.int32()),
+    ("head", pa.int32()),
+    ("position", pa.int32()),
+    ("query", pa.string()),
+    ("region", pa.string()),
+]
+VERDICTS = pa.schema(
+    [
+        *NAMES,
+        ("eps", pa.float64()),
+        ("engine", pa.string()),
+        ("verdict", pa.string()),
+        ("guarantee", pa.string()),
+        ("lower", pa.float64()),
+        ("upper", pa.float64()),
+        ("clean", pa.float64()),
+        ("attack", pa.float64()),
+        ("ms", pa.float64()),
+        ("reason", pa.string()),
+        ("top", pa.int32()),
+        ("circuit", pa.string()),
+    ]
+)
+"""The columns of a verdict; `docs/certify.md` says what each means."""
+
+RADII = pa.schema(
+    [
+        *NAMES,
+        ("token", pa.int32()),
+        ("certified", pa.float64()),
+        ("attack", pa.float64()),
+        ("clean", pa.float64()),
+        ("engine", pa.string()),
+        ("ms", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+"""The columns of a radius: certified ≤ true ≤ attack."""
+
+
+def claim_key(claim: Claim) -> tuple[object, ...]:
+    """What identifies a claim within one model, prompt and region: layer, head, position, query."""
+    return (*claim_place(claim), query_name(claim.query))
+
+
+def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
+    """Layer, head and position of a claim about one row, else three times None."""
+    if isinstance(claim.query, RowQuery) and len(claim.rows) == 1:
+        row = claim.rows[0]
+        return row.layer, row.head, row.position
+    return None, None, None
+
+
+def finite(value: float | None) -> float | None:
+    """The number as JSON and Parquet keep it: what is not finite says nothing and becomes null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+class Results(Frame):
+    """Verdicts, one row per head × position × query.
+
+    Of several rows together, `verdict` is the weakest (fails < unknown < estimated < holds), `bound` the smallest lower
+    bound, `witness` the first there is.
+    """
+
+    title = "verdicts"
+    shown = ("layer", "head", "position", "query", "verdict", "lower", "attack", "clean", "engine", "reason")
+
+    def __init__(
+        self, table: pa.Table, subject: Subject | None = None, outcomes: Sequence[Outcome] = ()
+    ) -> None:
+        super().__init__(table, subject)
+        self.outcomes = list(outcomes)
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], subject: Subject) -> Self:
+        """A table of outcomes about one subject."""
+        size = len(outcomes)
+        places = [claim_place(o.claim) for o in outcomes]
+        columns: dict[str, Any] = subject.columns(size)
+        for i, name in enumerate(("layer", "head", "position")):
+            columns[name] = [place[i] for place in places]
+        columns |= {
+            "query": [query_name(o.claim.query) for o in outcomes],
+            "eps": [subject.eps] * size,
+            "engine": [o.engine for o in outcomes],
+            "verdict": [o.verdict.value for o in outcomes],
+            "guarantee": [_guarantee(o) for o in outcomes],
+            "lower": [finite(o.lower) for o in outcomes],
+            "upper": [finite(o.upper) for o in outcomes],
+            "clean": [finite(o.clean) for o in outcomes],
+            "attack": [finite(o.attack) for o in outcomes],
+            "ms": [1e3 * o.seconds for o in outcomes],
+            "reason": [o.reason for o in outcomes],
+            "top": [_top(o.claim) for o in outcomes],
+            "circuit": [
+                str(o.claim.query) if place[0] is None and o.claim.rows else None
+                for o, place in zip(outcomes, places, strict=True)
+            ],
+        }
+        return cls(pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS), subject, outcomes)
+
+    def _take(self, keep: list[int]) -> Self:
+        outcomes = [self.outcomes[i] for i in keep] if self.outcomes else []
+        return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject, outcomes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The weakest verdict."""
+        if not len(self):
+            raise QueryError("no rows, no verdict")
+        return min((Verdict(v) for v in self.table.column("verdict").to_pylist()), key=STRENGTH.index)
+
+    @property
+    def bound(self) -> float | None:
+        """The smallest lower bound of the rows; None where one of them has none."""
+        values = self.table.column("lower").to_pylist()
+        return None if not values or None in values else float(min(values))
+
+    @property
+    def witness(self) -> Witness | None:
+        """The first point that breaks one of the rows."""
+        if not self.outcomes and self.counts[Verdict.FAILS.value]:
+            raise QueryError(
+                "rows that were read from a run come without points: `certificate.read_run(path).tensors` has them "
+                "as 'row/<number>/witness'"
+            )
+        return next((o.witness for o in self.outcomes if o.witness is not None), None)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many rows have each verdict."""
+        found = Counter(self.table.column("verdict").to_pylist())
+        return {verdict.value: found[verdict.value] for verdict in Verdict}
+
+    @property
+    def keys(self) -> set[tuple[object, ...]]:
+        """The keys of the rows, for `certify(skip=…)`."""
+        names = ("layer", "head", "position", "query")
+        return set(zip(*(self.table.column(name).to_pylist() for name in names), strict=True))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Counts per verdict."""
+        return {"rows": len(self), **self.counts}
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory: rows, bounds, witnesses, fingerprints (`docs/certify.md`)."""
+        from prooflens.results.record import save
+
+        self._subject()
+        save(self, path, configuration)
+
+    @property
+    def weakest(self) -> Self:
+        """The row that is closest to failing: the weakest verdict, then the smallest bound."""
+        verdicts, lowers = (self.table.column(name).to_pylist() for name in ("verdict", "lower"))
+
+        def strength(i: int) -> tuple[int, float]:
+            low = lowers[i]
+            return STRENGTH.index(Verdict(verdicts[i])), -math.inf if low is None else low
+
+        return self._take([min(range(len(self)), key=strength)])
+
+
+def _guarantee(outcome: Outcome) -> str:
+    """What the bounds are worth; `none` where there are no bounds, as after an attack alone."""
+    bounded = outcome.verdict is Verdict.HOLDS or math.isfinite(outcome.lower) or math.isfinite(outcome.upper)
+    return outcome.bounds.guarantee.value if bounded else "none"
+
+
+def _top(claim: Claim) -> int | None:
+    """The most attended key of the clean row, where the claim is about it."""
+    asks = isinstance(claim.query, TopK | Ranking) or (
+        isinstance(claim.query, Mass) and claim.query.tokens is None
+    )
+    terms = claim.conditions[0].functional.terms if asks and claim.conditions else ()
+    return getattr(terms[0][1], "key", None) if terms else None
+
+
+class Radii(Frame):
+    """Radii, one row per head × position × query (× token, where one moves at a time): certified ≤ true ≤ attack."""
+
+    title = "radii"
+    shown = (
+        "layer",
+        "head",
+        "position",
+        "query",
+        "token",
+        "certified",
+        "attack",
+        "clean",
+        "engine",
+        "reason",
+    )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How many rows have a proved radius, and how many a broken one."""
+        certified = self.table.column("certified").to_pylist()
+        return {
+            "rows": len(self),
+            "certified": sum(value is None or value > 0 for value in certified),
+            "broken": len(self) - self.table.column("attack").null_count,
+        }
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory of the rows (`docs/certify.md`)."""
+        from prooflens.results.record import save_frame
+
+        self._subject()
+        save_frame(self, Path(path), configuration, "radii")

@@ -1,0 +1,223 @@
+"""Verdicts: what engines prove, what the attack breaks, and what is left unknown (the paper's Algorithm 1).
+
+`certify` is the one call: model, prompt, region, heads, queries. `holds` is always a proof, `fails` always comes with a
+point that was run through the model, `unknown` is neither, and `estimated` appears only where an engine that estimates
+was asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import Tensor
+
+from prooflens.engines import Engine, Guarantee
+from prooflens.engines.attack import AttackBudget
+from prooflens.errors import EngineError
+from prooflens.models import Prompt, Transformer
+from prooflens.problem import Problem
+from prooflens.progress import Progress, shown
+from prooflens.queries import Claim, Query
+from prooflens.queries.rows import Token
+from prooflens.regions import listed
+from prooflens.results import Outcome, Results, Subject, Verdict
+from prooflens.results.keeper import RunKeeper
+from prooflens.results.tables import claim_key
+from prooflens.verdicts.chunks import chunks, halves
+from prooflens.verdicts.evidence import Evidence
+from prooflens.verdicts.portfolio import attack, gather, prove
+from prooflens.verdicts.question import Heads, Place, Question, ask
+from prooflens.verdicts.settings import Options, Settings
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `certify`; `results` holds every claim that was decided before."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__("interrupted")
+        self.results = results
+
+
+def certify(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    heads: Heads = None,
+    *,
+    layer: int | None = None,
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    positions: Sequence[Token] | None = None,
+    skip: Collection[tuple[object, ...]] = (),
+    out: Path | str | None = None,
+    resume: bool = False,
+    **options: Unpack[Options],
+) -> Results:
+    """Return a verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
+
+    Args:
+        model: a model, or what `load` takes: a short name, a folder, a hub name.
+        prompt: a text, `model.prompt(text)`, or an input of shape [S, d].
+        region: the inputs on which the claims are to hold: `Ball(eps)`, `Paraphrases([...])`, or a `Region`.
+        heads: `"2.4"`, `"0-2"`, a pair (2, 4), a list of such, or None for all.
+        layer: all heads of one layer, in place of `heads`.
+        queries: what is asked, as in `"top1"` or `"mass>=0.2"`; a query may name its own heads and position
+            (`"2.4:top1@-1"`).
+        positions: query positions, by index or by token text; None for all.
+        skip: keys of claims to leave out (`Results.keys` of earlier results).
+        out: a run directory to write while the work goes on (docs/certify.md).
+        resume: go on with the run in `out`: what it holds is not asked again, and comes back with the rest.
+        options: engine, memory, device, progress, seed and budget: see `Options`.
+
+    Returns:
+        A table with one row per claim: verdict, proved bounds, the engine behind them, and why.
+
+    Raises:
+        Interrupted: after Ctrl-C, with the results so far.
+        ProoflensError: where an argument is not what it should be; the message says what to do.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
+        >>> res["0.1"].verdict
+        <Verdict.HOLDS: 'holds'>
+        >>> res["0.1"].bound > 0
+        True
+    """
+    settings = Settings.of(**options)
+    question = ask(
+        model,
+        prompt,
+        region,
+        heads,
+        layer=layer,
+        queries=queries,
+        positions=positions,
+        device=settings.device,
+    )
+    asked = {
+        "heads": heads,
+        "layer": layer,
+        "queries": [str(query) for query in listed(queries)],
+        "positions": positions,
+    }
+    keeper = RunKeeper(out, question.subject, _configuration(asked, settings), resume)
+    claims = [claim for claim in keeper.remaining(question.claims) if claim_key(claim) not in skip]
+    return decide_question(replace(question, claims=claims), settings, keeper)
+
+
+def _configuration(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """What `run.json` says was asked for, as a call of Python has it."""
+    written = {name: value if value is None else str(value) for name, value in asked.items()}
+    return {
+        **written,
+        "engines": list(settings.engines),
+        "seed": settings.seed,
+        "memory": settings.memory,
+        "device": settings.device,
+        "budget": None if settings.budget is None else asdict(settings.budget),
+    }
+
+
+def decide_question(question: Question, settings: Settings, keeper: RunKeeper | None = None) -> Results:
+    """Decide the claims of a question chunk by chunk, shallow layers first.
+
+    Args:
+        question: the claims.
+        settings: how they are decided.
+        keeper: writes what each chunk came to; what an earlier run held comes back with the rest.
+
+    Raises:
+        Interrupted: after Ctrl-C, with the claims that were decided before; they are written, too.
+    """
+    with shown(settings.progress) as tell:
+        try:
+            results = _decide_chunks(question, settings, tell, keeper)
+        except Interrupted as stop:
+            if keeper is not None:
+                keeper.keep(stop.results)
+            raise
+    return results if keeper is None else keeper.finish(results)
+
+
+def _decide_chunks(
+    question: Question, settings: Settings, tell: Progress, keeper: RunKeeper | None
+) -> Results:
+    problem, claims = question.problem, question.claims
+    board = _Board(tell, len(claims))
+    evidence: dict[int, Evidence] = {}
+    try:
+        waiting = list(chunks(problem, claims, settings.memory))
+        while waiting:
+            chunk = waiting.pop(0)
+            evidence = {i: Evidence.about(claims[i], problem.region.holds_center) for i in chunk}
+            board.start(len(chunk))
+            try:
+                gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
+            except (MemoryError, RuntimeError) as error:
+                waiting = [*halves(chunk, error), *waiting]
+                continue
+            board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}
+            if keeper is not None:
+                keeper.keep(Results.of([board.outcomes[i] for i in chunk], question.subject))
+    except KeyboardInterrupt:
+        board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items() if item.decided}
+        raise Interrupted(board.results(question.subject)) from None
+    return board.results(question.subject)
+
+
+@dataclass(eq=False)
+class _Board:
+    """What is done so far, and how it is told: counts, and the share of all claims."""
+
+    report: Progress
+    total: int
+    size: int = 0
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def start(self, size: int) -> None:
+        """A chunk of so many claims begins."""
+        self.size = size
+        self.tell("", 0.0)
+
+    def tell(self, stage: str, share: float) -> None:
+        """A share of the chunk is done."""
+        counts = Counter(outcome.verdict for outcome in self.outcomes.values())
+        tally = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+        self.report(f"{stage} {tally}".strip(), (len(self.outcomes) + share * self.size) / max(1, self.total))
+
+    def results(self, subject: Subject) -> Results:
+        """The outcomes in the order of the claims."""
+        return Results.of([self.outcomes[i] for i in sorted(self.outcomes)], subject)
+
+
+def decide_claims(
+    problem: Problem,
+    claims: Sequence[Claim],
+    engine: Engine,
+    budget: AttackBudget | None = None,
+    seed: int = 0,
+) -> list[Outcome]:
+    """Decide claims by one engine: by proof, by the clean input itself, or by an attack on what is open.
+
+    Args:
+        problem: the model and the region.
+        claims: what is claimed.
+        engine: who is asked; it must prove.
+        budget: how hard to attack what is open; None for no attack.
+        seed: seed of the attack.
+
+    Raises:
+        EngineError: if the engine only estimates, or refuses.
+    """
+    if engine.guarantee is not Guarantee.PROVED:
+        raise EngineError(f"{engine.name} only estimates: it cannot decide that a claim holds")
+    evidence = [Evidence.about(claim, problem.region.holds_center) for claim in claims]
+    prove(problem, evidence, engine, required=True)
+    if budget is not None:
+        attack(problem, evidence, Settings(budget=budget, seed=seed))
+    return [item.outcome(problem) for item in evidence]

@@ -1,0 +1,101 @@
+"""Circuits: several heads at once. Which of them is the weakest link, and does the whole hold?
+
+A circuit is a conjunction of queries (`0.3:top1@-1 & 1.4:mass>=0.2@-1`), a weighted sum whose functionals are bounded
+jointly over the factors that the heads share (`0.5 * 0.3:spec{1}>{2}@-1 + 2 * 1.4:mass>=0.2@-1 > 0`), or a list of
+heads, all asked the same query: `["0.3", "a1.h4"]`, or the JSON that edge attribution patching writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from prooflens.engines import Guarantee
+from prooflens.models import Prompt, Transformer
+from prooflens.queries import Claim, Query
+from prooflens.results import Outcome, Verdict
+from prooflens.results.circuits import CircuitResults
+from prooflens.results.outcome import STRENGTH
+from prooflens.verdicts.certify import decide_question
+from prooflens.verdicts.circuit_files import as_circuit
+from prooflens.verdicts.question import Place, ask
+from prooflens.verdicts.settings import Options, Settings
+
+
+def circuit(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    circuit: str | Query | Sequence[str] | Mapping[str, Any] | Path,
+    *,
+    query: str = "top1@-1",
+    **options: Unpack[Options],
+) -> CircuitResults:
+    """Return a verdict for every part of a circuit and for the whole: `holds` is proved for all points at once.
+
+    A conjunction holds iff all its parts do; a weighted sum is bounded as one functional.
+
+    Args:
+        model: a model, or what `load` takes.
+        prompt: a text, `model.prompt(text)`, or an input of shape [S, d].
+        region: the inputs on which the circuit is to hold.
+        circuit: a query with several parts, or heads (a list, a mapping or a JSON file of nodes).
+        query: what the heads of a list are asked.
+        options: engine, memory, device, progress, seed and budget: see `Options`.
+
+    Returns:
+        One row per part, and last the circuit itself.
+
+    Raises:
+        ProoflensError: where an argument is not what it should be, or a file is no circuit.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> res = pl.circuit(model, model.example(), pl.Ball(0.01), "0.0:top1@-1 & 0.1:top1@-1")
+        >>> res.verdict, res.weakest_link.head
+        (<Verdict.HOLDS: 'holds'>, 1)
+    """
+    settings = Settings.of(**options)
+    asked = as_circuit(circuit, query)
+    question = ask(model, prompt, region, queries=[*asked.parts, asked], device=settings.device)
+    whole = question.claims[-1]
+    if asked.weights is None:  # the parts say it all: nothing is bounded twice
+        question = replace(question, claims=question.claims[:-1])
+    outcomes = decide_question(question, settings).outcomes
+    if asked.weights is None:
+        outcomes = [*outcomes, _together(outcomes, whole)]
+    return CircuitResults.of(outcomes, question.subject)
+
+
+def _together(parts: Sequence[Outcome], whole: Claim) -> Outcome:
+    """The conjunction from its parts: bounds side by side, the weakest verdict, the first witness."""
+    verdict = min((part.verdict for part in parts), key=STRENGTH.index)
+    if whole.tie is not None and verdict is not Verdict.FAILS:
+        verdict = Verdict.UNKNOWN
+    guarantees = {part.bounds.guarantee for part in parts}
+    bounds = replace(
+        parts[0].bounds,
+        lower=torch.cat([part.bounds.lower for part in parts]),
+        upper=torch.cat([part.bounds.upper for part in parts]),
+        guarantee=Guarantee.PROVED if guarantees == {Guarantee.PROVED} else Guarantee.ESTIMATED,
+        lower_corner=None,
+        lower_ledger=None,
+    )
+    attacks = [part.attack for part in parts if part.attack is not None]
+    decisive = [part for part in parts if part.verdict is verdict] or list(parts)
+    return Outcome(
+        whole,
+        verdict,
+        bounds,
+        next((part.witness for part in parts if part.witness is not None), None),
+        f"{decisive[0].claim}: {decisive[0].reason}" if verdict is not Verdict.HOLDS else decisive[0].reason,
+        "+".join(dict.fromkeys(part.engine for part in decisive)),
+        min(attacks) if attacks else None,
+        sum(part.seconds for part in parts),
+    )

@@ -1,0 +1,203 @@
+"""What is asked: a model, a prompt, a region and queries, bound together into claims. Nothing is proved here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prooflens.errors import EngineError, PromptError, QueryError, RegionError
+from prooflens.models import EMBEDDED, Prompt, Transformer, load
+from prooflens.models.cache import model_folder
+from prooflens.problem import Problem
+from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
+from prooflens.queries.attention import RowQuery
+from prooflens.queries.rows import Token, find_token
+from prooflens.regions import Ball, Paraphrases, Region, listed
+from prooflens.results import Subject
+from prooflens.verdicts.settings import checked_device
+
+Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
+"""`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
+
+Place = Ball | Region | Paraphrases
+"""Where a claim is to hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A problem and the claims about it, with the names that results carry."""
+
+    problem: Problem
+    claims: list[Claim]
+    subject: Subject
+
+
+def ask(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    heads: Heads = None,
+    *,
+    layer: int | None = None,
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    positions: Sequence[Token] | None = None,
+    device: str | None = None,
+    source: str | None = None,
+) -> Question:
+    """Bind queries to a prompt in a model.
+
+    Args:
+        model: a model, or what `load` takes.
+        prompt: a text, a prompt of the model, or an input of shape [S, d].
+        region: where the claims are to hold.
+        heads: whom queries without heads of their own are asked; None for all.
+        layer: all heads of this layer, in place of `heads`.
+        queries: queries, or their short forms.
+        positions: where queries without positions of their own are asked; None for all.
+        device: where to run; None for where the model is.
+        source: the folder of the model's weights, where the model does not say itself.
+
+    Returns:
+        The claims, with the problem that engines are asked about.
+
+    Raises:
+        ProoflensError: where one of them is not what it should be; the message says what to do.
+
+    Example:
+        >>> import prooflens as pl
+        >>> question = ask("toy", pl.load("toy").example(), pl.Ball(0.01), "0.1", positions=[-1])
+        >>> [str(claim.query) for claim in question.claims]
+        ['0.1:top1@-1']
+    """
+    source = source or (source_of(model) if isinstance(model, str | Transformer) else None)
+    model = load(model) if device is None else load(model).to(checked_device(device))
+    if model.dtype != torch.float64:
+        raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
+    prompt = as_prompt(model, prompt)
+    place = as_region(region.of(model) if isinstance(region, Paraphrases) else region, prompt)
+    place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
+    problem = Problem(model, place.to(device=model.device))
+    wanted = [_placed(query, positions) for query in as_queries(queries)]
+    chosen = head_text(heads, layer)
+    output = any(isinstance(part, Argmax | Beats) for query in wanted for part in _parts(query))
+    setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
+    claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
+    return Question(problem, claims, Subject.of(model, prompt, place, source))
+
+
+def _layers(model: Transformer, queries: Sequence[Query], chosen: str | None) -> list[int]:
+    """The layers whose scores the queries read; `chosen` are the heads of queries that name none."""
+    architecture = model.architecture
+    named = [text for query in queries for text in _heads_named(query)]
+    texts = {chosen or "all" if text is None else text for text in named}
+    heads = [
+        head for text in texts for head in parse_heads(text, architecture.n_layers, architecture.n_heads)
+    ]
+    return sorted({layer for layer, _ in heads})
+
+
+def source_of(model: Transformer | str) -> str | None:
+    """The folder of a model's weights: the given one, or the cache's; None for embedded and converted models."""
+    name = model if isinstance(model, str) else model.name
+    if name in EMBEDDED:
+        return None
+    for folder in (Path(name).expanduser(), model_folder(name)):
+        if (folder / "config.json").is_file():
+            return str(folder.resolve())
+    return None
+
+
+def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
+    """A prompt of the model, on its device, from a text, a prompt or an input of shape [S, d]."""
+    if isinstance(prompt, str):
+        prompt = model.prompt(prompt)
+    if isinstance(prompt, Tensor):
+        model.check_input(prompt)
+        prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
+    if not isinstance(prompt, Prompt):
+        raise PromptError(
+            f"a {type(prompt).__name__} is no prompt: give a text, model.prompt(text), or a tensor of shape [S, d]"
+        )
+    return replace(prompt, x=prompt.x.to(model.device))
+
+
+def as_region(place: Place, prompt: Prompt) -> Region:
+    """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
+    if isinstance(place, Ball):
+        return _indexed(place, prompt).around(prompt)
+    region = place.region() if isinstance(place, Paraphrases) else place
+    if not isinstance(region, Region):
+        raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")
+    if len(region.center) != len(prompt):
+        raise RegionError(f"the region has {len(region.center)} tokens, the prompt {len(prompt)}")
+    return region
+
+
+def _indexed(ball: Ball, prompt: Prompt) -> Ball:
+    """The ball with tokens that are named by their texts as indices."""
+
+    def places(token: Token) -> list[int]:
+        return find_token(token, len(prompt), prompt.tokens) if isinstance(token, str) else [token]
+
+    if isinstance(ball.eps, Mapping):
+        pairs = [(i, eps) for token, eps in ball.eps.items() for i in places(token)]
+        if len(dict(pairs)) < len(pairs):
+            raise RegionError(f"a token has two radii in {ball}: give it one")
+        return replace(ball, eps=dict(pairs))
+    if ball.tokens is None:
+        return ball
+    return replace(ball, tokens=[i for token in listed(ball.tokens) for i in places(token)])
+
+
+def as_queries(queries: str | Query | Sequence[str | Query]) -> list[Query]:
+    """Queries from their short forms."""
+    given = listed(queries)
+    if not given:
+        raise QueryError("no query is asked: give at least one, such as 'top1'")
+    if wrong := [query for query in given if not isinstance(query, str | Query)]:
+        raise QueryError(f"{wrong[0]!r} is no query: give one, such as 'top1'")
+    return [parse_query(query) if isinstance(query, str) else query for query in given]
+
+
+def head_text(heads: Heads, layer: int | None) -> str | None:
+    """Heads as one text."""
+    if layer is not None and heads is not None:
+        raise QueryError("give a layer or heads, not both")
+    if layer is not None:
+        return str(layer)
+    if isinstance(heads, tuple) and all(type(part) is int for part in heads):
+        return _head_name(heads)
+    return None if heads is None else ",".join(map(_head_name, listed(heads)))
+
+
+def _head_name(head: object) -> str:
+    """`"2.4"` as it is, (2, 4) as `2.4`; a number could be a layer or a head, and 1.10 would read as 1.1."""
+    if isinstance(head, tuple):
+        return ".".join(map(str, head))
+    if not isinstance(head, str):
+        raise QueryError(f"{head!r} does not name a head: write '1.10' or (1, 10), and '1' for a whole layer")
+    return head
+
+
+def _parts(query: Query) -> tuple[Query, ...]:
+    return query.parts if isinstance(query, Circuit) else (query,)
+
+
+def _heads_named(query: Query) -> list[str | None]:
+    """The heads that the parts of a query name; None where a part leaves them open."""
+    return [part.heads for part in _parts(query) if isinstance(part, RowQuery)]
+
+
+def _placed(query: Query, positions: Sequence[Token] | None) -> Query:
+    """The query asked at these positions, unless it names its own."""
+    if positions is None:
+        return query
+    if isinstance(query, Circuit):
+        return replace(query, parts=tuple(_placed(part, positions) for part in query.parts))
+    if isinstance(query, RowQuery) and query.positions is None:
+        return replace(query, positions=tuple(listed(positions)))
+    return query

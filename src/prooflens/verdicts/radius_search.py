@@ -1,0 +1,189 @@
+"""Thresholds of many claims on one grid of ε, by bisection.
+
+What is proved on a ball holds on every smaller one and what is broken stays broken on every larger one, so both
+thresholds are sound whatever the engine does in between. Order: a short attack from above, proofs below what it
+broke, a full attack on what is left between. Each attack also starts at the witness that broke the claim at the
+nearest larger ε, pulled in.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor
+
+from prooflens.engines.attack import Witness, attack_claims
+from prooflens.problem import Problem
+from prooflens.queries import Claim
+from prooflens.regions import Region
+from prooflens.results import Subject
+from prooflens.results.frame import query_name
+from prooflens.results.tables import RADII, claim_place, finite
+from prooflens.verdicts.chunks import chunks
+from prooflens.verdicts.evidence import ATTACK, Evidence
+from prooflens.verdicts.portfolio import depth_of, gather
+from prooflens.verdicts.settings import Settings
+from prooflens.verdicts.stages import default_budget, is_small
+
+Probe = Callable[[float, list[int]], list[bool]]
+"""Given an ε and numbers of claims, returns for each whether it is still good at that ε."""
+
+
+@dataclass(eq=False)
+class RadiusSearch:
+    """Brackets of all claims on the grid: below `proved` (inclusive) it is proved, from `broken` on it is broken."""
+
+    problem: Problem
+    claims: list[Claim]
+    grid: list[float]
+    balls: Callable[[float], Region]
+    settings: Settings
+    proved: list[int] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    witnesses: dict[int, Witness] = field(default_factory=dict)
+    engines: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.proved = [-1] * len(self.claims)
+        self.broken = [len(self.grid)] * len(self.claims)
+        self.asked = [i for i, claim in enumerate(self.claims) if Evidence.about(claim).open]
+
+    def run(self) -> None:
+        """Attack shortly, prove, attack again; whenever it stops, `proved` and `broken` are sound."""
+        attacked = [i for i in self.asked if self.claims[i].functionals]
+        self._bisect(attacked, list(self.proved), self.broken, self._survives(0.2), 0.0)
+        self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, from_above=True)
+        self._bisect(attacked, list(self.proved), self.broken, self._survives(1.0), 0.7)
+
+    def _bisect(
+        self,
+        chosen: list[int],
+        good: list[int],
+        bad: list[int],
+        probe: Probe,
+        done: float,
+        from_above: bool = False,
+    ) -> None:
+        """Move `good` up and `bad` down until they are neighbours; one probe per ε and round.
+
+        `from_above`: a claim first goes down from `bad` in steps of 1, 2, 4, … since proofs end near what is broken.
+        Engines that walk a deep model do the same work for one claim as for many: all that can learn from an ε do.
+        """
+        step = dict.fromkeys(chosen, 1)
+        deep = {i for i in chosen if from_above and depth_of(self.problem, self.claims[i])}
+        gaps = [bad[i] - good[i] for i in chosen]
+        while any(bad[i] - good[i] > 1 for i in chosen):
+            wanted: dict[int, list[int]] = {}
+            for i in chosen:
+                if bad[i] - good[i] > 1:
+                    place = (good[i] + bad[i]) // 2
+                    if from_above and good[i] < 0 and bad[i] < len(self.grid):
+                        place = max(place, bad[i] - step[i])
+                        step[i] *= 2
+                    wanted.setdefault(place, []).append(i)
+            for place, members in sorted(wanted.items(), reverse=True):
+                asked = [i for i in chosen if good[i] < place < bad[i] and (i in members or i in deep)]
+                if asked:
+                    left = sum(math.log(max(1, bad[i] - good[i])) for i in chosen)
+                    share = 1.0 - left / sum(math.log(max(2, gap)) for gap in gaps)
+                    self.settings.options.progress(f"ε={self.grid[place]:.2g}", done + 0.3 * share)
+                    self._ask(probe, place, asked, good, bad)
+
+    def _ask(self, probe: Probe, place: int, members: list[int], good: list[int], bad: list[int]) -> None:
+        start = time.perf_counter()
+        for i, fine in zip(members, probe(self.grid[place], members), strict=True):
+            (good if fine else bad)[i] = place
+        spent = (time.perf_counter() - start) / len(members)
+        for i in members:
+            self.seconds[i] = self.seconds.get(i, 0.0) + spent
+
+    def _at(self, eps: float) -> Problem:
+        return replace(self.problem, region=self.balls(eps))
+
+    def _is_proved(self, eps: float, members: list[int]) -> list[bool]:
+        """Which claims the engines prove on the ball; nothing is attacked here."""
+        problem = self._at(eps)
+        claims = [self.claims[i] for i in members]
+        done = [False] * len(members)
+        for chunk in chunks(problem, claims, self.settings.memory):
+            evidence = [Evidence.about(claims[place]) for place in chunk]
+            gather(problem, evidence, self.proofs)
+            for place, item in zip(chunk, evidence, strict=True):
+                if not item.open:
+                    self.engines[members[place]] = item.named()
+                    done[place] = True
+        return done
+
+    @property
+    def proofs(self) -> Settings:
+        """The settings without the attack; engines tell nobody how far they are."""
+        stages = tuple(stage for stage in self.settings.stages if stage.engine != ATTACK)
+        return replace(self.settings, stages=stages, progress=False)
+
+    def _survives(self, share: float) -> Probe:
+        """Which claims no attack breaks on the ball; the witnesses of the others are kept."""
+
+        def probe(eps: float, members: list[int]) -> list[bool]:
+            problem = self._at(eps)
+            budget = (self.settings.budget or default_budget(problem)).part(share)
+            starts = [self._start(i, problem.region) for i in members]
+            claims = [self.claims[i] for i in members]
+            result = attack_claims(problem, claims, budget, self.settings.seed, starts, not is_small(problem))
+            for i, witness in zip(members, result.witnesses, strict=True):
+                if witness is not None:
+                    self.witnesses[i] = witness
+            return [witness is None for witness in result.witnesses]
+
+        return probe
+
+    def _start(self, i: int, region: Region) -> Tensor | None:
+        """The last witness of a claim in the factors of another ball, clipped into it."""
+        witness = self.witnesses.get(i)
+        if witness is None:
+            return None
+        move = (witness.x - region.center).flatten()[region.moving]
+        return (move / region.scale).clamp(-1.0, 1.0)[None]
+
+    def table(self, subject: Subject, token: int | None, note: str = "") -> pa.Table:
+        """The rows of all claims."""
+        size = len(self.claims)
+        label = "ball" if token is None else f"ball on token {token}"
+        columns: dict[str, Any] = subject.columns(size) | {"region": [label] * size}
+        for number, name in enumerate(("layer", "head", "position")):
+            columns[name] = [claim_place(claim)[number] for claim in self.claims]
+        ends = [self._ends(i) for i in range(size)]
+        columns |= {
+            "query": [query_name(claim.query) for claim in self.claims],
+            "token": [token] * size,
+            "certified": [end[0] for end in ends],
+            "attack": [end[1] for end in ends],
+            "clean": [finite(float(c.clean.min())) if len(c.clean) else None for c in self.claims],
+            "engine": [self.engines.get(i, "none") for i in range(size)],
+            "ms": [1e3 * self.seconds.get(i, 0.0) for i in range(size)],
+            "reason": [end[2] + note for end in ends],
+        }
+        return pa.table({name: columns[name] for name in RADII.names}, RADII)
+
+    def _ends(self, i: int) -> tuple[float | None, float | None, str]:
+        """Certified radius, attacked radius, and in words what they are."""
+        claim = self.claims[i]
+        if claim.tie is not None:
+            return 0.0, None, claim.tie
+        if claim.clean_breaks:
+            return 0.0, 0.0, "the clean input breaks it"
+        if i not in self.asked:
+            return None, None, "true for every ε by the mask alone"
+        certified = self.grid[self.proved[i]] if self.proved[i] >= 0 else 0.0
+        if i not in self.witnesses:
+            return certified, None, f"proved at ε={certified:.3g}; not broken up to {self.grid[-1]:.3g}"
+        far = float((self.witnesses[i].x - self.problem.region.center).abs().max())
+        # The distance rounds by half a unit in the last place; the ball it was found in is a bound as well.
+        broken = min(math.nextafter(far, math.inf), self.grid[self.broken[i]])
+        return certified, broken, f"proved at ε={certified:.3g}, broken at {broken:.3g}"

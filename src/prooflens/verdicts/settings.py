@@ -1,0 +1,136 @@
+"""How claims are decided: one object for `certify`, `radius`, `output`, `circuit`, `compare` and their command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+
+from prooflens.engines import Guarantee, get_engine
+from prooflens.engines.attack import BUDGETS, AttackBudget
+from prooflens.engines.protocol import EngineOptions
+from prooflens.errors import EngineError, PromptError
+from prooflens.memory import parse_memory
+from prooflens.progress import Show, silent
+from prooflens.queries.rows import suggestion
+from prooflens.regions import listed
+from prooflens.verdicts.evidence import ATTACK
+from prooflens.verdicts.stages import PORTFOLIO, Stage, stages_of
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that `certify`, `radius`, `output` and `circuit` share; all of them may be left out.
+
+    - `engine`: `"auto"` asks a portfolio of engines; a name asks that engine and then attacks (default: `"auto"`).
+    - `memory`: what engines may use, in bytes or as in `"8GB"` (default: what the machine can spare).
+    - `device`: `"cpu"`, `"cuda"`, `"cuda:1"` (default: where the model is).
+    - `progress`: True for a progress bar, or a function that is told a stage and a share (default: False).
+    - `seed`: seed of the attack (default: 0).
+    - `budget`: how hard to attack: a row of `BUDGETS`, `"samples/restarts/steps"` or an `AttackBudget` (default: one
+      that fits the size of the problem).
+    """
+
+    engine: str
+    memory: int | str | None
+    device: str | None
+    progress: Show
+    seed: int
+    budget: AttackBudget | str | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How claims are decided.
+
+    Attributes:
+        stages: who is asked, in order.
+        budget: how hard to attack; None for a budget that fits the problem's size.
+        seed: seed of the attack.
+        memory: bytes that engines may use; None for what the machine can spare.
+        device: where to run; None for where the model is.
+        progress: whether to show a bar, or who is told instead.
+    """
+
+    stages: tuple[Stage, ...] = PORTFOLIO
+    budget: AttackBudget | None = None
+    seed: int = 0
+    memory: int | None = None
+    device: str | None = None
+    progress: Show = False
+
+    @classmethod
+    def of(
+        cls,
+        engine: str = "auto",
+        memory: int | str | None = None,
+        device: str | None = None,
+        progress: Show = False,
+        seed: int = 0,
+        budget: AttackBudget | str | None = None,
+    ) -> Settings:
+        """Read settings as people write them: the keyword arguments are those of `Options`.
+
+        Raises:
+            EngineError: for an engine or a budget that there is not, or an amount of memory that is none.
+            PromptError: for a device that cannot be used.
+
+        Example:
+            >>> Settings.of(engine="crown", memory="2GB", budget="100/2/10").budget
+            AttackBudget(samples=100, restarts=2, steps=10)
+        """
+        named = None if device is None else checked_device(device)
+        return cls(stages_of(engine), parse_budget(budget), seed, parse_memory(memory), named, progress)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that are asked, without the attack."""
+        return tuple(stage.engine for stage in self.stages if stage.engine != ATTACK)
+
+    @property
+    def proves(self) -> bool:
+        """Whether every engine that is asked proves; an attack alone breaks, and does not estimate."""
+        return all(get_engine(name).guarantee is Guarantee.PROVED for name in self.engines)
+
+    @property
+    def options(self) -> EngineOptions:
+        """What every engine is allowed, and who it tells how far it is."""
+        return EngineOptions(self.memory, silent if isinstance(self.progress, bool) else self.progress)
+
+
+def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:
+    """Read a budget: a row of `BUDGETS` by name, `samples/restarts/steps`, or a budget as it is.
+
+    Raises:
+        EngineError: if it is none of them.
+
+    Example:
+        >>> parse_budget("100/2/10")
+        AttackBudget(samples=100, restarts=2, steps=10)
+    """
+    if budget is None or isinstance(budget, AttackBudget):
+        return budget
+    budget = budget if isinstance(budget, str) else "/".join(map(str, listed(budget)))
+    if budget in BUDGETS:
+        return BUDGETS[budget]
+    parts = budget.split("/")
+    if len(parts) == 3 and all(part.isdigit() for part in parts):
+        return AttackBudget(*map(int, parts))
+    raise EngineError(
+        f"there is no budget {budget!r}{suggestion(budget, BUDGETS)}; budgets are {', '.join(BUDGETS)} "
+        "and samples/restarts/steps such as 2000/10/50"
+    )
+
+
+def checked_device(device: str) -> str:
+    """Return the device if it can be used.
+
+    Raises:
+        PromptError: if it cannot, with the first line of why.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        line = str(error).splitlines()[0]
+        raise PromptError(f"device {device!r} cannot be used: {line}") from error
+    return device

@@ -1,0 +1,88 @@
+"""What a root misses, kept by where it comes from: members of ellipsoids, moved by the very maps, stay inside."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from prooflens.engines.relaxations.ellipsoids import total
+from prooflens.engines.taylor.remainder_sources import Carried, Origin, carried_on, kept_apart, reached
+from tests.engines.support import outside
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def everything(T: int) -> list[Tensor]:
+    return list(torch.arange(T).split(2))
+
+
+def ellipsoids(seed: int, tokens: int, d: int) -> tuple[Tensor, Tensor]:
+    """Shapes, and points on their boundaries, 40 per token."""
+    L = normal(seed, tokens, d, d)
+    xi = normal(seed + 1, 40, tokens, d)
+    xi = xi / torch.linalg.vector_norm(xi, dim=-1, keepdim=True)
+    return L @ L.mT, torch.einsum("tij,ntj->nti", L, xi)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 5])
+def test_members_stay_inside_from_root_to_root(room: int) -> None:
+    """Four roots with different numbers of tokens, each missing something of its own."""
+    d, tokens = 3, [3, 4, 4, 2]
+    shape, e = ellipsoids(0, tokens[0], d)
+    origins = [Origin(shape)]
+    for step, (S, T) in enumerate(itertools.pairwise(tokens)):
+        A = normal(50 + step, T, S, d, d)
+        missed, own = ellipsoids(100 + step, T, d)
+        carried, noise = carried_on(origins, A, torch.zeros(T, S).double())
+        there = [reached(J, shape, everything(T)) for shape, J in carried]
+        origins = kept_apart(carried, there, missed, room)
+        e = torch.einsum("tsij,nsj->nti", A, e) + own
+        whole = total([*there, missed])
+        for t in range(T):
+            assert outside(whole[t], e[:, t]) <= 1e-12
+        assert len(origins) == max(1, min(room, step + 1) + (room > 0))
+        assert float(noise.max()) < 1e-11
+
+
+def test_what_cancels_between_tokens_cancels() -> None:
+    """Two tokens that miss the same thing: their difference misses nothing, unless only their shapes go on."""
+    d = 2
+    eye = torch.eye(d, dtype=torch.float64)
+    both = torch.stack((eye, eye))[:, None]
+    apart = torch.stack((eye, -eye))[None]
+    sizes = []
+    for room in (0, 2):
+        carried, _ = carried_on([Origin(eye[None])], both, torch.zeros(2, 1).double())
+        there = [reached(J, shape, everything(2)) for shape, J in carried]
+        origins = kept_apart(carried, there, 1e-20 * torch.stack((eye, eye)), room)
+        carried, _ = carried_on(origins, apart, torch.zeros(1, 2).double())
+        sizes.append(
+            sum(
+                float(reached(J, shape, everything(1)).diagonal(dim1=1, dim2=2).sum()) for shape, J in carried
+            )
+        )
+    assert sizes[0] > 7.9
+    assert sizes[1] < 1e-9
+
+
+def test_errors_of_the_jacobians_are_counted() -> None:
+    """A Jacobian that is off by its error moves members by no more than the noise."""
+    d, S, T = 3, 2, 2
+    shape, x = ellipsoids(3, 2, d)
+    before, A = normal(4, S, 2, d, d), normal(5, T, S, d, d)
+    error = torch.full((T, S), 0.01, dtype=torch.float64)
+    off = normal(6, T, S, d, d)
+    off = 0.01 * off / torch.linalg.matrix_norm(off)[..., None, None]
+    for origin, moved in (
+        (Origin(shape), x),
+        (Origin(shape, before), torch.einsum("srij,nrj->nsi", before, x)),
+    ):
+        found, noise = carried_on([origin], A, error)
+        assert isinstance(found[0], Carried)
+        real = torch.einsum("tsij,nsj->nti", A + off, moved)
+        computed = torch.einsum("trij,nrj->nti", found[0].J, x)
+        assert bool((torch.linalg.vector_norm(real - computed, dim=-1).amax(0) <= noise).all())
+        assert float(noise.min()) > 1e-3

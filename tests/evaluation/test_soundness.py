@@ -1,0 +1,211 @@
+"""A tier of the soundness run that every change goes through, and planted counterexamples."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from prooflens.engines import FormBounds, Forms, Guarantee, engine_names, get_engine
+from prooflens.engines.attack import break_claims
+from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.functionals import bound_claims, refusal
+from prooflens.errors import EngineError
+from prooflens.evaluation.soundness import (
+    FAMILIES,
+    Case,
+    Report,
+    modest,
+    random_case,
+    random_model,
+    run,
+    try_case,
+    try_forms,
+    try_planted,
+)
+from prooflens.evaluation.soundness.planted import planted_case
+from prooflens.problem import Problem
+from prooflens.report.soundness import write_soundness
+from prooflens.verdicts.decide import decide
+
+PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]
+
+
+FAST = ["exact", "interval", "layer0"]
+
+
+@pytest.mark.parametrize("start", range(0, 100, 20))
+def test_no_proved_bound_is_broken(start: int) -> None:
+    report = run(20, seed=start, engines=FAST, budget=AttackBudget(100, 3, 15))
+    assert report.violations == []
+    assert report.cases == {"claims": 20}
+    assert report.bounds > 100
+    assert report.proved > 0
+
+
+@pytest.mark.parametrize("engine", [name for name in PROVED if name not in FAST])
+def test_no_bound_of_a_slower_engine_is_broken(engine: str) -> None:
+    report = run(7, seed=7, engines=[engine], budget=AttackBudget(50, 2, 10))
+    assert report.violations == []
+    assert report.bounds > 20
+
+
+def test_no_bound_of_many_forms_is_broken() -> None:
+    report = run(12, seed=900, engines=["layer0", "interval", "crown", "zonotope"], kinds=["forms"])
+    assert report.violations == []
+    assert report.bounds > 5_000
+    assert {"margin", "output margin", "sum of rows"} <= {query for _, _, query in report.attacked}
+
+
+def test_every_family_is_tried() -> None:
+    report = run(40, seed=500, engines=["interval"], budget=AttackBudget(20, 1, 2))
+    assert {family for family, _, _ in report.attacked} == set(FAMILIES)
+
+
+def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> None:
+    cases = [random_case(seed) for seed in range(500)]
+    layers = [case.problem.model.architecture.n_layers for case in cases]
+    assert set(layers) == {1, 2, 3, 4, 5, 6}
+    assert 120 < sum(n > 2 for n in layers) < 220
+    assert {case.family for case, n in zip(cases, layers, strict=True) if n == 6} == set(FAMILIES)
+    assert {row.layer for case in cases for claim in case.claims for row in claim.rows} == set(range(6))
+
+
+def test_bounds_of_deep_models_are_proved_and_hold() -> None:
+    """One seed of each family whose model has at least four layers and is asked about behind the second."""
+    deep = (case for case in map(random_case, range(20_000, 20_400)) if _asks_deep(case))
+    report, families = Report(), set()
+    for case in deep:
+        if case.family not in families:
+            families.add(case.family)
+            try_case(case, [get_engine("taylor")], AttackBudget(50, 2, 10), report)
+            try_forms(case, [get_engine("taylor")], AttackBudget(50, 2, 10), report)
+    assert families == set(FAMILIES)
+    assert report.violations == []
+    assert report.bounds > 500
+    assert report.proved > 0
+
+
+def _asks_deep(case: Case) -> bool:
+    layers = {row.layer for claim in case.claims for row in claim.rows}
+    return case.problem.model.architecture.n_layers > 3 and min(layers, default=0) > 1
+
+
+class _Liar:
+    """An engine that claims a little more than is true."""
+
+    name = "liar"
+    guarantee = Guarantee.PROVED
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        return get_engine("layer0").refuses(problem, forms)
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        honest = get_engine("layer0").bound_forms(problem, forms)
+        middle = (honest.lower + honest.upper) / 2
+        return FormBounds(middle + 0.9 * (honest.lower - middle), middle + 0.9 * (honest.upper - middle))
+
+
+def test_a_false_bound_is_caught() -> None:
+    report = Report()
+    for seed in range(20):
+        case = random_case(seed)
+        if any(row.layer for claim in case.claims for row in claim.rows) or any(
+            not c.rows for c in case.claims
+        ):
+            continue
+        try_case(case, [_Liar()], AttackBudget(100, 3, 15), report)
+    assert len({v.seed for v in report.violations}) > 3
+
+
+def test_a_false_bound_of_a_form_is_caught() -> None:
+    report = Report()
+    for seed in range(25):
+        try_forms(random_case(seed), [_Liar()], AttackBudget(64, 2, 10), report)
+    assert len({v.seed for v in report.violations}) > 3
+
+
+class _Believer(_Liar):
+    """An engine that proves everything."""
+
+    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        return None
+
+    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+        ones = torch.ones(forms.size, dtype=torch.float64)
+        return FormBounds(ones, 2 * ones)
+
+
+def test_a_certified_planted_counterexample_is_a_violation() -> None:
+    report = Report()
+    for seed in range(2):
+        try_planted(seed, [_Believer(), get_engine("interval")], report)
+    assert [v.engine for v in report.violations] == ["liar", "liar"]
+    assert report.planted == {"liar": 2, "interval": 2}
+
+
+def test_the_dashboard_counts_what_was_tried(tmp_path: Path) -> None:
+    kept: list[int] = []
+    report = run(2, seed=3, engines=["interval"], kinds=["forms"], keep=lambda r: kept.append(r.bounds))
+    write_soundness(report.to_dict(), tmp_path / "new", "prooflens soundness <b>")
+    found = json.loads((tmp_path / "new" / "soundness.json").read_text())
+    page = (tmp_path / "new" / "soundness.html").read_text()
+    assert kept == [report.bounds]
+    assert found["bounds_attacked"] == sum(row["bounds"] for row in found["attacked"]) == report.bounds
+    assert "prooflens soundness &lt;b&gt;" in page
+    assert "<b>" not in (tmp_path / "new" / "soundness.svg").read_text()
+
+
+def test_unknown_kinds_are_named() -> None:
+    with pytest.raises(EngineError, match="kinds are claims, forms, planted"):
+        run(1, kinds=["clams"])
+
+
+def test_a_run_that_would_attack_nothing_is_refused() -> None:
+    for options in ({"cases": 0}, {"cases": 1, "seconds": -1.0}):
+        with pytest.raises(EngineError, match="attacks nothing"):
+            run(**options)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="no proof to attack"):
+        run(1, engines=["attack"])
+
+
+@pytest.mark.parametrize("about_output", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_counterexamples_are_not_certified(seed: int, about_output: bool) -> None:
+    planted = planted_case(seed, about_output)
+    problem, claim = planted.problem, planted.claim
+    scores, logits = problem.values(
+        problem.region.point(planted.alpha), [] if about_output else [1], about_output
+    )
+    rows = {row: scores[row.layer][row.head, row.position] for row in claim.rows}
+    assert claim.clean_holds
+    assert not bool(claim.holds_on(rows, logits))
+    assert break_claims(problem, [claim], AttackBudget(200, 5, 20), seed) == [None]
+    for name in PROVED:
+        engine = modest(name)
+        if refusal(engine, problem, claim.functionals) is None:
+            (bounds,), _ = bound_claims(engine, problem, [claim])
+            assert decide(claim, bounds) is None, name
+
+
+def test_cases_are_reproducible() -> None:
+    first, second = random_case(7), random_case(7)
+    assert first.problem.model.sha256 == second.problem.model.sha256
+    assert torch.equal(first.problem.region.center, second.problem.region.center)
+    assert [str(c) for c in first.claims] == [str(c) for c in second.claims]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_models_attend_unevenly(family: str) -> None:
+    model = random_model(family, random.Random(3))
+    x = torch.randn(
+        4, model.architecture.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    assert float(model.pattern(x, 0).max()) > 0.3
+
+
+def test_a_report_is_json_ready() -> None:
+    report = run(2, seed=0, budget=AttackBudget(10, 1, 1))
+    assert isinstance(report.to_dict()["bounds_attacked"], int)
+    assert json.loads(json.dumps(report.to_dict()))["cases"] == {"claims": 2}
