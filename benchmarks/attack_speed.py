@@ -14,7 +14,7 @@ import torch
 
 from prooflens import Ball, Transformer, load
 from prooflens.engines import Forms
-from prooflens.engines.attack.search import AttackBudget, Landscape, Search
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.protocol import Stopwatch
 from prooflens.errors import ProoflensError
@@ -40,9 +40,9 @@ def margins(problem: Problem) -> Forms:
 
 def batched(landscape: Landscape, targets: Targets, budget: AttackBudget) -> float:
     """Steps per second of the engine's own search."""
-    Search(landscape, targets).run(AttackBudget(0, 1, 1), seed=0)
+    AttackSearch(landscape, targets).run(AttackBudget(0, 1, 1), seed=0)
     watch = Stopwatch(landscape.region.center.device)
-    Search(landscape, targets).run(budget, seed=0)
+    AttackSearch(landscape, targets).run(budget, seed=0)
     return targets.size * budget.restarts * budget.steps / watch.seconds()
 
 

@@ -22,7 +22,7 @@ from prooflens import Ball, load
 from prooflens.engines import forms_of, get_engine
 from prooflens.engines.attack import Attack, AttackBudget
 from prooflens.evaluation.compare import Comparison, compare
-from prooflens.evaluation.memory_meter import Peak
+from prooflens.evaluation.memory_meter import MemoryMeter
 from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
 from prooflens.verdicts.question import ask
@@ -140,7 +140,7 @@ def peers(folder: Path, engines: list[str], budget: AttackBudget, name: str) -> 
         cells, bounds = [], []
         for engine in engines or PEERS[name]:
             made = get_engine(engine)
-            with Peak(model.device) as peak:
+            with MemoryMeter(model.device) as peak:
                 start = time.process_time()
                 found = made.bound_forms(problem, forms)
                 seconds = time.process_time() - start

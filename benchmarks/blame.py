@@ -20,7 +20,7 @@ from prooflens import load
 from prooflens.engines import Forms, forms_of
 from prooflens.engines.hidden import headless, output_forms
 from prooflens.engines.taylor import Taylor, bound_part
-from prooflens.engines.taylor.hessian import Beyond
+from prooflens.engines.taylor.hessian import HigherOrderBound
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.engines.taylor.walk import Chain
 from prooflens.problem import Problem
@@ -101,7 +101,7 @@ def main() -> None:
         row: Line = {"model": options.model, "layer": options.layer, "eps": eps, "functionals": forms.size}
         with torch.no_grad():
             walk = Taylor(memory=options.memory * 2**30).walk(problem, forms)
-            for name, reading in (("ellipsoids", Deep()), ("beyond", Beyond())):
+            for name, reading in (("ellipsoids", Deep()), ("beyond", HigherOrderBound())):
                 ledger = Ledger()
                 bound_part(walk, problem, forms, spied(reading, ledger))
                 shares = reversed(ledger.shares().items())

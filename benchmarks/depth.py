@@ -30,7 +30,7 @@ from prooflens.engines.functionals import bound_claims
 from prooflens.engines.taylor import Taylor, bound_part, factors
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.engines.taylor.segments import segments_of
-from prooflens.engines.taylor.walk import Chain, Walk
+from prooflens.engines.taylor.walk import Chain, TaylorWalk
 from prooflens.evaluation.studies.measure import attained_entropies
 from prooflens.memory import keep_freed
 from prooflens.models import OUTPUT, Transformer, scores_name
@@ -77,7 +77,7 @@ def sizes(problem: Problem, layer: int, memory: int) -> dict[str, float]:
     last = layer == problem.model.architecture.n_layers - 1
     program = problem.model.program(problem.n_tokens, OUTPUT if last else scores_name(layer))
     with torch.no_grad():
-        walk = Walk(memory, kept=frozenset(), visit=visit)
+        walk = TaylorWalk(memory, kept=frozenset(), visit=visit)
         walk.forward(segments_of(program), problem.region.center, factors(problem.region))
     return found
 
@@ -104,7 +104,7 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
         found[layer] = holds, list((-part.corner).cpu().split(sizes)), ratio, time.perf_counter() - start
 
     program = model.program(problem.n_tokens, [scores_name(wanted[-1])], None)
-    walk = Walk(options.memory * 2**30, kept=frozenset(), visit=visit)
+    walk = TaylorWalk(options.memory * 2**30, kept=frozenset(), visit=visit)
     with torch.no_grad():
         walk.forward(segments_of(program), problem.region.center, factors(problem.region))
     for layer, (holds, corners, ratio, took) in found.items():

@@ -8,7 +8,7 @@ from types import TracebackType
 import torch
 
 from prooflens.engines.protocol import Stopwatch
-from prooflens.evaluation.memory_meter import Peak, resident
+from prooflens.evaluation.memory_meter import MemoryMeter, resident
 
 Line = dict[str, object]
 
@@ -41,7 +41,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds = self.gib = 0.0
-        self._peak = Peak(device)
+        self._peak = MemoryMeter(device)
 
     def __enter__(self) -> "Meter":
         self._peak.__enter__()

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from prooflens.evaluation.studies import Settings, get_study
+from prooflens.evaluation.studies import StudySettings, get_study
 from prooflens.evaluation.studies.render import markdown, save
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, of studies that can use several")
     given = vars(parser.parse_args())
     names, out = given.pop("names"), given.pop("out")
-    settings = Settings(**given, tell=Told(), kept=out)
+    settings = StudySettings(**given, tell=Told(), kept=out)
     for one in map(get_study, names):
         result = one(settings)
         save(result, out)

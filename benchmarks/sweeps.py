@@ -27,7 +27,7 @@ from prooflens.sweep.executors import Crew, Executor
 from prooflens.sweep.spec import Spec, parse_spec
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import ModelFacts, Task, plan
-from prooflens.sweep.work import Report, settle
+from prooflens.sweep.work import TaskReport, run_task
 
 PER_TASK = 252
 """Rows of a task: the 9 heads × 14 tokens × 2 queries of a layer of smollm2 on the IOI prompt."""
@@ -77,17 +77,17 @@ def bench_rows(rows: int, folder: Path) -> None:
         "benchmark",
     )
     first = next(plan(spec, {"toy": ModelFacts.of("toy")}))
-    found = settle(first).table
+    found = run_task(first).table
     table = pa.concat_tables([found] * -(-PER_TASK // len(found))).slice(0, PER_TASK).combine_chunks()
     at_tasks: list[float] = []
 
-    def canned(asked: Sequence[Task], path: Path, crew: Crew) -> Generator[Report, None, None]:
+    def canned(asked: Sequence[Task], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
         store = SweepStore(path)
         for number, task in enumerate(asked):
             if number % (tasks // 4) == 0:
                 at_tasks.append(resident())
             store.write_shard(task.key, task.label, with_numbers(table, number))
-            yield Report(task, counts={"holds": PER_TASK})
+            yield TaskReport(task, counts={"holds": PER_TASK})
         at_tasks.append(resident())
 
     drive.execute = canned
@@ -124,9 +124,9 @@ def bench_tasks() -> None:
         queries = ["top1", "mass>=0.2"]
         document = {"models": [model], "layers": [0], "regions": {"eps": eps}, "queries": queries, **source}
         [task] = plan(parse_spec(document, "benchmark"), {model: ModelFacts.of(model)})
-        settle(task)
+        run_task(task)
         wall, work = time.perf_counter(), time.process_time()
-        rows = len(settle(task))
+        rows = len(run_task(task))
         wall, work = time.perf_counter() - wall, time.process_time() - work
         print(f"{model}: {rows} rows, {wall:.2f} s, {work:.2f} s of CPU")
 
@@ -137,7 +137,7 @@ def measured(spec: Spec, folder: Path, crew: Crew) -> tuple[float, float]:
     work: list[float] = []
     do = drive.execute
 
-    def counted(asked: Sequence[Task], path: Path, crew: Crew) -> Generator[Report, None, None]:
+    def counted(asked: Sequence[Task], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
         for report in do(asked, path, crew):
             assert report.error is None, report.error
             work.append(report.seconds)

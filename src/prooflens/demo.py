@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from prooflens.checker import Report, check
+from prooflens.checker import CheckReport, check
 from prooflens.models import Transformer, load
 from prooflens.regions import Ball
 from prooflens.report import report
@@ -29,7 +29,7 @@ class Demo:
     model: Transformer
     results: dict[float, Results]
     radii: Radii
-    checked: Report
+    checked: CheckReport
     run: Path
     page: Path
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import slice_model, study
 from prooflens import load
-from prooflens.evaluation.studies import Result, Settings, get_study
+from prooflens.evaluation.studies import Result, StudySettings, get_study
 from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES
 
 
@@ -41,4 +41,4 @@ def test_a_slice_with_tokens_reads_only_its_texts(monkeypatch: pytest.MonkeyPatc
 def test_a_study_is_what_reproduce_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     call(monkeypatch, study, "mc_budgets", "-o", str(tmp_path))
     kept = Result.from_dict(json.loads((tmp_path / "data" / "mc_budgets.json").read_text(encoding="utf-8")))
-    assert replace(kept, minutes=0.0) == replace(get_study("mc_budgets")(Settings()), minutes=0.0)
+    assert replace(kept, minutes=0.0) == replace(get_study("mc_budgets")(StudySettings()), minutes=0.0)

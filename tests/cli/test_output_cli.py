@@ -7,7 +7,7 @@ import pytest
 
 import prooflens as pl
 from prooflens.certificate import read_run
-from prooflens.report import gather, render
+from prooflens.report import collect, render
 from prooflens.report.outputs import answer_bars
 from tests.cli.test_prove import CONTRACT, FAST
 from tests.conftest import Call
@@ -98,18 +98,18 @@ def test_runs_are_kept_reported_and_checked(call: Call, tmp_path: Path) -> None:
 def test_the_picture_says_what_is_proved(tmp_path: Path) -> None:
     model = pl.load("toy")
     res = pl.output(model, model.example(0), pl.Ball(0.01), budget="100/3/15")
-    data = gather(res)
+    data = collect(res)
     (answer,) = data.answers
     assert answer.guarantee == "proved"
     assert [c.verdict for c in answer.candidates] == ["holds"]
     assert "(proved)" in answer_bars(answer).svg()
     bare = pl.certify(model, model.example(0), pl.Ball(0.01), queries="argmax", budget="100/3/15")
-    assert gather(bare).answers == ()
-    assert 'id="output"' not in render(gather(bare))
+    assert collect(bare).answers == ()
+    assert 'id="output"' not in render(collect(bare))
     estimate = pl.output(model, model.example(0), pl.Ball(0.01), engine="jacobian", budget="100/3/15")
-    assert "estimated, not proved" in answer_bars(gather(estimate).answers[0]).svg()
+    assert "estimated, not proved" in answer_bars(collect(estimate).answers[0]).svg()
     nothing = pl.output(model, model.example(0), pl.Ball(2.0), engine="attack", budget="100/3/15")
-    assert "no bounds" in answer_bars(gather(nothing).answers[0]).svg()
+    assert "no bounds" in answer_bars(collect(nothing).answers[0]).svg()
     for text in HOSTILE:
         hostile = type(answer)(text, *list(vars(answer).values())[1:])
         assert "<script>" not in answer_bars(hostile).svg()

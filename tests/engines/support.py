@@ -10,7 +10,7 @@ from prooflens.engines import FormBounds, Forms
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor
-from prooflens.engines.taylor.walk import Chain, Walk
+from prooflens.engines.taylor.walk import Chain, TaylorWalk
 from prooflens.models import Transformer
 from prooflens.problem import Problem
 from prooflens.queries import Row
@@ -92,13 +92,13 @@ def assert_contains(
     assert bool((values <= found.upper).all())
 
 
-def walk_of(problem: Problem, quick: bool = False) -> Walk:
+def walk_of(problem: Problem, quick: bool = False) -> TaylorWalk:
     """The walk of `taylor` up to the output, with nothing forgotten."""
     architecture = problem.model.architecture
     width = architecture.d_out or architecture.d_model
     forms = output_forms(torch.zeros(1, width, dtype=torch.float64))
     with torch.no_grad(), patch.object(Chain, "forget"):
-        return Taylor().walk(problem, forms, quick)
+        return Taylor().walk(problem, forms, quick=quick)
 
 
 def worst_covectors(M: Tensor, points: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from prooflens import Ball, Region, load
 from prooflens.engines import Forms, forms_of, get_engine
 from prooflens.engines.crown import crown_work
 from prooflens.engines.crown.alpha import AlphaCrown
-from prooflens.engines.crown.lines import Relaxation, activation, convex
+from prooflens.engines.crown.lines import LineRelaxation, activation, convex
 from prooflens.engines.crown.norm import square_lines
 from prooflens.engines.crown.softmax import Weights, weighted_median
 from prooflens.engines.crown.steps import Bilinear
-from prooflens.engines.crown.walk import Walk, plain
+from prooflens.engines.crown.walk import LineWalk, plain
 from prooflens.engines.exact import Exact
 from prooflens.models.sites import ACTIVATIONS, Product
 from prooflens.problem import Problem
@@ -50,7 +50,7 @@ def inside(box: Box) -> Tensor:
     return (box.lower + (box.upper - box.lower) * share).clamp(box.lower, box.upper)
 
 
-def assert_between(lines: Relaxation, x: Tensor, y: Tensor, tau: float) -> None:
+def assert_between(lines: LineRelaxation, x: Tensor, y: Tensor, tau: float) -> None:
     """Both sides at one τ; the reference values are themselves rounded."""
     for side, sign in ((lines.lower, -1.0), (lines.upper, 1.0)):
         slope, offset = side.at(torch.full((1, 1), tau, dtype=torch.float64))
@@ -154,7 +154,7 @@ def test_every_box_contains_its_values(name: str) -> None:
     problem = problem_of(name, 0.03)
     program = problem.model.program(problem.n_tokens)
     with torch.no_grad():
-        walk = Walk.through(problem, program, plain)
+        walk = LineWalk.through(problem, program, plain)
         values = program.run(problem.region.sample(1000)[0])
     assert walk.boxes.keys() == values.keys()
     for label, (low, high) in walk.boxes.items():

@@ -7,7 +7,7 @@ from torch import Tensor
 from prooflens.engines import Forms, Guarantee, forms_of, get_engine
 from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
 from prooflens.engines.jacobian.interval import interval_jacobian
-from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.walk import propagate
 from prooflens.models.program import INPUT
 from prooflens.problem import Problem
@@ -48,7 +48,7 @@ def test_interval_jacobians_contain_jacobians_of_points(name: str, eps: float) -
     layer = asked.model.architecture.n_layers - 1
     program = asked.model.program(4, [f"blocks.{layer}.attn.hook_q", f"blocks.{layer}.attn.hook_attn_scores"])
     names = [INPUT, *(step.out for step in program.steps)]
-    walk = propagate(program, asked.region, Options(), names)
+    walk = propagate(program, asked.region, SetOptions(), names)
     points, _ = asked.region.sample(12, seed=4)
     for label in names[1::3]:
         part = program.slice([label])

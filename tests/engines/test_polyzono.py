@@ -15,8 +15,8 @@ from prooflens.engines.polyzono import VARIANTS, PolyZono
 from prooflens.engines.relaxations.activations import CURVATURE
 from prooflens.engines.tensor_sets.products import bilinear, square
 from prooflens.engines.tensor_sets.relax import activation, inverse_root
-from prooflens.engines.tensor_sets.steps import Options
-from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.steps import SetOptions
+from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.engines.tensor_sets.walk import propagate, region_set
 from prooflens.models import Transformer
 from prooflens.models.sites import ACTIVATIONS
@@ -60,7 +60,9 @@ def test_every_stage_contains_sampled_points(name: str, eps: float, variant: str
     asked = problem(name, eps)
     program = asked.model.program(asked.n_tokens)
     names = [step.out for step in program.steps]
-    options = VARIANTS[variant] if eps < 0.1 else Options(**{**vars(VARIANTS[variant]), "k": 6, "order": 4})
+    options = (
+        VARIANTS[variant] if eps < 0.1 else SetOptions(**{**vars(VARIANTS[variant]), "k": 6, "order": 4})
+    )
     walk = propagate(program, asked.region, options, names)
     x, alpha = asked.region.sample(400, seed=1)
     values = program.run(x)
@@ -122,7 +124,7 @@ def test_fewer_kept_generators_are_never_tighter(index: int) -> None:
     forms = forms_of(margins(asked, 1))
     widths = []
     for k in (0, 8, 16, 32, 64):
-        bounds = PolyZono("cpz", Options(k=k)).bound_forms(asked, forms)
+        bounds = PolyZono("cpz", SetOptions(k=k)).bound_forms(asked, forms)
         widths.append(float((bounds.upper - bounds.lower).mean()))
     assert widths == sorted(widths, reverse=True)
 
@@ -189,7 +191,7 @@ def test_products_and_sums_contain_what_they_should(seed: int, k: int, dense: bo
             a + draw_point(random_set(seed + 2, (3, 2, 4)), alpha, generator),
         ),
         (x.reduced(2, 1), a),
-        (x.absorbed(Factors(8)), a),
+        (x.absorbed(FactorIds(8)), a),
     ):
         determined, room = z.evaluate(alpha)
         assert bool(((value - determined).abs() <= room + TOLERANCE).all())

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.engines import get_engine
-from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.engines.tensor_sets.walk import propagate
 from prooflens.engines.zonotope import AFFINE, AffineRules, ZonotopeEngine, strip
 from prooflens.models.sites import Softmax
@@ -55,7 +55,7 @@ def test_softmax_contains_its_values_and_knows_its_sum(seed: int, spread: float)
     mask = mask.tril() if seed % 2 else mask
     point = TensorSet.point(2.0 * draw(2, S, S))
     a = TensorSet(point.c, spread * draw(p, 2, S, S), torch.arange(p), point.Q, point.pairs, point.r)
-    rules = AffineRules(AFFINE, Factors(p), 512)
+    rules = AffineRules(AFFINE, FactorIds(p), 512)
     s = rules._softmax(Softmax("s", ("a",), mask), a)
     alpha = draw(300, p)
     alpha[::2] = alpha[::2].sign()

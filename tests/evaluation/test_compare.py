@@ -149,8 +149,8 @@ def test_the_peak_is_seen() -> None:
         pytest.skip("no /proc")
     program = """
 import torch
-from prooflens.evaluation.memory_meter import Peak
-with Peak(torch.device("cpu")) as peak:
+from prooflens.evaluation.memory_meter import MemoryMeter
+with MemoryMeter(torch.device("cpu")) as peak:
     held = torch.ones(2**24, dtype=torch.float64)
     held += 1.0
 print(peak.bytes)

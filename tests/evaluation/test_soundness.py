@@ -15,7 +15,7 @@ from prooflens.errors import EngineError
 from prooflens.evaluation.soundness import (
     FAMILIES,
     Case,
-    Report,
+    SoundnessReport,
     modest,
     random_case,
     random_model,
@@ -75,7 +75,7 @@ def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> Non
 def test_bounds_of_deep_models_are_proved_and_hold() -> None:
     """One seed of each family whose model has at least four layers and is asked about behind the second."""
     deep = (case for case in map(random_case, range(20_000, 20_400)) if _asks_deep(case))
-    report, families = Report(), set()
+    report, families = SoundnessReport(), set()
     for case in deep:
         if case.family not in families:
             families.add(case.family)
@@ -108,7 +108,7 @@ class _Liar:
 
 
 def test_a_false_bound_is_caught() -> None:
-    report = Report()
+    report = SoundnessReport()
     for seed in range(20):
         case = random_case(seed)
         if any(row.layer for claim in case.claims for row in claim.rows) or any(
@@ -120,7 +120,7 @@ def test_a_false_bound_is_caught() -> None:
 
 
 def test_a_false_bound_of_a_form_is_caught() -> None:
-    report = Report()
+    report = SoundnessReport()
     for seed in range(25):
         try_forms(random_case(seed), [_Liar()], AttackBudget(64, 2, 10), report)
     assert len({v.seed for v in report.violations}) > 3
@@ -138,7 +138,7 @@ class _Believer(_Liar):
 
 
 def test_a_certified_planted_counterexample_is_a_violation() -> None:
-    report = Report()
+    report = SoundnessReport()
     for seed in range(2):
         try_planted(seed, [_Believer(), get_engine("interval")], report)
     assert [v.engine for v in report.violations] == ["liar", "liar"]

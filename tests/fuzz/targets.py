@@ -23,7 +23,7 @@ from prooflens.errors import ProoflensError
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
-from prooflens.report import gather, render
+from prooflens.report import collect, render
 from prooflens.sweep.spec import read_spec
 from prooflens.verdicts.circuit_files import as_circuit
 
@@ -121,7 +121,7 @@ def run_json(data: bytes, folder: Path) -> None:
     (folder / "run.json").write_bytes(data)
     check(folder, TOY)
     run = read_run(folder)
-    render(gather(folder))
+    render(collect(folder))
     assert run.table.num_rows == run.info["rows"]
 
 
@@ -137,7 +137,7 @@ def certificate(data: bytes, folder: Path) -> None:
     info["files"][name] = hashlib.sha256(data).hexdigest()
     (folder / "run.json").write_text(json.dumps(info))
     check(folder, TOY)
-    render(gather(folder))
+    render(collect(folder))
 
 
 def weights(data: bytes, folder: Path) -> None:

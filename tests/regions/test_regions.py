@@ -19,7 +19,7 @@ def test_ball_on_all_tokens() -> None:
     assert region.n_factors == 12
     assert region.contains(X + 0.1 * 0.999)
     assert not region.contains(X + 0.11)
-    assert torch.equal(region.spread(), torch.full_like(X, 0.1))
+    assert torch.equal(region.half_widths(), torch.full_like(X, 0.1))
 
 
 def test_ball_on_chosen_tokens() -> None:
@@ -99,7 +99,7 @@ def test_corners_of_a_small_ball() -> None:
 
 def test_scaling_multiplies_the_radius() -> None:
     region = Ball(0.1).around(X).scaled(3.0)
-    assert torch.allclose(region.spread(), torch.full_like(X, 0.3))
+    assert torch.allclose(region.half_widths(), torch.full_like(X, 0.3))
 
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, float("nan"), float("inf")])
@@ -149,7 +149,7 @@ def test_points_of_their_own_factors_are_contained(seed: int) -> None:
         points, alpha = region.sample(5, seed)
         assert region.contains(X)
         assert all(region.contains(point) for point in points)
-        assert not region.contains(X + 1.01 * region.spread() + 1e-8)
+        assert not region.contains(X + 1.01 * region.half_widths() + 1e-8)
         assert len(alpha) == 5 or held is not None
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import prooflens as pl
-from prooflens.report import ReportData, gather
+from prooflens.report import ReportData, collect
 
 HOSTILE = ("</script><script>alert(1)</script>", "a\u202eb", "<b>", '"&\u2028')
 
@@ -18,7 +18,7 @@ def data() -> ReportData:
     radii = pl.radius(model, prompt, layer=0, tolerance=1.0, budget="layer0")
     tokens = pl.radius(model, prompt, layer=0, tolerance=1.0, per_token=True)
     whole = pl.circuit(model, prompt, pl.Ball(0.05), "0.0:top1@-1 & 0.1:top1@1")
-    return gather(*results, radii, tokens, whole)
+    return collect(*results, radii, tokens, whole)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import prooflens as pl
 from prooflens.errors import RunError
-from prooflens.report import ReportData, gather, render, report, write_figures
+from prooflens.report import ReportData, collect, render, report, write_figures
 from prooflens.report.attention import weight_ranges
 from prooflens.report.data import MOST_ROWS
 from prooflens.report.figures import radius_map
@@ -94,7 +94,7 @@ def test_the_radius_map_is_of_the_weakest_row(data: ReportData) -> None:
 
 def test_without_radii_the_map_reads_verdicts(toy: pl.Transformer) -> None:
     found = [pl.certify(toy, toy.example(1), pl.Ball(eps), layer=0) for eps in (0.02, 0.1)]
-    cells = gather(*found).radius_map
+    cells = collect(*found).radius_map
     for cell in cells:
         here = [(row["eps"], row["verdict"]) for f in found for row in f.rows if row["head"] == cell.head]
         failing = [eps for eps, verdict in here if verdict == "fails"]
@@ -114,7 +114,7 @@ def test_curves_are_sandwiches(data: ReportData) -> None:
 def test_proved_weight_ranges_contain_the_weights_of_points(toy: pl.Transformer) -> None:
     prompt = toy.example(1)
     region = pl.Ball(0.05).around(prompt)
-    (head, *_) = gather(pl.certify(toy, prompt, region, layer=0)).attention
+    (head, *_) = collect(pl.certify(toy, prompt, region, layer=0)).attention
     points, _ = region.sample(200, seed=3)
     for x in (prompt.x, *points):
         pattern = toy.pattern(x, 0)[head.head]
@@ -152,7 +152,7 @@ def test_runs_on_disk_and_results_in_memory_give_the_same_pictures(
 ) -> None:
     found = pl.certify(toy, toy.example(0), pl.Ball(0.05), layer=0)
     found.save(tmp_path / "run", command="prooflens certify toy")
-    kept, direct = gather(tmp_path / "run"), gather(found)
+    kept, direct = collect(tmp_path / "run"), collect(found)
     assert kept.attention == direct.attention
     assert kept.commands == ("prooflens certify toy",)
     assert report(tmp_path / "run", path=tmp_path / "x" / "r.html").is_file()
@@ -175,7 +175,7 @@ def test_one_report_is_about_one_prompt(toy: pl.Transformer) -> None:
     other = pl.load("toy-4layer")
     found = [pl.certify(m, m.example(0), pl.Ball(0.01), layer=0) for m in (toy, other)]
     with pytest.raises(RunError, match="one model"):
-        gather(*found)
+        collect(*found)
 
 
 def test_many_rows_are_cut_and_said(data: ReportData) -> None:

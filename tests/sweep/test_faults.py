@@ -168,15 +168,15 @@ def test_out_of_memory_is_tried_once_more_with_half(
     copy = copied(undisturbed, tmp_path / "run")
     copy.files()[0].unlink()
     [task], _ = pending(copy)
-    settle, asked = work.settle, []
+    run_task, asked = work.run_task, []
 
     def scarce(task: Task) -> Results:
         asked.append(task.memory)
         if len(asked) == 1:
             raise EngineError("taylor needs about 9.0 GiB, 2.0 GiB are allowed")
-        return settle(task)
+        return run_task(task)
 
-    monkeypatch.setattr(work, "settle", scarce)
+    monkeypatch.setattr(work, "run_task", scarce)
     report = work.perform(task, copy)
     assert (report.error, report.tries, asked) == (None, 2, [None, work.CHUNK_BYTES // 2])
     assert rows_of(copy) == rows_of(undisturbed)
@@ -184,7 +184,7 @@ def test_out_of_memory_is_tried_once_more_with_half(
     def none(task: Task) -> Results:
         raise MemoryError
 
-    monkeypatch.setattr(work, "settle", none)
+    monkeypatch.setattr(work, "run_task", none)
     report = work.perform(task, copy)
     assert (report.kind, report.tries) == ("MemoryError", 2)
 

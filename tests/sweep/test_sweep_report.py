@@ -46,8 +46,8 @@ def test_rates_are_those_of_the_rows(undisturbed: SweepStore) -> None:
 def test_spreads_are_those_of_the_radii(radii: SweepStore) -> None:
     data = SweepReport.of(radii.path)
     rows = rows_of(radii).to_pylist()
-    assert [(spread.layer, spread.head) for spread in data.spreads] == [(0, 0), (0, 1)]
-    for spread in data.spreads:
+    assert [(spread.layer, spread.head) for spread in data.heads] == [(0, 0), (0, 1)]
+    for spread in data.heads:
         weakest: dict[str, float] = {}
         for row in rows:
             if row["head"] == spread.head:

@@ -19,7 +19,7 @@ from prooflens.regions import Constraints, Paraphrases, Region
 from prooflens.results.outcome import Verdict
 from prooflens.verdicts.certify import Interrupted, decide_claims
 from prooflens.verdicts.evidence import ATTACK, Evidence
-from prooflens.verdicts.portfolio import gather
+from prooflens.verdicts.portfolio import gather_evidence
 from prooflens.verdicts.settings import Settings
 from prooflens.verdicts.stages import PORTFOLIO, Stage, stages_of
 from tests.families import gpt2
@@ -355,7 +355,7 @@ def test_no_attack_breaks_what_the_portfolio_proves(seed: int) -> None:
     """Random models of all families, regions with and without constraints, queries of all kinds."""
     case = random_case(seed)
     evidence = [Evidence.about(claim) for claim in case.claims]
-    gather(case.problem, evidence, Settings(budget=AttackBudget(50, 2, 10)))
+    gather_evidence(case.problem, evidence, Settings(budget=AttackBudget(50, 2, 10)))
     outcomes = [item.outcome(case.problem) for item in evidence]
     held = [o.claim for o in outcomes if o.verdict is Verdict.HOLDS and not o.claim.wants_range]
     assert break_claims(case.problem, held, AttackBudget(300, 6, 30), seed=seed + 1) == [None] * len(held)

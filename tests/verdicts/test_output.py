@@ -93,8 +93,8 @@ def test_the_vector_before_the_head_is_enclosed(name: str, engine: str) -> None:
     assert bool(((h - known.h0).abs() <= known.box).all())
     w = torch.randn(40, h.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = ((h - known.h0) @ w.T).abs().amax(0)
-    assert bool((moved <= known.spread_linear(w)).all())
-    assert bool((known.spread_linear(w) <= known.spread_box(w) * (1 + 1e-12) + 1e-12).all())
+    assert bool((moved <= known.reach_linear(w)).all())
+    assert bool((known.reach_linear(w) <= known.reach_box(w) * (1 + 1e-12) + 1e-12).all())
 
 
 @pytest.mark.parametrize("engine", [*PROVERS, "jacobian-proved"])
@@ -116,10 +116,10 @@ def test_norm_bound_and_reach() -> None:
     w = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     held = HiddenBounds(h0, E, A)
     lazy = HiddenBounds(h0, E, reach=lambda v: (v @ A).abs().sum(-1))
-    assert torch.allclose(held.spread_linear(w), lazy.spread_linear(w))
-    assert torch.allclose(held.spread_box(w), lazy.spread_box(w))
+    assert torch.allclose(held.reach_linear(w), lazy.reach_linear(w))
+    assert torch.allclose(held.reach_box(w), lazy.reach_box(w))
     norm = HiddenBounds(h0, E, A, radius=0.5)
-    assert bool((norm.spread_box(w) <= 0.5 * w.norm(dim=-1) * (1 + 1e-12)).all())
+    assert bool((norm.reach_box(w) <= 0.5 * w.norm(dim=-1) * (1 + 1e-12)).all())
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -8,6 +8,6 @@
 - `WRONG`: a fingerprint, a bound, a verdict or a witness is contradicted.
 """
 
-from prooflens.checker.run import WORDS, Finding, Report, check
+from prooflens.checker.run import WORDS, CheckReport, Finding, check
 
-__all__ = ["WORDS", "Finding", "Report", "check"]
+__all__ = ["WORDS", "CheckReport", "Finding", "check"]

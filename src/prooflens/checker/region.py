@@ -38,7 +38,7 @@ class Region:
     def __post_init__(self) -> None:
         parts = {part is None for part in (self.A_eq, self.b_eq, self.A_ub, self.b_ub)}
         sound = len(parts) == 1 and (self.radius is None) != (self.generators is None)
-        if not sound or not np.isfinite(self.spread).all() or np.any(self.spread < 0):
+        if not sound or not np.isfinite(self.half_widths).all() or np.any(self.half_widths < 0):
             raise ValueError("the stored region is damaged")
 
     @property
@@ -47,7 +47,7 @@ class Region:
         return None if self.radius is None else float(self.radius.max())
 
     @property
-    def spread(self) -> Array:
+    def half_widths(self) -> Array:
         """Half the width of the box around the region, rounded up."""
         if self.radius is not None:
             return np.asarray(self.radius)

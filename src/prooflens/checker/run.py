@@ -18,10 +18,10 @@ from flint import arb
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from prooflens.checker.asked import Asked
 from prooflens.checker.claims import OUTPUTS, Functional, bounds, keys_of, value
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
+from prooflens.checker.query_reader import QueryReader
 from prooflens.checker.region import Region, balls
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
@@ -54,7 +54,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What was found: problems of the run as a whole, and a finding per row."""
 
     problems: list[str]
@@ -72,7 +72,7 @@ class Report:
         return not self.problems and not self.counts["WRONG"]
 
 
-def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
+def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport:
     """Check a run directory against the folder of the model's weights.
 
     `tables` gives RoPE's float32 constants as the library that ran the model makes them; they are compared with the
@@ -107,9 +107,9 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> Report:
         same = all(counts[verdict] == n for verdict, n in summary.items())
         _need(same or not info["complete"], "run.json counts other verdicts")
         found = _Checker(net, tensors, claimed, info["region"]["eps"]).judge_all() if claimed else {}
-        return Report([], [found.get(row["row"]) or _without_claim(row) for row in rows])
+        return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in rows])
     except DAMAGE as error:
-        return Report([f"WRONG: {error or type(error).__name__}"], [])
+        return CheckReport([f"WRONG: {error or type(error).__name__}"], [])
 
 
 def _without_claim(row: Row) -> Finding:
@@ -135,12 +135,12 @@ class _Checker:
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([balls(self.region.center)], *_reads(functionals))[0]
-        self.asked = Asked(net.arch, net.mask(len(self.region.center)), rows[0]["tokens"], self.clean)
+        self.asked = QueryReader(net.arch, net.mask(len(self.region.center)), rows[0]["tokens"], self.clean)
 
     @cached_property
     def first(self) -> FirstLayer:
         """Layer 0 on the region, or on the box around it."""
-        return FirstLayer(self.net, self.region.center, self.region.spread)
+        return FirstLayer(self.net, self.region.center, self.region.half_widths)
 
     def judge_all(self) -> dict[int, Finding]:
         """A finding per row."""

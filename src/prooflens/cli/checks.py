@@ -14,7 +14,7 @@ from prooflens.cli.options import Json
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.evaluation.soundness import Report
+    from prooflens.evaluation.soundness import SoundnessReport
 
 
 @app.command()
@@ -39,7 +39,7 @@ def soundness(
     from prooflens.evaluation.soundness import KINDS, run
     from prooflens.report.soundness import write_soundness
 
-    def keep(report: Report) -> None:
+    def keep(report: SoundnessReport) -> None:
         if out is not None:
             write_soundness(report.to_dict(), out, command_line())
 
@@ -55,7 +55,7 @@ def soundness(
         raise typer.Exit(3)
 
 
-def _print(found: Report) -> None:
+def _print(found: SoundnessReport) -> None:
     totals = Counter[tuple[str, str]]()
     for (_, engine, query), count in found.attacked.items():
         totals[engine, query] += count

@@ -15,7 +15,7 @@ from prooflens.errors import ModelError, PromptError
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
-    from prooflens.evaluation.studies import Result, Settings
+    from prooflens.evaluation.studies import Result, StudySettings
 
 
 @app.command()
@@ -47,7 +47,7 @@ def reproduce(
 
     Exit code 2: some studies were left out because a model or a text is not at hand.
     """
-    from prooflens.evaluation.studies import Settings, StudyError, get_study, study_names
+    from prooflens.evaluation.studies import StudyError, StudySettings, get_study, study_names
     from prooflens.verdicts.settings import checked_device
     from prooflens.verdicts.stages import stages_of
 
@@ -71,7 +71,7 @@ def reproduce(
     results: list[Result] = []
     missing: dict[str, str] = {}
     with shown(not as_json) as tell:
-        settings = Settings(quick, model, engine, layer, samples, device, seed, tell, out, jobs)
+        settings = StudySettings(quick, model, engine, layer, samples, device, seed, tell, out, jobs)
         for number, one in enumerate(studies):
             tell(one.name, number / len(studies))
             try:
@@ -96,7 +96,7 @@ def reproduce(
         raise typer.Exit(2)
 
 
-def _tell_unused(settings: Settings, result: Result) -> None:
+def _tell_unused(settings: StudySettings, result: Result) -> None:
     """Which options had no say in a result; its command does not name them either."""
     from prooflens.evaluation.studies.base import CHOICES
 

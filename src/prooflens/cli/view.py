@@ -17,7 +17,7 @@ from prooflens.errors import RunError
 from prooflens.json_files import read_json
 
 if TYPE_CHECKING:
-    from prooflens.checker import Report
+    from prooflens.checker import CheckReport
 
 CLAIMED = (
     (
@@ -88,9 +88,9 @@ def report(
     if any((run / "sweep.json").is_file() for run in runs):
         _report_sweep(runs, out, figures, as_json)
         return
-    from prooflens.report import gather, render, write_figures, write_page
+    from prooflens.report import collect, render, write_figures, write_page
 
-    data = gather(*runs)
+    data = collect(*runs)
     write_page(out, render(data))
     pictures = write_figures(data, figures) if figures is not None else []
     if as_json:
@@ -111,7 +111,7 @@ def _report_sweep(runs: list[Path], out: Path, figures: Path | None, as_json: bo
         say(str(out))
 
 
-def _print_check(found: Report, folder: Path) -> None:
+def _print_check(found: CheckReport, folder: Path) -> None:
     console = Console()
     order = {"WRONG": 0, "not checkable": 1}
     table = Table("row", "finding", "note")

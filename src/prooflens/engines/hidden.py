@@ -66,7 +66,7 @@ class HiddenBounds:
             return up(self.reach(torch.eye(len(self.h0)).to(self.h0)) + self.E)
         return up(up(self.A.abs().sum(-1) * (1.0 + gamma(self.A.shape[-1] + 4)) + TINY) + self.E)
 
-    def spread_box(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    def reach_box(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """|w|·(ρ + E), and the norm bound where it is smaller: a matrix–vector product for all covectors."""
         grow = 1.0 + gamma(w.shape[-1] + 8)
         found = up(w.abs() @ self.box * grow + TINY)
@@ -74,7 +74,7 @@ class HiddenBounds:
             return found
         return torch.minimum(found, up(w.square().sum(-1).sqrt() * self.radius * grow + TINY))
 
-    def spread_linear(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    def reach_linear(self, w: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """‖wA‖₁ + |w|·E: one matrix product; no more than the box where A is there, the same where it is not."""
         grow = 1.0 + gamma(w.shape[-1] + 8)
         rest = self.rest(w)
@@ -89,7 +89,7 @@ class HiddenBounds:
 
     @property
     def is_box(self) -> bool:
-        """Whether there is no linear part, so that nothing is gained beyond `spread_box`."""
+        """Whether there is no linear part, so that nothing is gained beyond `reach_box`."""
         return self.A is None and self.reach is None
 
     @property

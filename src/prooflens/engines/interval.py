@@ -1,8 +1,8 @@
 r"""Engine `interval`: interval bounds of every value of a model (IBP), for every family, layer and output.
 
-Each value gets a box; `interval_steps` says how a step maps boxes to a box. Dependence between coordinates is
-forgotten, so boxes widen with depth, but the structural facts (`thm:ln`, `thm:convex`, weights on the simplex)
-keep them finite. A linear form Σ w·a of values in boxes lies in
+Each value gets a box; `relaxations.interval_steps` says how a step maps boxes to a box. Dependence between
+coordinates is forgotten, so boxes widen with depth, but the structural facts (`thm:ln`, `thm:convex`, weights on the
+simplex) keep them finite. A linear form Σ w·a of values in boxes lies in
 
     [ Σ w⁺a̲ − w⁻ā,   Σ w⁺ā − w⁻a̲ ],
 

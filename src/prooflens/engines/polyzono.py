@@ -1,8 +1,9 @@
 r"""Engines `pz`, `cpz` and their ablations: sequential propagation of constrained polynomial zonotopes.
 
 The paper's "CPZ Propagation Through the Transformer Block", step by step through whole blocks, with every unsound
-step replaced (soundness.md, rows 4 and 11) and rounding accounted for: the guarantee is *proved*. `polyzono_set` says
-what is propagated, `polyzono_steps` what each step does, `polyzono_forms` how scores become bounds.
+step replaced (soundness.md, rows 4 and 11) and rounding accounted for: the guarantee is *proved*.
+`tensor_sets.tensor_set` says what is propagated, `tensor_sets.steps` what each step does, `tensor_sets.forms` how
+scores become bounds.
 
 | name | simplex constraint | norm constraint | softmax |
 |---|---|---|---|
@@ -24,9 +25,9 @@ from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
-from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
-from prooflens.engines.tensor_sets.walk import Walk, bound_from, propagate, score_steps
+from prooflens.engines.tensor_sets.walk import SetWalk, bound_from, propagate, score_steps
 from prooflens.models import OUTPUT
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
@@ -38,10 +39,10 @@ class PolyZono(EngineBase):
     """Proved bounds of linear forms of any layer's scores and of the output, by sequential propagation."""
 
     name: str = "cpz"
-    options: Options = field(default_factory=Options)
+    options: SetOptions = field(default_factory=SetOptions)
     guarantee: Guarantee = Guarantee.PROVED
 
-    def walk(self, problem: Problem, keep: Iterable[str]) -> Walk:
+    def walk(self, problem: Problem, keep: Iterable[str]) -> SetWalk:
         """The sets of some named values, with the record of all stages."""
         names = tuple(keep)
         program = problem.model.program(problem.n_tokens, names, problem.padding)
@@ -84,10 +85,10 @@ def hidden_of(x: TensorSet) -> HiddenBounds:
 
 
 VARIANTS = {
-    "pz": Options(simplex=False, norm=False, taylor=False),
-    "pz-simplex": Options(norm=False),
-    "pz-norm": Options(simplex=False, taylor=False),
-    "cpz": Options(),
+    "pz": SetOptions(simplex=False, norm=False, taylor=False),
+    "pz-simplex": SetOptions(norm=False),
+    "pz-norm": SetOptions(simplex=False, taylor=False),
+    "cpz": SetOptions(),
 }
 """The registered engines: none of the constraints, each alone, both."""
 

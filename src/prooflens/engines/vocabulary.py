@@ -140,7 +140,7 @@ def _margins(
     )
     value = rows @ known.h0 + shift
     longest = max(len(index) for _, index in pairs)
-    far = up(known.spread_linear(rows) + up(gamma(d + longest + 16) * 4.0 * size + TINY))
+    far = up(known.reach_linear(rows) + up(gamma(d + longest + 16) * 4.0 * size + TINY))
     corner = torch.where(rows @ known.A >= 0, 1.0, -1.0).to(rows)
     found = FormBounds(*_numbers(down(value - far), up(value + far)), -corner, corner)
     constants = torch.tensor([f.constant for f in functionals]).to(value)
@@ -182,11 +182,11 @@ class _Tail:
         rest[list(left)] = False
         tokens = rest.nonzero()[:, 0].to(weight.device)
         self.winner = winner
-        lower, upper = self._stage(tokens, self.known.spread_box)
+        lower, upper = self._stage(tokens, self.known.reach_box)
         open_ = (~(lower > 0)).nonzero()[:, 0]
         by_box, by_linear, by_direct = len(tokens) - len(open_), 0, 0
         if len(open_) and not self.known.is_box:
-            low, high = self._stage(tokens[open_], self.known.spread_linear)
+            low, high = self._stage(tokens[open_], self.known.reach_linear)
             lower[open_] = torch.maximum(lower[open_], low)
             upper[open_] = torch.minimum(upper[open_], high)
             still = ~(lower[open_] > 0)

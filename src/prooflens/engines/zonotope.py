@@ -1,10 +1,10 @@
 r"""Engine `zonotope`: affine arithmetic through the transformer (DeepT, Bonaert et al. 2021), for ℓ∞ regions.
 
 Every value is c + Σ_k ε_k L_k, ε ∈ [−1, 1], the noise symbols ε shared by all values of a walk: the tensor sets of
-`polyzono_set` without quadratic generators, so affine steps and rounding are theirs.
+`tensor_sets.tensor_set` without quadratic generators, so affine steps and rounding are theirs.
 
 **Dot products** c₁c₂ + c₁ℓ₂ + ℓ₁c₂ + ℓ₁ℓ₂, the last term boxed: *precise*, Σ_{k≤l} |M_kl + M_lk| with ε_k² ∈ [0, 1],
-where the coefficients fit in memory (`polyzono_product`); *fast*, the product of the two radii, where they do not.
+where the coefficients fit in memory (`tensor_sets.products`); *fast*, the product of the two radii, where they do not.
 Forms of scores are always precise, after differences are taken.
 
 **One-dimensional functions** lie in a strip, φ(x) ∈ λx + [μ̲, μ̄]. For a convex φ and any λ the upper end is at an end of
@@ -32,7 +32,7 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.activations import LIBM, Relaxation
 from prooflens.engines.tensor_sets.relax import apply
-from prooflens.engines.tensor_sets.steps import Options, Rules, Unbounded
+from prooflens.engines.tensor_sets.steps import Rules, SetOptions, Unbounded
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
 from prooflens.engines.tensor_sets.walk import bound_from, propagate, score_steps
 from prooflens.models import OUTPUT
@@ -43,7 +43,7 @@ from prooflens.problem import Problem
 from prooflens.queries.simplex import Box
 from prooflens.queries.weights import weight_box
 
-AFFINE = Options(simplex=False, norm=False, taylor=False, k=0)
+AFFINE = SetOptions(simplex=False, norm=False, taylor=False, k=0)
 """No quadratic generators and none of the paper's constraints."""
 
 WIDEST = 300.0

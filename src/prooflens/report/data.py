@@ -15,7 +15,7 @@ import pyarrow as pa
 from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
 from prooflens.report.outputs import Answer, answers
-from prooflens.report.source import Source, read_source
+from prooflens.report.source import RowSource, read_source
 
 if TYPE_CHECKING:
     from prooflens.results.frame import Frame
@@ -47,7 +47,7 @@ class RadiusCell:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MarginCurve:
     """One row of attention at several radii: (ε, proved lower bound, attained by the attack)."""
 
     key: Key
@@ -56,7 +56,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Part:
+class CircuitPart:
     """A part of a circuit."""
 
     layer: int
@@ -75,7 +75,7 @@ class CircuitGraph:
     name: str
     verdict: str
     eps: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[CircuitPart, ...]
     weakest: int
 
 
@@ -108,7 +108,7 @@ class ReportData:
     left_out: int = 0
     radius_map: tuple[RadiusCell, ...] = ()
     attention: tuple[AttentionHead, ...] = ()
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[MarginCurve, ...] = ()
     circuits: tuple[CircuitGraph, ...] = ()
     strip: tuple[TokenRadius, ...] = ()
     answers: tuple[Answer, ...] = ()
@@ -119,7 +119,7 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, p
 """What reading a run raises whose rows and tensors do not fit together."""
 
 
-def gather(*found: Frame | Path | str) -> ReportData:
+def collect(*found: Frame | Path | str) -> ReportData:
     """The data of a report about one model and prompt, from `Results`, `Radii` and run directories."""
     if not found:
         raise RunError("a report needs at least one result or run directory")
@@ -246,7 +246,7 @@ def _columns(table: pa.Table, names: Sequence[str]) -> Iterable[tuple[Any, ...]]
     return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
-def _curves(verdicts: pa.Table) -> tuple[Curve, ...]:
+def _curves(verdicts: pa.Table) -> tuple[MarginCurve, ...]:
     """Rows that were asked on balls of several radii, moving the same tokens.
 
     The balls are nested: what is proved on one holds on every smaller one, what one attains every larger one does.
@@ -267,9 +267,9 @@ def _curves(verdicts: pa.Table) -> tuple[Curve, ...]:
             radii = sorted(found)
             proved = list(accumulate((found[e][0] for e in reversed(radii)), _largest))[::-1]
             reached = accumulate((found[e][1] for e in radii), _smallest)
-            curves.append(Curve(key, clean[key], tuple(zip(radii, proved, reached, strict=True))))
+            curves.append(MarginCurve(key, clean[key], tuple(zip(radii, proved, reached, strict=True))))
 
-    def interest(curve: Curve) -> tuple[bool, float]:
+    def interest(curve: MarginCurve) -> tuple[bool, float]:
         """Those whose proof ends within the radii first, then by clean margin."""
         bounds = [low for _, low, _ in curve.points if low is not None]
         crosses = bool(bounds) and min(bounds) <= 0.0 < max(bounds)
@@ -289,7 +289,7 @@ def _smallest(a: float | None, b: float | None) -> float | None:
 STRENGTH = {"fails": 0, "unknown": 1, "estimated": 2, "holds": 3}
 
 
-def _circuit(source: Source) -> CircuitGraph:
+def _circuit(source: RowSource) -> CircuitGraph:
     names = [c for c in VERDICT_COLUMNS if c in source.table.column_names]
     rows = source.table.select(names).to_pylist()
     whole = next(row for row in rows if row["circuit"] is not None)
@@ -301,11 +301,11 @@ def _circuit(source: Source) -> CircuitGraph:
 
     weakest = min(range(len(parts)), key=strength, default=-1)
     kept = ("layer", "head", "position", "query", "verdict", "lower", "clean")
-    made = tuple(Part(**{name: row[name] for name in kept}) for row in parts)
+    made = tuple(CircuitPart(**{name: row[name] for name in kept}) for row in parts)
     return CircuitGraph(whole["circuit"], whole["verdict"], whole["eps"], made, weakest)
 
 
-def _strip(radii: pa.Table, source: Source) -> tuple[TokenRadius, ...]:
+def _strip(radii: pa.Table, source: RowSource) -> tuple[TokenRadius, ...]:
     """Per token, the smallest radii over all rows that were asked while it moved alone."""
     found: dict[int, list[tuple[float | None, float | None]]] = defaultdict(list)
     if radii.num_rows and "token" in radii.column_names:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from prooflens.report.attention import AttentionHead, telling_radius
-from prooflens.report.data import CircuitGraph, Curve, RadiusCell, TokenRadius
+from prooflens.report.data import CircuitGraph, MarginCurve, RadiusCell, TokenRadius
 from prooflens.report.svg import SCALE, Drawing, hit, ink_on, number, shade, visible
 
 BLUES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c")
@@ -139,7 +139,7 @@ def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None 
     return drawing
 
 
-def sandwich(curve: Curve) -> Drawing:
+def sandwich(curve: MarginCurve) -> Drawing:
     """The margin against ε: nothing lies below the proved line, the attack's points were attained, between is open."""
     layer, head, position, query = curve.key
     drawing = Drawing(560.0, 318.0, f"Margin of {layer}.{head}@{position}, {query}, against ε")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from prooflens.report.source import Source
+from prooflens.report.source import RowSource
 from prooflens.report.svg import Drawing, hit, number, visible
 
 MOST_BARS = 40
@@ -44,7 +44,7 @@ class Answer:
         return f"{visible(self.text)}, ε = {number(self.eps, 'another region')}"
 
 
-def answers(sources: Sequence[Source]) -> tuple[Answer, ...]:
+def answers(sources: Sequence[RowSource]) -> tuple[Answer, ...]:
     """The answers of runs that `prooflens output` made: a row of `argmax`, followed by those of its candidates."""
     found = []
     for source in sources:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prooflens.errors import RunError
 from prooflens.report.attention import telling_radius
-from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, gather
+from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
@@ -59,7 +59,7 @@ def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | N
     All must be about one model and prompt. With `figures`, every picture is also written there, as SVG and, where a
     browser can be found to draw it, as PNG.
     """
-    data = gather(*found)
+    data = collect(*found)
     write_page(Path(path), render(data))
     if figures is not None:
         write_figures(data, Path(figures))

@@ -25,7 +25,7 @@ CHUNK = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class RowSource:
     """Rows of one run, with what the header of a report says about them."""
 
     name: str
@@ -123,7 +123,7 @@ def _nearest(model: Any, prompt: Any) -> list[tuple[float, str]]:
     return list(zip(best.tolist(), names, strict=True))
 
 
-def read_source(item: Frame | Path | str) -> Source:
+def read_source(item: Frame | Path | str) -> RowSource:
     """Results, radii, or the path of a run."""
     if isinstance(item, str | Path):
         return _from_run(Path(item))
@@ -138,7 +138,7 @@ def read_source(item: Frame | Path | str) -> Source:
     if subject is None:
         raise RunError("these rows were read from a run: give the run's path to the report")
     kind = "radii" if isinstance(item, Radii) else "verdicts"
-    return Source(
+    return RowSource(
         f"{type(item).__name__} about {subject.model}, {subject.text or 'an input'!r}",
         kind,
         item.table,
@@ -153,7 +153,7 @@ def read_source(item: Frame | Path | str) -> Source:
     )
 
 
-def _from_run(path: Path) -> Source:
+def _from_run(path: Path) -> RowSource:
     from prooflens.certificate import read_run
 
     run = read_run(path)
@@ -161,7 +161,7 @@ def _from_run(path: Path) -> Source:
     model = info["model"]
     kind = "radii" if info["kind"] == "radii" else "verdicts"
     region = SEARCHED if kind == "radii" else (info.get("region") or {}).get("label") or "region"
-    return Source(
+    return RowSource(
         str(path),
         kind,
         run.rows,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from prooflens.errors import RunError
+from prooflens.report.head_radii import HeadRadii, draw_radii
 from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings, write_page
-from prooflens.report.spread import Spread, spread_of_radii
 from prooflens.report.svg import Drawing, escaped
 from prooflens.statistics import clopper_pearson
 from prooflens.sweep.drive import status
@@ -45,7 +45,7 @@ with heads as (
            min(coalesce(attack, 'inf'::double)) as broken
     from rows where head is not null group by all)
 """
-SPREADS = """
+RADII_BY_HEAD = """
 select model, query, layer, head, count(*) as prompts, quantile_disc(proved, [0, 0.25, 0.5, 0.75, 1]) as proved,
        quantile_disc(broken, 0.5) as broken
 from heads group by model, query, layer, head order by model, query, layer, head
@@ -82,7 +82,7 @@ class SweepReport:
     name: str
     header: dict[str, Any]
     state: dict[str, Any]
-    spreads: tuple[Spread, ...]
+    heads: tuple[HeadRadii, ...]
     rates: tuple[dict[str, Any], ...]
     prompts: tuple[dict[str, Any], ...]
     failed: tuple[dict[str, Any], ...]
@@ -98,16 +98,16 @@ class SweepReport:
             found: list[dict[str, Any]] = store.query(sql).to_pylist()
             return found
 
-        spreads = [Spread(**row) for row in ask(base + SPREADS)]
-        if not spreads:
+        heads = [HeadRadii(**row) for row in ask(base + RADII_BY_HEAD)]
+        if not heads:
             raise RunError(f"{path} has no rows yet: `prooflens resume {path}` does its tasks")
-        grid = store.header["spec"]["regions"].get("eps") or _steps(spreads)
+        grid = store.header["spec"]["regions"].get("eps") or _steps(heads)
         rates = [_with_intervals(row) for row in ask(base + RATES.format(radii=[*grid]))] if grid else []
         return cls(
             Path(path).name,
             store.header,
             status(store),
-            tuple(spreads),
+            tuple(heads),
             tuple(rates),
             tuple(_finite(row) for row in ask(base + PROMPTS.format(most=WORST))),
             tuple(_failure(record) for record in store.errors().values()),
@@ -125,9 +125,9 @@ def report_sweep(path: Path | str, out: Path | str, figures: Path | str | None =
 
 def pictures(data: SweepReport) -> Iterator[tuple[str, Drawing]]:
     """A picture of each model and query, with its name."""
-    for model, query in dict.fromkeys((spread.model, spread.query) for spread in data.spreads):
-        chosen = [spread for spread in data.spreads if (spread.model, spread.query) == (model, query)]
-        yield f"{model}, {query}", spread_of_radii(chosen)
+    for model, query in dict.fromkeys((head.model, head.query) for head in data.heads):
+        chosen = [head for head in data.heads if (head.model, head.query) == (model, query)]
+        yield f"{model}, {query}", draw_radii(chosen)
 
 
 def render_sweep(data: SweepReport) -> str:
@@ -177,9 +177,9 @@ def _regions(regions: dict[str, Any]) -> str:
     return f"balls{tokens}{alone}, radii searched between {low:g} and {high:g}"
 
 
-def _steps(spreads: list[Spread]) -> list[float]:
+def _steps(heads: list[HeadRadii]) -> list[float]:
     """Round radii between the smallest and the largest that is proved."""
-    known = [radius for spread in spreads for radius in spread.proved if 0.0 < radius < math.inf]
+    known = [radius for head in heads for radius in head.proved if 0.0 < radius < math.inf]
     if not known:
         return []
     powers = range(math.floor(math.log10(min(known))), math.ceil(math.log10(max(known))) + 1)

@@ -107,7 +107,7 @@ def outward(x: Tensor) -> Tensor:
     return x if is_rational(x) else up(x)
 
 
-def half(x: Tensor) -> Tensor:
+def halved(x: Tensor) -> Tensor:
     """x/2 without leaving the kind of x."""
     return x / 2
 

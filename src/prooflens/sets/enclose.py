@@ -5,7 +5,16 @@ from fractions import Fraction
 import torch
 
 from prooflens.errors import SetError
-from prooflens.sets.arrays import as_float, diagonal_matrix, half, join, outward, sum_up, sum_with_error, take
+from prooflens.sets.arrays import (
+    as_float,
+    diagonal_matrix,
+    halved,
+    join,
+    outward,
+    sum_up,
+    sum_with_error,
+    take,
+)
 from prooflens.sets.compact import compact
 from prooflens.sets.constrained import ConstrainedPolynomialZonotope, fresh_ids, replaced
 from prooflens.sets.factors import even_columns, substitute_factor
@@ -21,7 +30,7 @@ def zonotope_enclosure(z: ConstrainedPolynomialZonotope) -> Zonotope:
     others lie in [−1,1]. The rounding of the centre becomes a box, when there is any.
     """
     even = even_columns(z.E)
-    columns = [half(z.G[:, i : i + 1]) if even[i] else z.G[:, i : i + 1] for i in range(z.dependent)]
+    columns = [halved(z.G[:, i : i + 1]) if even[i] else z.G[:, i : i + 1] for i in range(z.dependent)]
     shifts = [columns[i] for i in torch.nonzero(even).flatten().tolist()]
     centre, error = sum_with_error(join([z.c[:, None], *shifts], 1))
     inexact = torch.nonzero(as_float(error) > 0).flatten()

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import SetError
-from prooflens.sets.arrays import half, is_rational, outward, parse, sum_down, sum_up
+from prooflens.sets.arrays import halved, is_rational, outward, parse, sum_down, sum_up
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -45,7 +45,7 @@ class Interval:
     @property
     def center(self) -> Float[Tensor, "*shape"]:
         """A point of the box near its middle."""
-        return half(self.lower + self.upper)
+        return halved(self.lower + self.upper)
 
     @property
     def radius(self) -> Float[Tensor, "*shape"]:

@@ -13,7 +13,7 @@ from prooflens.numerics import UNIT_ROUNDOFF, gamma, up
 from prooflens.sets.arrays import (
     as_float,
     diagonal_matrix,
-    half,
+    halved,
     is_rational,
     join,
     outward,
@@ -95,7 +95,7 @@ def _boxed(
         return z
     even = torch.nonzero(even_columns(z.E[:, drop])).flatten()
     odd = torch.nonzero(~even_columns(z.E[:, drop])).flatten()
-    halves = half(take(z.G, drop[even]))
+    halves = halved(take(z.G, drop[even]))
     # The rounding of the shifted centre joins the box, so that the result contains z in real numbers.
     c, error = sum_with_error(join([z.c[:, None], halves], 1))
     sizes = [abs(halves), abs(take(z.G, drop[odd])), abs(take(z.GI, drop_I)), error[:, None]]

@@ -19,7 +19,7 @@ from prooflens.errors import RunError
 from prooflens.sweep.local import THREAD_VARIABLES, TRIES
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
-from prooflens.sweep.work import Report, perform
+from prooflens.sweep.work import TaskReport, perform
 
 LOOK_SECONDS = 1.0
 """So often at least it is seen whether nodes joined or left."""
@@ -27,7 +27,7 @@ LOOK_SECONDS = 1.0
 
 def execute(
     tasks: Sequence[Task], path: Path, workers: int | None, threads: int = 1, address: str | None = None
-) -> Generator[Report, None, None]:
+) -> Generator[TaskReport, None, None]:
     """Do the tasks on a cluster; reports come as tasks end. Tasks on a CUDA device take one GPU each."""
     waiting, deaths = deque(tasks), Counter[str]()
     if not waiting:
@@ -53,21 +53,21 @@ def execute(
                 for reference in ended:
                     task = under_way.pop(reference)
                     try:
-                        found: Report = ray.get(reference)
+                        found: TaskReport = ray.get(reference)
                         yield replace(found, tries=found.tries + deaths[task.key])
                     except ray.exceptions.RayError as error:
                         deaths[task.key] += 1
                         if deaths[task.key] < TRIES:
                             waiting.append(task)
                         else:
-                            yield Report(task, error=_reason(error), kind="WorkerDied", tries=TRIES)
+                            yield TaskReport(task, error=_reason(error), kind="WorkerDied", tries=TRIES)
         finally:
             for reference in under_way:
                 with suppress(Exception):  # the cluster may be gone
                     ray.cancel(reference, force=True)
 
 
-def _serve(task: Task, path: Path, folder: Path, threads: int) -> Report:
+def _serve(task: Task, path: Path, folder: Path, threads: int) -> TaskReport:
     """What a worker does; relative names of models are meant from the driver's folder."""
     import torch
 

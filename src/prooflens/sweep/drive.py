@@ -23,7 +23,7 @@ from prooflens.sweep.local import default_workers
 from prooflens.sweep.spec import Spec, parse_spec
 from prooflens.sweep.store import HEADER, SweepStore
 from prooflens.sweep.tasks import ModelFacts, Task, plan
-from prooflens.sweep.work import NOT_PROVED, PROVED, Report
+from prooflens.sweep.work import NOT_PROVED, PROVED, TaskReport
 
 PROBES = 4
 """A dry run does at most so many tasks, spread over the sweep."""
@@ -41,7 +41,7 @@ class Tally:
     """Tasks that ended since this driver started."""
     started: float = field(default_factory=time.monotonic)
 
-    def add(self, report: Report) -> None:
+    def add(self, report: TaskReport) -> None:
         """One more task ended."""
         self.fresh += 1
         self.done += report.error is None
@@ -107,7 +107,7 @@ def proceed(store: SweepStore, crew: Crew, tell: Progress) -> Tally:
         return tally
 
 
-def _seen(store: SweepStore, report: Report) -> Report:
+def _seen(store: SweepStore, report: TaskReport) -> TaskReport:
     """The report, or an error where a worker wrote a shard that is not here."""
     if report.error is not None or store.shard(report.task.key).is_file():
         return report
@@ -209,7 +209,7 @@ def is_locked(store: SweepStore) -> bool:
         return True
 
 
-def _record(report: Report) -> dict[str, Any]:
+def _record(report: TaskReport) -> dict[str, Any]:
     return {
         "error": report.error,
         "type": report.kind,

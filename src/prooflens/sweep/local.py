@@ -20,7 +20,7 @@ from pathlib import Path
 from prooflens.memory import keep_freed
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
-from prooflens.sweep.work import Report, perform
+from prooflens.sweep.work import TaskReport, perform
 
 TRIES = 2
 """A task whose worker dies is given to so many workers."""
@@ -36,7 +36,7 @@ def default_workers(threads: int) -> int:
 
 def execute(
     tasks: Iterable[Task], path: Path, workers: int, threads: int = 1
-) -> Generator[Report, None, None]:
+) -> Generator[TaskReport, None, None]:
     """Do the tasks in worker processes; reports come as tasks end."""
     waiting, deaths = deque(tasks), Counter[str]()
     crew: list[_Worker] = []
@@ -66,7 +66,7 @@ def execute(
                         waiting.append(task)
                     else:
                         reason = f"the worker died {TRIES} times on this task, the last time {worker.fate()}"
-                        yield Report(task, error=reason, kind="WorkerDied", tries=TRIES)
+                        yield TaskReport(task, error=reason, kind="WorkerDied", tries=TRIES)
         finally:
             for worker in crew:
                 worker.stop()
@@ -92,10 +92,10 @@ class _Worker:
             return False
         return True
 
-    def report(self) -> Report | None:
+    def report(self) -> TaskReport | None:
         """How the task ended; None if the worker did."""
         try:
-            found: Report = self.pipe.recv()
+            found: TaskReport = self.pipe.recv()
         except (EOFError, OSError):
             return None
         self.task = None

@@ -24,7 +24,7 @@ from prooflens.errors import RunError
 from prooflens.sweep.local import TRIES, pinned
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import Task
-from prooflens.sweep.work import Report, perform
+from prooflens.sweep.work import TaskReport, perform
 
 SHARES = 4
 """Tasks are dealt into so many batches per worker: few jobs, and none that the others wait for long."""
@@ -41,7 +41,7 @@ def execute(
     threads: int = 1,
     address: str | None = None,
     options: Mapping[str, str] | None = None,
-) -> Generator[Report, None, None]:
+) -> Generator[TaskReport, None, None]:
     """Do the tasks in at most `workers` jobs at a time; reports come as tasks end."""
     if not tasks:
         return
@@ -73,7 +73,7 @@ def execute(
                 deaths[task.key] += 1
                 if deaths[task.key] == TRIES:
                     reason = f"its job ended {TRIES} times at this task, the last time {job.fate()}"
-                    yield Report(task, error=reason, kind="WorkerDied", tries=TRIES)
+                    yield TaskReport(task, error=reason, kind="WorkerDied", tries=TRIES)
                     job.left.pop(0)
                 if job.left:
                     waiting.append(job.left)
@@ -108,7 +108,7 @@ class _Job:
             raise RunError(f"no job can be submitted: {' '.join(str(error).split())}") from error
         return cls(handle, ledger, list(tasks))
 
-    def news(self) -> Iterator[Report]:
+    def news(self) -> Iterator[TaskReport]:
         """Reports of tasks that ended since this was asked last."""
         with self.ledger.open("rb") as file:
             file.seek(self.read)
@@ -119,7 +119,7 @@ class _Job:
             found = json.loads(line)
             task = next(task for task in self.left if task.key == found["key"])
             self.left.remove(task)
-            yield Report(task, **found["report"])
+            yield TaskReport(task, **found["report"])
 
     def fate(self) -> str:
         """How the job ended: the state that the scheduler gives, and the last line it wrote."""

@@ -39,7 +39,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RadiusSearch(_Strict):
+class RadiusSpec(_Strict):
     """Where radii are searched: on a grid between two ends, with steps of a factor 1 + `tolerance`."""
 
     between: tuple[Positive, Positive] = (SMALLEST, LARGEST)
@@ -58,7 +58,7 @@ class Regions(_Strict):
     """ε-balls around each prompt: a grid of radii or a search for them, and the tokens that move (None: all)."""
 
     eps: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
-    radius: RadiusSearch | None = None
+    radius: RadiusSpec | None = None
     tokens: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
 
     @field_validator("eps", mode="before")

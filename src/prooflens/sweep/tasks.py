@@ -15,7 +15,7 @@ from typing import Any
 
 from prooflens.models import load
 from prooflens.queries import parse_heads
-from prooflens.sweep.spec import RadiusSearch, Spec, Token
+from prooflens.sweep.spec import RadiusSpec, Spec, Token
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Search:
+class RadiusTask:
     """Between which radii, in steps of which factor, and whether one token moves at a time."""
 
     between: tuple[float, float]
@@ -43,7 +43,7 @@ class Search:
     per_token: bool
 
     @classmethod
-    def of(cls, asked: RadiusSearch) -> Search:
+    def of(cls, asked: RadiusSpec) -> RadiusTask:
         """What a specification asks for."""
         return cls(asked.between, asked.tolerance, asked.per_token)
 
@@ -57,7 +57,7 @@ class Task:
     prompt: str | int
     layer: int
     eps: float | None
-    search: Search | None
+    search: RadiusTask | None
     heads: tuple[int, ...]
     positions: tuple[Token, ...] | None
     tokens: tuple[Token, ...] | None
@@ -90,7 +90,7 @@ def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
     chosen = {name: _heads(spec, models[name]) for name in spec.models}
     prompts = spec.prompts if spec.prompts is not None else spec.samples
     assert prompts is not None
-    search = None if spec.regions.radius is None else Search.of(spec.regions.radius)
+    search = None if spec.regions.radius is None else RadiusTask.of(spec.regions.radius)
     for name in spec.models:
         for prompt in prompts:
             for layer, heads in chosen[name].items():

@@ -27,7 +27,7 @@ PROVED, NOT_PROVED = "radius proved", "no radius proved"
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskReport:
     """How a task ended: the counts of its verdicts or proved radii, or the error."""
 
     task: Task
@@ -40,7 +40,7 @@ class Report:
     tries: int = 1
 
 
-def perform(task: Task, store: SweepStore) -> Report:
+def perform(task: Task, store: SweepStore) -> TaskReport:
     """Do a task and write its shard; out of memory is tried once more with half the memory."""
     started = time.perf_counter()
     report = _attempt(task, task, store)
@@ -50,15 +50,17 @@ def perform(task: Task, store: SweepStore) -> Report:
     return replace(report, seconds=time.perf_counter() - started)
 
 
-def _attempt(task: Task, asked: Task, store: SweepStore) -> Report:
+def _attempt(task: Task, asked: Task, store: SweepStore) -> TaskReport:
     """Settle what is asked and store it as the task."""
     try:
-        found = settle(asked)
+        found = run_task(asked)
         store.write_shard(task.key, task.label, found.table)
     except Exception as error:
         message = " ".join(str(error).split()) or "no message"
-        return Report(task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error))
-    return Report(task, counts=_counts(found))
+        return TaskReport(
+            task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error)
+        )
+    return TaskReport(task, counts=_counts(found))
 
 
 def _counts(found: Results | Radii) -> dict[str, int]:
@@ -69,7 +71,7 @@ def _counts(found: Results | Radii) -> dict[str, int]:
     return {PROVED: proved, NOT_PROVED: len(found) - proved}
 
 
-def settle(task: Task) -> Results | Radii:
+def run_task(task: Task) -> Results | Radii:
     """The verdicts of a task, or its radii."""
     model = _model(task.model, task.device)
     if model.sha256 != task.model_sha256:

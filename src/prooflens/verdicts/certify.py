@@ -29,7 +29,7 @@ from prooflens.results.keeper import RunKeeper
 from prooflens.results.tables import claim_key
 from prooflens.verdicts.chunks import chunks, halves
 from prooflens.verdicts.evidence import Evidence
-from prooflens.verdicts.portfolio import attack, gather, prove
+from prooflens.verdicts.portfolio import attack, gather_evidence, prove
 from prooflens.verdicts.question import Heads, Place, Question, ask
 from prooflens.verdicts.settings import Options, Settings
 
@@ -157,7 +157,7 @@ def _decide_chunks(
             evidence = {i: Evidence.about(claims[i], problem.region.holds_center) for i in chunk}
             board.start(len(chunk))
             try:
-                gather(problem, list(evidence.values()), replace(settings, progress=board.tell))
+                gather_evidence(problem, list(evidence.values()), replace(settings, progress=board.tell))
             except (MemoryError, RuntimeError) as error:
                 waiting = [*halves(chunk, error), *waiting]
                 continue

@@ -35,7 +35,7 @@ STARTS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class BoundSource:
     """Where a functional's lower bound is from: entry `place` of some bounds."""
 
     bounds: Bounds
@@ -60,7 +60,7 @@ class Known:
     guarantee: Guarantee
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
-    sources: list[Source | None]
+    sources: list[BoundSource | None]
 
     @classmethod
     def nothing(cls, claim: Claim, guarantee: Guarantee) -> Known:
@@ -84,7 +84,7 @@ class Known:
         )
         self.lower[places], self.upper[places] = lower, upper
         for offset in better.nonzero()[:, 0].tolist():
-            self.sources[chosen[offset]] = Source(bounds, first + offset)
+            self.sources[chosen[offset]] = BoundSource(bounds, first + offset)
 
     @property
     def bounds(self) -> Bounds:
@@ -226,7 +226,7 @@ class Evidence:
         enough, guess = (self.claim.met_each(known.lower, known.upper) for known in (proved, estimated))
         return ~enough & (guess | (_is_blank(proved) & ~_is_blank(estimated)))
 
-    def _sources(self) -> list[Source | None]:
+    def _sources(self) -> list[BoundSource | None]:
         """Where the bounds that are shown are from."""
         pairs = zip(self._guessed().tolist(), self.estimated.sources, self.proved.sources, strict=True)
         return [estimate if guessed else proof for guessed, estimate, proof in pairs]
@@ -251,7 +251,7 @@ def _is_blank(known: Known) -> Bool[Tensor, " F"]:
     return ~(known.lower.isfinite() | known.upper.isfinite())
 
 
-def _ledger(sources: Sequence[Source | None]) -> Ledger | None:
+def _ledger(sources: Sequence[BoundSource | None]) -> Ledger | None:
     """The ledgers of all functionals as one; None where one of them has none."""
     found = [None if source is None else source.ledger for source in sources]
     parts = [part for part in found if part is not None]

@@ -29,7 +29,7 @@ def depth_of(problem: Problem, claim: Claim) -> int:
     return max((row.layer for f in claim.functionals for row in f.rows), default=0)
 
 
-def gather(problem: Problem, evidence: Sequence[Evidence], settings: Settings) -> None:
+def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Settings) -> None:
     """Run the stages on claims of one depth, in place; stops as soon as nothing is open.
 
     An engine that refuses is passed over, unless it is the only one that was asked for: then its reason is the error.

@@ -26,7 +26,7 @@ from prooflens.results.frame import query_name
 from prooflens.results.tables import RADII, claim_place, finite
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.evidence import ATTACK, Evidence
-from prooflens.verdicts.portfolio import depth_of, gather
+from prooflens.verdicts.portfolio import depth_of, gather_evidence
 from prooflens.verdicts.settings import Settings
 from prooflens.verdicts.stages import default_budget, is_small
 
@@ -114,7 +114,7 @@ class RadiusSearch:
         done = [False] * len(members)
         for chunk in chunks(problem, claims, self.settings.memory):
             evidence = [Evidence.about(claims[place]) for place in chunk]
-            gather(problem, evidence, self.proofs)
+            gather_evidence(problem, evidence, self.proofs)
             for place, item in zip(chunk, evidence, strict=True):
                 if not item.open:
                     self.engines[members[place]] = item.named()

@@ -14,7 +14,7 @@ from prooflens.engines.attack import AttackBudget, break_claims
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
 from prooflens.engines.relaxations import ellipsoids as shapes
-from prooflens.engines.taylor import Taylor, give_up, pieces
+from prooflens.engines.taylor import Taylor, drop_sign_changes, pieces
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
@@ -214,7 +214,7 @@ def test_the_vector_that_the_head_reads_is_enclosed(name: str, eps: float) -> No
     points, _ = problem.region.sample(400, 0, corners=0.7)
     found = there.read_output(there.model.run(points, [OUTPUT])[OUTPUT])
     reach = ((found - known.h0) @ w.T).abs().amax(0)
-    assert bool((reach <= known.spread_linear(w)).all())
+    assert bool((reach <= known.reach_linear(w)).all())
     assert bool((known.rest(w) <= w.abs() @ known.E * (1 + 1e-9)).all())
     best = known.A.abs().sum(-1).mean()
     assert eps > 1e-4 or float(known.E.mean()) < float(best)
@@ -326,13 +326,13 @@ def test_forms_that_change_sign_are_given_up(name: str, output: bool) -> None:
             part = engine._parts(engine.walk(problem, forms), problem, forms, Supports())
             nothing = torch.full_like(part.lower, torch.inf)
             part = part._replace(lower=-nothing, upper=nothing, hopeful=nothing > 0.0)
-            give_up(problem, forms, part)
+            drop_sign_changes(problem, forms, part)
         gone = (~part.hopeful).nonzero()[:, 0]
         given_up += len(gone)
         ends = [attained(problem, forms, sign * part.corner).diagonal()[gone] for sign in (1.0, -1.0)]
         assert bool((ends[0] * ends[1] <= 0.0).all())
         found = engine.bound_forms(problem, forms)
-        with patch("prooflens.engines.taylor.give_up"):
+        with patch("prooflens.engines.taylor.drop_sign_changes"):
             whole = engine.bound_forms(problem, forms)
         decided, without = ((x.lower > 0) | (x.upper < 0) for x in (found, whole))
         assert torch.equal(decided, without)

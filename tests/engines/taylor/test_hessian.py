@@ -33,7 +33,7 @@ def read(problem: Problem, forms: Forms) -> Hessian:
     """The reading after all forms have been walked."""
     with torch.no_grad():
         walk = Taylor().walk(problem, forms)
-        reading = Hessian(walk.chains[0].root.half, forms.size)
+        reading = Hessian(walk.chains[0].root.half_widths, forms.size)
         bound_part(walk, problem, forms, reading)
     return reading
 
@@ -76,14 +76,14 @@ def test_what_is_beyond_the_hessian_is_covered(name: str, eps: float) -> None:
     beyond = (values - center - model).abs().amax(0)
     with torch.no_grad():
         walk = Taylor().walk(problem, forms)
-        part = bound_part(walk, problem, forms, _Beyond(walk.chains[0].root.half, forms.size))
+        part = bound_part(walk, problem, forms, _Beyond(walk.chains[0].root.half_widths, forms.size))
     assert bool((beyond <= 0.5 * (part.upper - part.lower) + 1e-12).all())
 
 
 class _Beyond(Hessian):
     """A reading that leaves the quadratic part out."""
 
-    def spread(self, slope: Tensor) -> Tensor:
+    def linear_range(self, slope: Tensor) -> Tensor:
         return slope.new_zeros(len(slope), 2)
 
 
@@ -100,7 +100,7 @@ def test_quadratic_forms_stay_below_their_bounds(seed: int, p: int, curved: floa
     inner = 2.0 * torch.rand(500, p, generator=generator, dtype=torch.float64) - 1.0
     points = torch.cat((corners, inner, torch.zeros(1, p, dtype=torch.float64)))
     values = points @ a.T + 0.5 * torch.einsum("np,fpq,nq->nf", points, H, points)
-    found = reading.spread(a)
+    found = reading.linear_range(a)
     assert bool((values.amax(0) <= found[:, 0]).all())
     assert bool((-values.amin(0) <= found[:, 1]).all())
 
@@ -119,7 +119,7 @@ def test_outputs_of_random_models_are_contained(
     forms = output_of(problem)
     with torch.no_grad():
         walk = Taylor().walk(problem, forms)
-        part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half, forms.size))
+        part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half_widths, forms.size))
     found = FormBounds(part.lower, part.upper, -part.corner, part.corner)
     assert_contains(problem, forms, found, seed=seed)
 
@@ -135,7 +135,7 @@ def test_regions_that_hardly_move(name: str, tokens: list[int]) -> None:
     forms = random_forms(problem, 1, 4, seed=1)
     with torch.no_grad():
         walk = Taylor().walk(problem, forms)
-        part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half, forms.size))
+        part = bound_part(walk, problem, forms, Hessian(walk.chains[0].root.half_widths, forms.size))
     alpha = problem.region.sample(50, 0, corners=0.7)[1] if tokens else torch.zeros(1, 0, dtype=torch.float64)
     values = attained(problem, forms, alpha)
     assert bool((values <= part.upper).all())
@@ -157,4 +157,4 @@ def test_sums_that_cancel_are_counted() -> None:
     for sign in (1.0, -1.0):
         reading._add(torch.ones(1, 2, dtype=torch.float64), sign * big, torch.zeros(1, dtype=torch.float64))
     assert not bool(reading.G.any())
-    assert float(reading.spread(torch.zeros(1, 2, dtype=torch.float64)).min()) > 1e-5
+    assert float(reading.linear_range(torch.zeros(1, 2, dtype=torch.float64)).min()) > 1e-5

@@ -36,7 +36,7 @@ class Terms:
         self.shapes = MixShape(mix, *self.values, [t], Grams.of(mix, *self.values[1:]))
         self.generator = torch.Generator().manual_seed(seed)
         self.s = mix.s[:, t]
-        self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.spread[:, t])
+        self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.deviations[:, t])
         self.c = self.g * self.s
         self.b = torch.einsum("hjp,np->nhj", mix.rows[:, t], alpha)
         self.A_q = torch.einsum("hcp,np->nhc", mix.scores.q.A[t], alpha)
@@ -101,7 +101,7 @@ def chains(name: str, spread: float) -> list[tuple[Chain, Problem]]:
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_every_term_lies_in_its_ellipsoid(name: str) -> None:
     for number, (chain, problem) in enumerate(chains(name, 0.01)):
-        half = chain.root.half
+        half = chain.root.half_widths
         alpha = problem.region.sample(POINTS, number, corners=0.7)[1] * half
         for t in chain.goes_on[-2:]:
             at = Terms(chain, t, alpha, number)
@@ -136,7 +136,7 @@ def test_second_order_is_one_gram_matrix(name: str) -> None:
         mix = chain.mix
         assert mix is not None
         for t in chain.goes_on[-2:]:
-            at = Terms(chain, t, chain.root.half[None], 0)
+            at = Terms(chain, t, chain.root.half_widths[None], 0)
             w, d = mix.weights[t], len(at.g)
             reading = Hessian(w, d)
             reading._add_mixing(mix, t, torch.eye(d, dtype=torch.float64))
@@ -164,7 +164,7 @@ def test_scores_and_what_is_beyond_fourth_order_lie_in_their_ellipsoids(name: st
         center = center if step.bias is None else center + step.bias
         pattern = Softmax("pattern", ("scores",), step.mask)(scores)
         for t in chain.goes_on[-2:]:
-            at = Terms(chain, t, alpha * chain.root.half, number)
+            at = Terms(chain, t, alpha * chain.root.half_widths, number)
             b = ((scores - center) * step.mask)[:, :, t]
             b = (b - (at.s * b).sum(-1, keepdim=True)) * step.mask[t]
             shapes = at.shapes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor.layernorm import NormSite
-from prooflens.engines.taylor.values import Factors, Root, Value
+from prooflens.engines.taylor.values import FactorBox, Root, Value
 from prooflens.models.sites import Norm
 from tests.engines.support import outside
 from tests.engines.taylor.test_sites import normal
@@ -52,7 +52,7 @@ class Tokens(NamedTuple):
     def value(self) -> Value:
         """What a site is given."""
         S, d, p = self.a.shape
-        factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
+        factors = FactorBox(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
         eye = torch.eye(d, dtype=torch.float64).expand(S, d, d)
         B = self.b @ self.b.mT
         noise = torch.zeros(S, dtype=torch.float64)

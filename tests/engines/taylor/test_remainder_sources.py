@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import total
-from prooflens.engines.taylor.remainder_sources import Carried, Origin, carried_on, kept_apart, reached
+from prooflens.engines.taylor.remainder_sources import (
+    PropagatedSource,
+    RemainderSource,
+    kept_apart,
+    propagate,
+    reached,
+)
 from tests.engines.support import outside
 
 
@@ -32,11 +38,11 @@ def test_members_stay_inside_from_root_to_root(room: int) -> None:
     """Four roots with different numbers of tokens, each missing something of its own."""
     d, tokens = 3, [3, 4, 4, 2]
     shape, e = ellipsoids(0, tokens[0], d)
-    origins = [Origin(shape)]
+    origins = [RemainderSource(shape)]
     for step, (S, T) in enumerate(itertools.pairwise(tokens)):
         A = normal(50 + step, T, S, d, d)
         missed, own = ellipsoids(100 + step, T, d)
-        carried, noise = carried_on(origins, A, torch.zeros(T, S).double())
+        carried, noise = propagate(origins, A, torch.zeros(T, S).double())
         there = [reached(J, shape, everything(T)) for shape, J in carried]
         origins = kept_apart(carried, there, missed, room)
         e = torch.einsum("tsij,nsj->nti", A, e) + own
@@ -55,10 +61,10 @@ def test_what_cancels_between_tokens_cancels() -> None:
     apart = torch.stack((eye, -eye))[None]
     sizes = []
     for room in (0, 2):
-        carried, _ = carried_on([Origin(eye[None])], both, torch.zeros(2, 1).double())
+        carried, _ = propagate([RemainderSource(eye[None])], both, torch.zeros(2, 1).double())
         there = [reached(J, shape, everything(2)) for shape, J in carried]
         origins = kept_apart(carried, there, 1e-20 * torch.stack((eye, eye)), room)
-        carried, _ = carried_on(origins, apart, torch.zeros(1, 2).double())
+        carried, _ = propagate(origins, apart, torch.zeros(1, 2).double())
         sizes.append(
             sum(
                 float(reached(J, shape, everything(1)).diagonal(dim1=1, dim2=2).sum()) for shape, J in carried
@@ -77,11 +83,11 @@ def test_errors_of_the_jacobians_are_counted() -> None:
     off = normal(6, T, S, d, d)
     off = 0.01 * off / torch.linalg.matrix_norm(off)[..., None, None]
     for origin, moved in (
-        (Origin(shape), x),
-        (Origin(shape, before), torch.einsum("srij,nrj->nsi", before, x)),
+        (RemainderSource(shape), x),
+        (RemainderSource(shape, before), torch.einsum("srij,nrj->nsi", before, x)),
     ):
-        found, noise = carried_on([origin], A, error)
-        assert isinstance(found[0], Carried)
+        found, noise = propagate([origin], A, error)
+        assert isinstance(found[0], PropagatedSource)
         real = torch.einsum("tsij,nsj->nti", A + off, moved)
         computed = torch.einsum("trij,nrj->nti", found[0].J, x)
         assert bool((torch.linalg.vector_norm(real - computed, dim=-1).amax(0) <= noise).all())

@@ -18,9 +18,9 @@ from prooflens.engines.taylor.attention import Heads, ScoreSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing import Grams, MixShape
 from prooflens.engines.taylor.network import NetworkSite
-from prooflens.engines.taylor.segments import Attention, Network, Segment
-from prooflens.engines.taylor.values import Factors, Root, Value
-from prooflens.engines.taylor.walk import Chain, Walk
+from prooflens.engines.taylor.segments import Attention, FeedForward, Segment
+from prooflens.engines.taylor.values import FactorBox, Root, Value
+from prooflens.engines.taylor.walk import Chain, TaylorWalk
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softmax
 from tests.engines.support import outside
@@ -36,7 +36,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 def value_of(u: Tensor, a: Tensor, b: Tensor) -> Value:
     """u + aα + e with |α_k| ≤ 1 and e = bη, ‖η‖ ≤ 1, for one token."""
     p = a.shape[1]
-    factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
+    factors = FactorBox(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
     B = (b @ b.T)[None]
     eye = torch.eye(len(u), dtype=torch.float64)[None]
     return Value(
@@ -105,10 +105,10 @@ def test_networks(function: Activation, gated: bool, sizes: tuple[float, float])
             Affine("h", ("r",), normal(seed + k, n, d), normal(seed + k + 1, n), 1, (n,)) for k in (200, 300)
         )
         down = Affine("n", ("p",), normal(seed + 400, 5, n), normal(seed, 5), 1, (5,)) if seed % 2 else None
-        step = Network("n", "r", function, up, gate if gated else None, down)
+        step = FeedForward("n", "r", function, up, gate if gated else None, down)
         site = NetworkSite(step, value_of(u, a, b))
 
-        def run(x: Tensor, step: Network = step) -> Tensor:
+        def run(x: Tensor, step: FeedForward = step) -> Tensor:
             post = ACTIVATIONS[step.function](step.bent(x))
             post = post if step.gate is None else post * step.up(x)
             return post if step.down is None else step.down(post)
@@ -123,7 +123,7 @@ def test_a_chord_stands_for_a_relu_whose_kink_is_in_reach() -> None:
     for h in (-1.2, -0.999, -0.5, 0.0, 0.3, 0.999, 1.2):
         up = Affine("h", ("r",), torch.ones(1, 1).double(), torch.ones(1).double() * h, 1, (1,))
         far = torch.ones(1, 1).double()
-        site = NetworkSite(Network("n", "r", "relu", up, None, None), value_of(far[0] * 0, far, far * 0))
+        site = NetworkSite(FeedForward("n", "r", "relu", up, None, None), value_of(far[0] * 0, far, far * 0))
         u = torch.tensor([[-1.0], [-h], [1.0]], dtype=torch.float64).clamp(-1.0, 1.0)
         rest = (h + u).clamp(min=0.0) - site.output[0] - u @ site.jacobian[0].T
         height = max(0.0, (1.0 - h * h) / 4.0)
@@ -140,7 +140,7 @@ def test_a_chord_is_off_by_no_more_than_its_kink_in_exact_arithmetic() -> None:
     for size, h in itertools.product((1e-60, 0.3, 1.0, 7e5), [*near, *(-x for x in near)]):
         up = Affine("h", ("r",), far, far[0] * h * size, 1, (1,))
         site = NetworkSite(
-            Network("n", "r", "relu", up, None, None), value_of(far[0] * 0, size * far, far * 0)
+            FeedForward("n", "r", "relu", up, None, None), value_of(far[0] * 0, size * far, far * 0)
         )
         at, b, first, post, kink = (
             Fraction(float(x[0, 0])) for x in (site.h, site.b, site.first, site.post, site.kink)
@@ -162,7 +162,7 @@ def test_networks_that_move_too_far_to_be_expanded(function: Activation, gated: 
         low, high = (x, high) if bends else (low, x)
     moving = Affine("h", ("r",), torch.tensor([[1.0, 0.0]]).double(), torch.tensor([x]).double(), 1, (1,))
     still = Affine("h", ("r",), torch.zeros(1, 2).double(), torch.tensor([-3.0]).double(), 1, (1,))
-    step = Network("n", "r", function, still if gated else moving, moving if gated else None, None)
+    step = FeedForward("n", "r", function, still if gated else moving, moving if gated else None, None)
     for size, size_e in ((30.0, 0.0), (0.0, 30.0)):
         a, b = (torch.tensor([[far], [0.0]]).double() for far in (size, size_e))
         site = NetworkSite(step, value_of(torch.zeros(2).double(), a, b))
@@ -196,14 +196,14 @@ class Mixing:
         attention = Attention("q", "k", "v", "r", output)
         segment = Segment("r", list(projections), 0, scores, attention)
         p = 1 + seed % 2
-        factors = Factors(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
+        factors = FactorBox(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
         self.N = normal(seed + 100, S, d, p) * size[:, None] / p
         self.b = normal(seed + 200, S, d) * size_e
         # Without queries and keys at the centre, scores are their products and nothing else.
         self.u = normal(seed, S, d) * (torch.arange(d) >= (sum(widths[:2]) if seed == 2 else 0))
         B = self.b[:, :, None] * self.b[:, None, :]
         self.chain = Chain(segment, Root(self.u, self.N, B, factors), goes_on=list(range(S)))
-        walk = Walk(2**30, quick=quick)
+        walk = TaylorWalk(2**30, quick=quick)
         walk._start(self.chain)
         for step in segment.steps:
             walk._step(self.chain, step)
@@ -230,7 +230,7 @@ class Mixing:
         return found
 
     def moves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors, linear parts, and e at one end for each token."""
+        """FactorBox, linear parts, and e at one end for each token."""
         S, _, p = self.N.shape
         alpha = torch.tensor(list(itertools.product([-1.0, 0.5, 1.0], repeat=p))).double()
         signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=S))).double()

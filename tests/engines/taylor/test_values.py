@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from prooflens import Ball, Paraphrases
-from prooflens.engines import taylor_walk
 from prooflens.engines.relaxations import ellipsoids as shapes
 from prooflens.engines.relaxations.ellipsoids import support
-from prooflens.engines.taylor.remainder_sources import Carried, Origin, kept_apart
-from prooflens.engines.taylor.segments import Network
-from prooflens.engines.taylor.walk import Chain, Walk
+from prooflens.engines.taylor import walk as taylor_walk
+from prooflens.engines.taylor.remainder_sources import PropagatedSource, RemainderSource, kept_apart
+from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.walk import Chain, TaylorWalk
 from prooflens.models import OUTPUT
 from prooflens.models.sites import Mix, Softmax
 from prooflens.problem import Problem
@@ -53,11 +53,11 @@ def factors_of(region: Region, seed: int) -> Tensor:
     return torch.cat((region.sample(150, seed, corners=0.7)[1], alone, -alone))
 
 
-def clouds(problem: Problem, walk: Walk, alpha: Tensor) -> Iterator[Cloud]:
+def clouds(problem: Problem, walk: TaylorWalk, alpha: Tensor) -> Iterator[Cloud]:
     """What each ellipsoid of the walk should hold: linear parts, e of values, remainders of sites and of mixing."""
     program = problem.model.program(problem.n_tokens, [OUTPUT], problem.padding)
     found = program.run(problem.region.point(alpha))
-    moved = alpha * walk.chains[0].root.half
+    moved = alpha * walk.chains[0].root.half_widths
     tokens: list[int] | None = list(range(problem.n_tokens))
     for number, chain in enumerate(walk.chains):
         points = {name: _points(found[name], tokens, problem.n_tokens) for name in chain.values}
@@ -69,7 +69,7 @@ def clouds(problem: Problem, walk: Walk, alpha: Tensor) -> Iterator[Cloud]:
                 yield Cloud(f"{name} {t}", value.shape_e[t], e, size)
                 yield Cloud(f"{name} {t}, linear", value.shape_a[t], linear, 1e3 * size)
         for name, site in chain.sites.items():
-            source = site.step.source if isinstance(site.step, Network) else site.step.inputs[0]
+            source = site.step.source if isinstance(site.step, FeedForward) else site.step.inputs[0]
             for t, u in enumerate(site.source.u):
                 linear = (points[source][:, t] - u) @ site.jacobian[t].T
                 rest = points[name][:, t] - chain.values[name].u[t] - linear
@@ -243,7 +243,9 @@ def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> N
     """What four mixings carry on, kept apart as far as there is room, and let go of once it was carried on."""
     counts: list[int] = []
 
-    def keep(origins: list[Carried], shapes: list[Tensor], missed: Tensor, _: int) -> list[Origin]:
+    def keep(
+        origins: list[PropagatedSource], shapes: list[Tensor], missed: Tensor, _: int
+    ) -> list[RemainderSource]:
         found = kept_apart(origins, shapes, missed, room)
         counts.append(len(found))
         return found

@@ -6,7 +6,7 @@ import pytest
 
 from prooflens.evaluation.studies import (
     Result,
-    Settings,
+    StudySettings,
     base,
     depth,
     get_study,
@@ -57,6 +57,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(synthetic, "TIMING", {0: synthetic.TIMING[0]})
 
     def quick(name: str, **settings: object) -> Result:
-        return get_study(name)(Settings(quick=True, **{"samples": 1, **settings}))  # type: ignore[arg-type]
+        return get_study(name)(StudySettings(quick=True, **{"samples": 1, **settings}))  # type: ignore[arg-type]
 
     return quick

@@ -8,7 +8,7 @@ import torch
 from prooflens.engines import FormBounds, Forms, Guarantee
 from prooflens.engines.attack import AttackBudget
 from prooflens.evaluation.studies import StudyError
-from prooflens.evaluation.studies.measure import Case, answered, attacked, rows_of
+from prooflens.evaluation.studies.measure import StudyCase, answered, attacked, rows_of
 from prooflens.models import Transformer
 from prooflens.problem import Problem
 
@@ -36,8 +36,8 @@ class Liar:
         return FormBounds(clean - 1e-12, clean + 1e-12)
 
 
-def cases(toy: Transformer, eps: float, layer: int = 0, count: int = 2) -> list[Case]:
-    return [Case.of(toy, toy.example(i), eps, QUERIES, layer) for i in range(count)]
+def cases(toy: Transformer, eps: float, layer: int = 0, count: int = 2) -> list[StudyCase]:
+    return [StudyCase.of(toy, toy.example(i), eps, QUERIES, layer) for i in range(count)]
 
 
 def test_every_claim_is_in_the_denominator(toy: Transformer) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from prooflens.engines.taylor import default_memory
-from prooflens.evaluation.studies import Settings, StudyError, base, journal, probes, probing
-from prooflens.evaluation.studies.journal import Answer
+from prooflens.evaluation.studies import StudyError, StudySettings, base, journal, probes, probing
+from prooflens.evaluation.studies.journal import ProbeAnswer
 from prooflens.evaluation.studies.probes import (
     Pair,
     alike,
@@ -23,7 +23,7 @@ from prooflens.evaluation.studies.probes import (
     role_of,
     told,
 )
-from prooflens.evaluation.studies.probing import Asked, Circuits, Probe, share
+from prooflens.evaluation.studies.probing import Circuits, Probe, ProbeRun, share
 from prooflens.evaluation.studies.prompts import (
     FIRST,
     OTHERS,
@@ -185,15 +185,15 @@ class StoppedError(Exception):
 def counted(monkeypatch: pytest.MonkeyPatch, most: int | None = None) -> list[float]:
     """The ε of what is asked from now on; a run that asks for more than `most` is stopped."""
     asked: list[float] = []
-    one = Asked.one
+    one = ProbeRun.one
 
-    def counting(self: Asked, place: Duplicate, eps: float, circuits: Circuits) -> Answer:
+    def counting(self: ProbeRun, place: Duplicate, eps: float, circuits: Circuits) -> ProbeAnswer:
         if most is not None and len(asked) == most:
             raise StoppedError
         asked.append(eps)
         return one(self, place, eps, circuits)
 
-    monkeypatch.setattr(Asked, "one", counting)
+    monkeypatch.setattr(ProbeRun, "one", counting)
     return asked
 
 
@@ -251,7 +251,7 @@ def test_other_settings_and_other_code_are_asked_anew(
 @pytest.mark.parametrize("line", ["[]", "{", '{"key": "a"}', '{"proved": {}}'])
 def test_a_journal_that_is_none_is_named(tmp_path: Path, line: str) -> None:
     kept = journal.Journal(tmp_path / "x.jsonl")
-    answer = Answer({"0.0": True}, {"0.0": True}, 0.5)
+    answer = ProbeAnswer({"0.0": True}, {"0.0": True}, 0.5)
     kept.add("a", answer)
     assert kept.read() == {"a": answer}
     (tmp_path / "x.jsonl").write_text(line + "\n")
@@ -260,7 +260,7 @@ def test_a_journal_that_is_none_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_other_weights_are_asked_anew(tmp_path: Path) -> None:
-    asked = Asked.of(Settings(model="toy", kept=tmp_path))
+    asked = ProbeRun.of(StudySettings(model="toy", kept=tmp_path))
     items = [(place, eps, ()) for place in duplicates(asked.model, 2) for eps in (0.01, 0.02)]
     keys = asked._keys(items)
     assert len(set(keys)) == len(items)
@@ -280,13 +280,13 @@ def test_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise StoppedError
 
     monkeypatch.setattr(probing, "ProcessPoolExecutor", pool)
-    asked = Asked.of(Settings(model="toy", engine="taylor", jobs=4, kept=Path("unused")))
+    asked = ProbeRun.of(StudySettings(model="toy", engine="taylor", jobs=4, kept=Path("unused")))
     items = {str(i): (place, 0.01, ()) for i, place in enumerate(duplicates(asked.model, 2))}
     with pytest.raises(StoppedError):
         next(asked._answers(items))
     ((jobs, alone, memory),) = given
     assert (jobs, memory) == (4, default_memory(device) // 4)
-    assert isinstance(alone, Settings)
+    assert isinstance(alone, StudySettings)
     assert (alone.jobs, alone.kept) == (1, None)
     assert getattr(asked.prover, "memory", 0) is None, "who is alone has the engine's default"
     monkeypatch.setattr(probing, "_ASKED", [])
@@ -309,8 +309,8 @@ def test_processes_that_end_are_told_about(run: Run, monkeypatch: pytest.MonkeyP
         def __exit__(self, *error: object) -> None:
             return
 
-        def submit(self, work: object, item: object) -> Future[Answer]:
-            future: Future[Answer] = Future()
+        def submit(self, work: object, item: object) -> Future[ProbeAnswer]:
+            future: Future[ProbeAnswer] = Future()
             future.set_exception(BrokenProcessPool("a process was killed"))
             return future
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from prooflens.evaluation.studies import Result, Row, StudyError
+from prooflens.evaluation.studies import Result, StudyError, StudyRow
 from prooflens.evaluation.studies.pages import write_pages
 from prooflens.evaluation.studies.render import (
     against_paper,
@@ -23,7 +23,7 @@ from tests.conftest import Call
 
 def result(name: str = "layer0_all", group: str = "synthetic") -> Result:
     rows = [
-        Row(
+        StudyRow(
             "ε = 0.1",
             "Q1",
             engine="cpz",
@@ -34,9 +34,9 @@ def result(name: str = "layer0_all", group: str = "synthetic") -> Result:
             n=40,
             seconds=0.5,
         ),
-        Row("ε = 0.1", "Q1", engine="jacobian", paper=10.0, estimated=39, false=1, attack=38, n=40),
-        Row("ε = 0.1", "Q3", unit="nat", engine="cpz", paper=0.01, proved=0.02, attack=0.015, n=40),
-        Row("weights", "P10", unit="distance", paper=0.1, measured=0.2, n=7),
+        StudyRow("ε = 0.1", "Q1", engine="jacobian", paper=10.0, estimated=39, false=1, attack=38, n=40),
+        StudyRow("ε = 0.1", "Q3", unit="nat", engine="cpz", paper=0.01, proved=0.02, attack=0.015, n=40),
+        StudyRow("weights", "P10", unit="distance", paper=0.1, measured=0.2, n=7),
     ]
     return Result(
         name, "A title", group, f"prooflens reproduce {name}", "toy", False, 1.5, "0", rows, ["A remark."]
@@ -67,11 +67,11 @@ def test_a_table_keeps_proofs_estimates_and_attacks_apart() -> None:
 
 def test_what_the_paper_says_against_itself() -> None:
     rows = [
-        Row("a", "Q1", paper=90.0, paper_attack=80.0, proved=1, n=2),
-        Row("b", "Q1", paper=90.0, paper_attack=80.0, estimated=1, n=2),
-        Row("a", "Q2", paper=80.0, paper_attack=80.0, proved=1, n=2),
-        Row("a", "Q3", unit="nat", paper=0.1, paper_attack=0.2, proved=0.3, n=2),
-        Row("a", "Q3", unit="nat", paper=0.3, paper_attack=0.2, proved=0.3, n=2),
+        StudyRow("a", "Q1", paper=90.0, paper_attack=80.0, proved=1, n=2),
+        StudyRow("b", "Q1", paper=90.0, paper_attack=80.0, estimated=1, n=2),
+        StudyRow("a", "Q2", paper=80.0, paper_attack=80.0, proved=1, n=2),
+        StudyRow("a", "Q3", unit="nat", paper=0.1, paper_attack=0.2, proved=0.3, n=2),
+        StudyRow("a", "Q3", unit="nat", paper=0.3, paper_attack=0.2, proved=0.3, n=2),
     ]
     assert against_paper(replace(result(), rows=rows))[-1] == (
         "The paper's own figure is beyond its own MC+PGD, where no proof can be: Q1: 90 and 80; Q3: 0.1 and 0.2."

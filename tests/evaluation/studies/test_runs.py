@@ -9,8 +9,8 @@ import torch
 
 from prooflens.evaluation.studies import (
     Result,
-    Row,
-    Settings,
+    StudyRow,
+    StudySettings,
     base,
     get_study,
     neighbourhoods,
@@ -19,7 +19,7 @@ from prooflens.evaluation.studies import (
     widths,
 )
 from prooflens.evaluation.studies.base import COUNT
-from prooflens.evaluation.studies.measure import Case
+from prooflens.evaluation.studies.measure import StudyCase
 from prooflens.evaluation.studies.prompts import OPENINGS, paraphrase_sets
 from prooflens.evaluation.studies.render import save
 from prooflens.models import load
@@ -116,12 +116,12 @@ def test_as_many_texts_as_the_paper(run: Run, monkeypatch: pytest.MonkeyPatch, n
     """The full study asks all positions of so many texts."""
     asked = []
 
-    def rows(group: str, cases: Sequence[Case], *others: object) -> list[Row]:
+    def rows(group: str, cases: Sequence[StudyCase], *others: object) -> list[StudyRow]:
         asked.append((len(cases), set(cases[0].claims)))
         return []
 
     monkeypatch.setattr(pretrained, "rows_of", rows)
-    result = get_study(name)(Settings(model="toy-4layer"))
+    result = get_study(name)(StudySettings(model="toy-4layer"))
     assert asked[0] == (texts, {"Q1", "Q2", "Q3"})
     assert f"of {texts} text(s) of 4 tokens; the paper has {texts}" in result.notes[0]
 
@@ -155,7 +155,7 @@ def test_headlines_are_read_where_they_are_kept(
     assert len(run("main_results", kept=tmp_path).rows) == 4, "what is kept was not quick, so it is run"
     save(replace(held, rows=[row for row in held.rows if row.engine == "cpz"]), tmp_path)
     monkeypatch.setattr(base, "_RESULTS", {})
-    again = get_study("main_results")(Settings(kept=tmp_path))
+    again = get_study("main_results")(StudySettings(kept=tmp_path))
     assert [(row.label, row.n) for row in again.rows] == [("ε = 0.02, Q1", 8)]
     assert again.notes[0] == f"layer 0: `{held.command}`, {held.code}."
 

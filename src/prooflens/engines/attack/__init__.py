@@ -5,7 +5,7 @@ Its bounds are *attained* values: `lower` is the smallest value found and `upper
     proved lower ≤ true minimum ≤ attack lower ≤ attack upper ≤ true maximum ≤ proved upper,
 
 and a proved bound that an attack crosses is wrong. Every reported value belongs to a float64 point that lies in the
-region and was run through the model in float64, whatever precision the search had. The search is `attack_search`.
+region and was run through the model in float64, whatever precision the search had. The search is `attack.search`.
 """
 
 from prooflens.engines.attack.engine import (

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.attack.search import AttackBudget, Landscape, Search, inside
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
@@ -54,7 +54,7 @@ class Attack:
     budget: AttackBudget = BUDGETS["layer0"]
     seed: int = 0
     fast: bool = False
-    """Search in float32; values are float64 all the same."""
+    """AttackSearch in float32; values are float64 all the same."""
     starts: FormBounds | None = None
     """Another engine's bounds, whose corners PGD also starts from."""
 
@@ -65,7 +65,7 @@ class Attack:
     def bound_forms(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> FormBounds:
         """Attained values of every form, and the factors that attain them."""
         targets = Targets.of_forms(forms, problem.n_tokens)
-        search = Search(_landscape(problem, targets, self.fast), targets)
+        search = AttackSearch(_landscape(problem, targets, self.fast), targets)
         search.run(self.budget, self.seed, _corners(self.starts))
         alpha, _ = inside(problem.region, search.alpha)
         values = attained(problem, targets, alpha)
@@ -163,7 +163,7 @@ def attack_claims(
             found[index] = _witness(problem, claims[index], factors, x)
         return torch.tensor([found[index] is not None for index in chosen.tolist()])
 
-    search = Search(_landscape(problem, targets, fast), targets, confirm)
+    search = AttackSearch(_landscape(problem, targets, fast), targets, confirm)
     search.run(budget, seed, _padded(starts, search.alpha))
     alpha, _ = inside(problem.region, search.alpha)
     values = attained(problem, targets, alpha) if targets.n_functionals else search.best

@@ -182,7 +182,7 @@ Confirm = Callable[[Int[Tensor, " M"], Float[Tensor, "M p"]], Bool[Tensor, " M"]
 
 
 @dataclass(eq=False)
-class Search:
+class AttackSearch:
     """The smallest values found so far and where; targets that `confirm` is done with drop out."""
 
     landscape: Landscape

@@ -1,8 +1,8 @@
 r"""Engine `crown`: linear bounds taken back from a form of scores or outputs to the input (CROWN, Zhang et al. 2018).
 
 f ≤ ⟨A, y⟩ + c at the last value y. Step by step from there to the input x, each step's output is replaced by linear
-functions of its inputs that are above it where A is positive and below it where A is negative (`crown_steps`,
-`crown_softmax`, `crown_norm`; the lines themselves in `crown_lines`). At the input, with x = x₀ + Gα, α ∈ [−1, 1]^p,
+functions of its inputs that are above it where A is positive and below it where A is negative (`crown.steps`,
+`crown.softmax`, `crown.norm`; the lines themselves in `crown.lines`). At the input, with x = x₀ + Gα, α ∈ [−1, 1]^p,
 
     f ≤ ⟨A, x₀⟩ + ‖GᵀA‖₁ + c + γ_N s,
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.crown.engine import bound_by
-from prooflens.engines.crown.walk import Settle, Start, Walk, plain, proved, signs
+from prooflens.engines.crown.walk import Concretise, LineWalk, Start, plain, proved, signs
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.problem import Problem
@@ -37,12 +37,12 @@ BETAS = (0.9, 0.98)
 
 
 @dataclass(frozen=True)
-class Search:
+class SlopeSearch:
     """Projected gradient descent on τ for a batch of linear functions."""
 
     steps: int
 
-    def __call__(self, walk: Walk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+    def __call__(self, walk: LineWalk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """The least proved bound over all steps, with the corner it belongs to."""
         n = start.size
         best, corner = plain(walk, start)
@@ -77,7 +77,7 @@ class Search:
         return best, corner
 
 
-def _shapes(walk: Walk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
+def _shapes(walk: LineWalk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
     """The τ of all steps that a linear function goes back through."""
     return {
         (step.out, name): shape for step, rule in walk.path(start) for name, shape in rule.parameters.items()
@@ -121,6 +121,6 @@ class AlphaCrown(EngineBase):
         """Bounds of every form, never looser than `crown`, with corners."""
         hidden = problem.n_tokens * problem.model.architecture.d_ff
         small = bool(self.inner_steps) and hidden <= self.inner_limit
-        inner: Settle = Search(self.inner_steps) if small else plain
-        found = bound_by(problem, forms, inner, Search(self.steps))
+        inner: Concretise = SlopeSearch(self.inner_steps) if small else plain
+        found = bound_by(problem, forms, inner, SlopeSearch(self.steps))
         return best_of(found, bound_by(problem, forms, plain)) if small else found

@@ -13,7 +13,7 @@ from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.crown.steps import (
     magnitude,
 )
-from prooflens.engines.crown.walk import Settle, Start, Walk, plain
+from prooflens.engines.crown.walk import Concretise, LineWalk, Start, plain
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.interval_walk import bound_on_box, form_program, region_box
@@ -22,7 +22,7 @@ from prooflens.numerics import down, gamma, up
 from prooflens.problem import Problem
 
 
-def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor, Start]]:
+def starts(problem: Problem, walk: LineWalk, forms: Forms) -> Iterator[tuple[Tensor, Start]]:
     """The forms as linear functions of scores and output, some at a time."""
     device = problem.model.device
     shape = (problem.model.architecture.n_heads, problem.n_tokens, problem.n_tokens)
@@ -44,7 +44,7 @@ def starts(problem: Problem, walk: Walk, forms: Forms) -> Iterator[tuple[Tensor,
             yield part, Start(made)
 
 
-def _repeated(walk: Walk, forms: Forms) -> Float[Tensor, " F"]:
+def _repeated(walk: LineWalk, forms: Forms) -> Float[Tensor, " F"]:
     """What adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
     size = torch.zeros(forms.size, dtype=torch.float64)
     for layer in forms.layers:
@@ -55,10 +55,12 @@ def _repeated(walk: Walk, forms: Forms) -> Float[Tensor, " F"]:
     return gamma(2 * len(forms.index) + 8) * size
 
 
-def bound_by(problem: Problem, forms: Forms, settle: Settle, last: Settle | None = None) -> FormBounds:
+def bound_by(
+    problem: Problem, forms: Forms, settle: Concretise, last: Concretise | None = None
+) -> FormBounds:
     """Bounds of forms with a way to settle linear functions, and another for the forms themselves."""
     program = form_program(problem, forms)
-    walk = Walk.through(problem, program, settle)
+    walk = LineWalk.through(problem, program, settle)
     walk.settle = last or settle
     lower, upper = bound_on_box(problem, program, forms, region_box(problem.region))
     bottom, top = (

@@ -12,8 +12,8 @@ tangents at l, at a point between and at u. With the slope λ as computed, |λ �
 
     φ(x) − λx ≥ φ(t) − λt − γ|λ|(u − l).
 
-**Activations.** For any slope the range of φ(x) − λ(x − c) is proved in `polyzono_relax.deviation`; of the slopes tried
-(secant and tangents) the middle line takes the one with the least area, the others lean to either side.
+**Activations.** For any slope the range of φ(x) − λ(x − c) is proved in `relaxations.activations.deviation`; of the
+slopes tried (secant and tangents) the middle line takes the one with the least area, the others lean to either side.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Lines(NamedTuple):
         return self.slope.abs().amax(0), self.offset.abs().amax(0)
 
 
-class Relaxation(NamedTuple):
+class LineRelaxation(NamedTuple):
     """Lines below and above."""
 
     lower: Lines
     upper: Lines
 
-    def at(self, token: int) -> Relaxation:
+    def at(self, token: int) -> LineRelaxation:
         """The lines of one token."""
-        return Relaxation(self.lower.part(token), self.upper.part(token))
+        return LineRelaxation(self.lower.part(token), self.upper.part(token))
 
 
 def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | None) -> Tensor:
@@ -75,10 +75,10 @@ def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | N
     return made
 
 
-def flat(box: Box) -> Relaxation:
+def flat(box: Box) -> LineRelaxation:
     """Constant lines: the box itself."""
     zero = torch.zeros_like(box.lower).expand(3, *box.lower.shape)
-    return Relaxation(*(Lines(zero, end.expand(3, *end.shape)) for end in box))
+    return LineRelaxation(*(Lines(zero, end.expand(3, *end.shape)) for end in box))
 
 
 def convex(
@@ -86,7 +86,7 @@ def convex(
     derivative: Callable[[Tensor], Tensor],
     box: Box,
     between: Float[Tensor, "*shape"] | None = None,
-) -> Relaxation:
+) -> LineRelaxation:
     """Chord and tangents of a convex function that is computed, like its derivative, to 32 roundings."""
     low, high = box
     middle = 0.5 * low + 0.5 * high if between is None else torch.minimum(torch.maximum(between, low), high)
@@ -99,10 +99,10 @@ def convex(
     ends = value[[0, 2]] - chord * at[[0, 2]]
     rounding = LIBM * (value[[0, 2]].abs() + chord.abs() * at[[0, 2]].abs()) + TINY
     above = (ends + 2.0 * rounding).amax(0)
-    return Relaxation(tangents, Lines(chord.expand(3, *chord.shape), above.expand(3, *above.shape)))
+    return LineRelaxation(tangents, Lines(chord.expand(3, *chord.shape), above.expand(3, *above.shape)))
 
 
-def activation(function: Activation, box: Box) -> Relaxation:
+def activation(function: Activation, box: Box) -> LineRelaxation:
     """Lines of a model's activation on a box of its inputs."""
     if function == "relu":
         return _relu(box)
@@ -117,10 +117,12 @@ def activation(function: Activation, box: Box) -> Relaxation:
     order = slopes.argsort(0)
     pick_up = _three(above.argmin(0, keepdim=True), order)
     pick_low = _three(below.argmax(0, keepdim=True), order)
-    return Relaxation(_through(slopes, below, pick_low, c, -1.0), _through(slopes, above, pick_up, c, 1.0))
+    return LineRelaxation(
+        _through(slopes, below, pick_low, c, -1.0), _through(slopes, above, pick_up, c, 1.0)
+    )
 
 
-def _relu(box: Box) -> Relaxation:
+def _relu(box: Box) -> LineRelaxation:
     """Below an unstable ReLU any λx with λ ∈ [0, 1]; above the chord; a stable one is its own line."""
     low, high = box
     zero, one = torch.zeros_like(low), torch.ones_like(low)
@@ -133,7 +135,7 @@ def _relu(box: Box) -> Relaxation:
     # relu(x) − λx is convex: −λl at l, (1 − λ)u at u.
     ends = torch.maximum(-chord * low, high - chord * high) + 4.0 * LIBM * (low.abs() + high.abs())
     offset = torch.where(on | off, zero, ends)
-    return Relaxation(
+    return LineRelaxation(
         Lines(below, torch.zeros_like(below)),
         Lines(chord.expand(3, *chord.shape), offset.expand(3, *offset.shape)),
     )

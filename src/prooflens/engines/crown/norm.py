@@ -2,7 +2,7 @@ r"""LayerNorm and RMSNorm for `crown`, composed of convex functions and one prod
 
     m = Px,   v = Σ_k m_k²/d + ε,   n = v^{-½},   y_k = γ_k m_k n + β_k.
 
-Backwards: the product m_k n by McCormick around the middle (τ as in `crown_steps`), n by chord and tangent of v^{-½},
+Backwards: the product m_k n by McCormick around the middle (τ as in `crown.steps`), n by chord and tangent of v^{-½},
 each m_k² by chord and tangent, then P. Where McCormick's gap is wider than the box of y_k itself (`thm:ln`:
 |y_k − β_k| ≤ |γ_k|√(d−1)), that coordinate is replaced by its box.
 """
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prooflens.engines.crown.lines import Relaxation, convex
+from prooflens.engines.crown.lines import LineRelaxation, convex
 from prooflens.engines.crown.steps import (
     Middle,
     Parameters,
@@ -36,7 +36,7 @@ def centred(A: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     return A - A.mean(-1, keepdim=True)
 
 
-def square_lines(m: Box) -> Relaxation:
+def square_lines(m: Box) -> LineRelaxation:
     """Chord and tangents of m²."""
     return convex(torch.square, lambda x: 2.0 * x, m)
 
@@ -48,8 +48,8 @@ class Normalise:
     step: Norm
     m: Middle
     n: Middle
-    squares: Relaxation
-    root: Relaxation
+    squares: LineRelaxation
+    root: LineRelaxation
     boxed: Bool[Tensor, "S d"]
     y: Box
     size: Float[Tensor, "S d"]

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prooflens.engines.crown.lines import Lines, Relaxation, convex, flat, mixed
+from prooflens.engines.crown.lines import LineRelaxation, Lines, convex, flat, mixed
 from prooflens.engines.crown.steps import Parameters, Passed, cut, magnitude, paired, summed
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
@@ -134,8 +134,8 @@ def _pick(where: Tensor, yes: Lines, no: Lines) -> Lines:
 
 
 def _reciprocal(
-    exps: Relaxation, d: Box, box: Box, other: Bool[Tensor, "S S S"], present: Bool[Tensor, "S S S"]
-) -> Relaxation:
+    exps: LineRelaxation, d: Box, box: Box, other: Bool[Tensor, "S S S"], present: Bool[Tensor, "S S S"]
+) -> LineRelaxation:
     """Lines of 1/Z in the differences: slopes [3, H, S, S, S], offsets [3, H, S, S]."""
 
     def total(of: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def _reciprocal(
 
     below = slack(low_slope, outer.lower.slope, chord.offset, outer.lower.offset)
     above = slack(high_slope, outer.upper.slope, tangent.offset, outer.upper.offset)
-    return Relaxation(Lines(low_slope, low_offset - below), Lines(high_slope, high_offset + above))
+    return LineRelaxation(Lines(low_slope, low_offset - below), Lines(high_slope, high_offset + above))
 
 
 def _on_scores(lines: Lines) -> Lines:

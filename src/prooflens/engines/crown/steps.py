@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.crown.lines import Relaxation
+from prooflens.engines.crown.lines import LineRelaxation
 from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.models.sites import Add, Affine, AnyStep, Mix, Pool, Product, Rotary, Scores, share_heads
 from prooflens.numerics import up
@@ -189,11 +189,11 @@ class Linear:
 class Curve:
     """A coordinate-wise function between its lines."""
 
-    lines: Relaxation
+    lines: LineRelaxation
     size: Tensor
 
     @classmethod
-    def of(cls, lines: Relaxation, box: Box) -> Curve:
+    def of(cls, lines: LineRelaxation, box: Box) -> Curve:
         """Sizes from the lines and the input's box."""
         (low, below), (high, above) = lines.lower.size, lines.upper.size
         return cls(lines, 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above)))
@@ -224,7 +224,7 @@ class Curve:
 
 
 def through_lines(
-    A: Tensor, lines: Relaxation, lower: Tensor | None, upper: Tensor | None
+    A: Tensor, lines: LineRelaxation, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A of the function's input, and the constants, entry by entry."""
     (below, under), (above, over) = lines.lower.at(lower), lines.upper.at(upper)

@@ -40,7 +40,7 @@ BUDGET_ELEMENTS = 2**24
 LARGEST_VARIANCE = 2.0**200
 """Lines of v^{-½} are drawn for variances up to this and down to its inverse: beyond, their slopes leave float64."""
 
-FAINT = 2.0**-800
+LEAST_SLOPE = 2.0**-800
 """How large every value counts at least for rounding, relative to the largest: covers products of tiny numbers."""
 
 AT_ONCE = 256
@@ -63,22 +63,22 @@ class Start(NamedTuple):
         return Start({name: torch.cat((A[part], -A[part])) for name, A in self.values.items()}, self.token)
 
 
-Settle = Callable[["Walk", Start], tuple[Tensor, Tensor]]
+Concretise = Callable[["LineWalk", Start], tuple[Tensor, Tensor]]
 """How upper bounds of linear functions are found, with the sign pattern of their last coefficients."""
 
 
 @dataclass(eq=False)
-class Walk:
+class LineWalk:
     """Rules and boxes of the steps so far, in order."""
 
     problem: Problem
-    settle: Settle
+    settle: Concretise
     boxes: dict[str, Box] = field(default_factory=dict)
     rules: list[tuple[AnyStep, Rule]] = field(default_factory=list)
     faint: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def through(cls, problem: Problem, program: Program, settle: Settle) -> Walk:
+    def through(cls, problem: Problem, program: Program, settle: Concretise) -> LineWalk:
         """Relax every step of a program; the last one's inputs have their boxes then."""
         walk = cls(problem, settle)
         walk.boxes[INPUT] = region_box(problem.region)
@@ -266,13 +266,13 @@ class Walk:
         if step.out not in self.faint:
             most = [magnitude(self.boxes[name]) for name in step.inputs]
             known = [torch.where(x.isfinite(), x, 0.0).sum() for x in most]
-            self.faint[step.out] = FAINT * (1.0 + sum(known[1:], known[0]))
+            self.faint[step.out] = LEAST_SLOPE * (1.0 + sum(known[1:], known[0]))
         return self.faint[step.out]
 
     def _at_input(self, A: Tensor, token: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """⟨A, x₀⟩ + ‖GᵀA‖₁, GᵀA and the size of it all; of a ball only the coordinates of A's token."""
         region = self.problem.region
-        x, spread = region.center, region.spread()
+        x, spread = region.center, region.half_widths()
         if A.shape[1] != len(x) and token is not None and region.radius is not None:
             x, spread = cut(x, token), cut(spread, token)
             pulled = (A * spread).flatten(1)
@@ -302,7 +302,7 @@ def signs(pulled: Tensor) -> Tensor:
     return torch.where(pulled.detach() >= 0, 1.0, -1.0).to(pulled)
 
 
-def plain(walk: Walk, start: Start) -> tuple[Tensor, Tensor]:
+def plain(walk: LineWalk, start: Start) -> tuple[Tensor, Tensor]:
     """CROWN: the middle lines."""
     bound, pulled = walk.back(start)
     return proved(bound), signs(pulled)

@@ -9,7 +9,7 @@ affine in x_i, hence convex: it is attained at one of the 2ᵈ vertices of the q
 (d ≤ 16). In the same way the smallest value is concave in x_i. Each vertex costs O(Sd). With the keys solved for, this
 is exact for all tokens moving at once.
 
-**Branch and bound** (`exact_branch`) for every other form, up to 64 factors. When it runs out of cells its bounds are
+**Branch and bound** (`exact.branch`) for every other form, up to 64 factors. When it runs out of cells its bounds are
 still proved, only not as tight as the tolerance asks.
 
 Rounding is part of the bounds: `layer0`'s absolute-value chains and γ_N are added to what was computed.

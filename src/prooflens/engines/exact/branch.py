@@ -89,7 +89,7 @@ class Bounder(Protocol):
         ...
 
 
-class Outcome(NamedTuple):
+class Maximum(NamedTuple):
     """A proved upper bound, the largest value that was attained (in floats), where, and the cells it took."""
 
     bound: float
@@ -98,7 +98,7 @@ class Outcome(NamedTuple):
     cells: int
 
 
-def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, max_cells: int) -> Outcome:
+def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, max_cells: int) -> Maximum:
     """Branch and bound from the whole box; `first` are points to begin with (cells of width 0)."""
     p = first.shape[-1]
     seen = bounder.assess(Cells(first, first))
@@ -116,10 +116,10 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
             closed = max(closed, float(open_.bound[finished].max()))
             open_ = _choose(open_, (~finished).nonzero()[:, 0])
         if not len(open_.bound):
-            return Outcome(_proved(closed, bounder.slack), attained, alpha, used)
+            return Maximum(_proved(closed, bounder.slack), attained, alpha, used)
         if used >= max_cells:
             most = max(closed, float(open_.bound.max()))
-            return Outcome(_proved(most, bounder.slack), attained, alpha, used)
+            return Maximum(_proved(most, bounder.slack), attained, alpha, used)
         order = open_.bound.argsort(descending=True)
         many = max(1, min(CELLS_AT_ONCE, (max_cells - used) // 2))
         now, later = order[:many], order[many:]

@@ -186,7 +186,7 @@ def _solved_for_keys(
     view: FirstLayer, form: Forms, x: Float[Tensor, "V d"]
 ) -> tuple[Float[Tensor, " V"], Float[Tensor, "V S d"]]:
     """r + Σ_j (c_j·x⁰_j + Σ ε|c_j|) at query tokens x, and the slopes c."""
-    radius = view.problem.region.spread()
+    radius = view.problem.region.half_widths()
     slope = x.new_zeros(len(x), *radius.shape)
     value = x.new_zeros(len(x))
     columns = (form.head, form.position, form.key, form.weight)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.first_layer.layer import FAINT, FirstLayer
+from prooflens.engines.first_layer.layer import LEAST_SIZE, FirstLayer
 from prooflens.engines.forms import Forms
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
@@ -67,7 +67,7 @@ class Entries:
     @property
     def bent(self) -> Float[Tensor, " N"]:
         """|w| where both tokens move, else 0: with one token at rest a score is affine in the other."""
-        moving = (self.view.problem.region.spread() > 0).any(-1).to(self.weight)
+        moving = (self.view.problem.region.half_widths() > 0).any(-1).to(self.weight)
         return self.weight.abs() * moving[self.position] * moving[self.key]
 
     def select(self, chosen: Int[Tensor, " M"]) -> Entries:
@@ -115,13 +115,13 @@ class Entries:
             k, q = view.k_size[self.key[chosen], head], view.q_size[self.position[chosen], head]
             if view.rotary is not None:
                 k, q = view.turned_size(k), view.turned_size(q)
-            WQ, WK = (view.head_weight(step, head).abs() + FAINT for step in (view.q, view.k))
+            WQ, WK = (view.head_weight(step, head).abs() + LEAST_SIZE for step in (view.q, view.k))
             size.index_add_(0, self.at_i[chosen], weight * k @ WQ)
             size.index_add_(0, self.at_j[chosen], weight * q @ WK)
         size = size.view(*self.tokens.shape, -1)
         if view.norm is None:
             return size
-        size = size if view.norm.weight is None else size * (view.norm.weight.abs() + FAINT)
+        size = size if view.norm.weight is None else size * (view.norm.weight.abs() + LEAST_SIZE)
         n, terms = view.n_high[self.tokens][..., None], view.size[self.tokens]
         along = (terms * size).mean(-1, keepdim=True)
         if view.norm.centred:

@@ -16,7 +16,7 @@ from prooflens.numerics import down, gamma, lambda_max_upper, up
 from prooflens.problem import Problem
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 
-FAINT = 2.0**-200
+LEAST_SIZE = 2.0**-200
 """What chains of absolute values take for more than nothing: γ times it covers what products of tiny numbers lose."""
 
 
@@ -79,13 +79,13 @@ class FirstLayer:
     @cached_property
     def reach(self) -> Float[Tensor, " S"]:
         """sup ‖x_t − x₀_t‖₂ over the region, rounded up."""
-        spread = self.problem.region.spread()
+        spread = self.problem.region.half_widths()
         return up(spread.square().sum(-1).sqrt() * (1.0 + gamma(spread.shape[-1] + 8)))
 
     @cached_property
     def size(self) -> Float[Tensor, "S d"]:
         """sup |x| over the region, coordinate by coordinate; with a LayerNorm |x| + mean|x|, the size of m's terms."""
-        size = up(self.center.abs() + self.problem.region.spread()) + FAINT
+        size = up(self.center.abs() + self.problem.region.half_widths()) + LEAST_SIZE
         if self.norm is not None and self.norm.centred:
             size = up(size + up(size.mean(-1, keepdim=True) * (1.0 + gamma(size.shape[-1] + 2))))
         return size
@@ -124,12 +124,12 @@ class FirstLayer:
         if self.norm is None:
             return self.size
         size = self.size * self.n_high[:, None]
-        size = size if self.norm.weight is None else size * (self.norm.weight.abs() + FAINT)
+        size = size if self.norm.weight is None else size * (self.norm.weight.abs() + LEAST_SIZE)
         return size if self.norm.bias is None else size + self.norm.bias.abs()
 
     def _head_size(self, step: Affine) -> Float[Tensor, "S H d_h"]:
         bias = None if step.bias is None else step.bias.abs()
-        size = torch.nn.functional.linear(self.z_size, step.weight.abs() + FAINT, bias)
+        size = torch.nn.functional.linear(self.z_size, step.weight.abs() + LEAST_SIZE, bias)
         size = size.reshape(len(size), *step.out_shape)
         return size if self.rotary is None else self.turned_size(size)
 

@@ -16,7 +16,7 @@ and 2): the guarantee is *estimated*, and bounds of this engine do get broken.
 
     |f_i(α) − f_i(0) − J_i·α| ≤ Σ_j sup |∂_jf_i − J_ij|  ≤  Σ_j (|mid_ij − J_ij| + rad_ij)      (`prop:remainder`),
 
-mid ± rad the interval Jacobian over the region of `jacobian_interval`; or, if that is smaller, the local form of the
+mid ± rad the interval Jacobian over the region of `jacobian.interval`; or, if that is smaller, the local form of the
 spectral fallback (`prop:remainder_analytical`), (sup‖∇f_i‖₂ + ‖J_i‖₂)√p with the supremum over the same region. Both
 are intersected with the hull of (the set that `cpz` propagates) − Jα: interval Jacobians lose a factor per layer, the
 set does not. J may be any matrix, so its own rounding does not matter; f(x₀) is enclosed by a walk over a point.

@@ -14,9 +14,9 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.jacobian.interval import interval_jacobian
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.affine import through_rotary
-from prooflens.engines.tensor_sets.steps import Options, affine
-from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
-from prooflens.engines.tensor_sets.walk import Walk, bound_from, propagate, score_steps
+from prooflens.engines.tensor_sets.steps import SetOptions, affine
+from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
+from prooflens.engines.tensor_sets.walk import SetWalk, bound_from, propagate, score_steps
 from prooflens.models import OUTPUT
 from prooflens.models.program import INPUT, Program
 from prooflens.models.sites import Affine, Rotary, Scores
@@ -89,7 +89,7 @@ class SampledConnector:
         dropped = J.abs().sum(0) - J[keep].abs().sum(0)
         r = self.remainder(program, name, region, J) + dropped.clamp(min=0.0)
         rows = r[None] if r.ndim == 1 else torch.diag_embed(torch.ones_like(r[:, 0]))[..., None] * r
-        fresh = Factors(region.n_factors).fresh(len(rows), keep)
+        fresh = FactorIds(region.n_factors).fresh(len(rows), keep)
         start = TensorSet.point(center)
         return TensorSet(
             center, torch.cat((J[keep], rows)), torch.cat((keep, fresh)), start.Q, start.pairs, start.r
@@ -101,9 +101,9 @@ class ProvedConnector:
     """The same linearisation with a proved remainder in a box."""
 
     columns: int = 1024
-    options: Options = field(default_factory=Options)
+    options: SetOptions = field(default_factory=SetOptions)
 
-    def remainder(self, problem: Problem, walk: Walk, name: str, J: Tensor) -> Tensor:
+    def remainder(self, problem: Problem, walk: SetWalk, name: str, J: Tensor) -> Tensor:
         """Σ_j sup|∂_jf_i − J_ij| over the region, or the local spectral form where that is smaller."""
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         slope = interval_jacobian(program, walk.sets, problem.region.dense_generators(), name)
@@ -145,7 +145,7 @@ class ProvedConnector:
         r = r * (1.0 + gamma(len(J) + 16)) + TINY
         point = TensorSet.point(center)
         made = TensorSet(center, J[keep], keep, point.Q, point.pairs, r)
-        return made.absorbed(Factors(region.n_factors)) if made.finite else None
+        return made.absorbed(FactorIds(region.n_factors)) if made.finite else None
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _entry_sizes(entries: Entries) -> Float[Tensor, "2 N"]:
 
 def _tilt(entries: Entries, slope: Float[Tensor, "F T d"]) -> Float[Tensor, " F"]:
     """τ per form: a coordinate's share of the slack grows like D²/slope, so curvature goes where slopes are steep."""
-    steep = (slope.abs() * entries.view.problem.region.spread()[entries.tokens]).mean(-1).flatten()
+    steep = (slope.abs() * entries.view.problem.region.half_widths()[entries.tokens]).mean(-1).flatten()
     of_query = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_i])
     of_key = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_j])
     ratio = (of_query / of_key.clamp(min=TINY) / 2.0).clamp(min=2.0**-8, max=2.0**8)

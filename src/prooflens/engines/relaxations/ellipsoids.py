@@ -26,7 +26,7 @@ from prooflens.numerics import gamma
 
 SUM = 1.0 + 2.0**-32
 """Makes the weights of a sum satisfy Σ 1/c ≤ 1 in spite of rounding, of up to 2²⁰ summands in any order."""
-FAINT = 1e-30
+LEAST_SHARE = 1e-30
 """Summands are weighted as if none were smaller than this share of the whole."""
 
 
@@ -63,10 +63,10 @@ def ball(radius: Float[Tensor, "*b"], n: int) -> Float[Tensor, "*b n n"]:
 def box(columns: Float[Tensor, "*b m n"], X: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
     """{Σ_n x_n columns_n : |x_n| ≤ X_n}."""
     each = grow(X * torch.linalg.vector_norm(columns, dim=-2))
-    return spread(columns, X.square() * weights_of_sum(each))
+    return weighted_sum(columns, X.square() * weights_of_sum(each))
 
 
-def spread(columns: Float[Tensor, "*b m n"], squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
+def weighted_sum(columns: Float[Tensor, "*b m n"], squares: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m m"]:
     """Σ_n squares_n columns_n columns_nᵀ, raised."""
     found = (columns * squares[..., None, :]) @ columns.mT
     size = (columns.square().sum(-2) * squares).sum(-1)
@@ -76,7 +76,7 @@ def spread(columns: Float[Tensor, "*b m n"], squares: Float[Tensor, "*b n"]) -> 
 def weights_of_sum(sizes: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
     """c ∝ 1/size along the last dimension with Σ 1/c ≤ 1: the trace of the sum is then least."""
     total = sizes.sum(-1, keepdim=True)
-    floored = torch.maximum(sizes, FAINT * total) + 2.0**-300
+    floored = torch.maximum(sizes, LEAST_SHARE * total) + 2.0**-300
     return floored.sum(-1, keepdim=True) / floored * SUM
 
 

@@ -35,7 +35,7 @@ def value_boxes(problem: Problem, names: Iterable[str] | None = None) -> dict[st
 
 def region_box(region: Region) -> Box:
     """The smallest box around a region, rounded outward; exact where a coordinate does not move."""
-    spread = region.spread()
+    spread = region.half_widths()
     if region.generators is not None:
         spread = up(spread * (1.0 + gamma(2 * region.n_factors + 4)))
     still = spread == 0

@@ -21,7 +21,7 @@ CHUNK = 2**25
 """How many numbers of a batch of matrices are worked on at a time (256 MiB)."""
 
 
-FAINT = 2.0**-500
+LEAST_NORM = 2.0**-500
 """Added to norms: squares of entries that are smaller vanish."""
 UNDERFLOW = 2.0**-900
 """What products of entries below 2⁻⁵¹¹ lose, with room for the factors that they are multiplied by."""
@@ -39,13 +39,13 @@ def identity(like: Tensor, n: int) -> Float[Tensor, "n n"]:
 
 def length(x: Float[Tensor, "... n"]) -> Float[Tensor, ...]:
     """An upper bound of ‖x‖₂ along the last dimension."""
-    return grow(torch.linalg.vector_norm(x, dim=-1)) + FAINT
+    return grow(torch.linalg.vector_norm(x, dim=-1)) + LEAST_NORM
 
 
 def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
     """An upper bound of the Frobenius norm; a matrix may have more entries than `grow` covers."""
     found: Tensor = torch.linalg.vector_norm(A, dim=(-2, -1)) * (GROWTH + gamma(A.shape[-2] * A.shape[-1]))
-    return found + FAINT
+    return found + LEAST_NORM
 
 
 def product_error(inner: int, size: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
     return bound.clamp(min=0.0)
 
 
-def half(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+def cholesky_factor(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """L with M ⪯ LLᵀ: M is lifted, and the factor's residual is measured to be less. Infinite where it is not."""
     size = M.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sum(-1)
     lift = grow(1e-9 * size) + 2.0**-450

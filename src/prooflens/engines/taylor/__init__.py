@@ -7,27 +7,27 @@ at the centre; a form f is then affine in the factors, and with v_s the covector
 
 r_s what the site's tangent misses and u_s how far its input moves. So |f − f(0)| ≤ ‖a‖₁ + Σ_s sup v_s·r_s, and what
 matters is to bound each v_s·r_s with v_s *given*: signs inside a site cancel first, norms are taken last. Three things
-make that tight (`taylor_network`, `taylor_attention`):
+make that tight (`taylor.network`, `taylor.attention`):
 
 - the input of a site lies in an ellipsoid L{‖ξ‖ ≤ 1}: its neurons cannot all peak at once, and one eigenvalue of
   Lᵀ(Σ_n ω_n w_nw_nᵀ)L per covector holds second order, third order and cross terms of a whole feed-forward network;
 - softmax rows of all heads are one quadratic form in their linear parts; sums Σ s_j b_j² are bounded jointly;
-- what a site misses is kept as an ellipsoid and carried forward by the Jacobians (`taylor_shapes`, `taylor_values`), so
-  how far inputs move beyond first order is known in all directions at once.
+- what a site misses is kept as an ellipsoid and carried forward by the Jacobians (`relaxations.ellipsoids`,
+  `taylor.values`), so how far inputs move beyond first order is known in all directions at once.
 
 Every eigenvalue is a guess that a factorisation proves (`numerics.psd`), or comes from powers of the matrix
-(`taylor_norms`). Rounding is counted where it happens: a value or covector that was rounded is a slightly different
-stand-in, and what it misses is added.
+(`relaxations.norms`). Rounding is counted where it happens: a value or covector that was rounded is a slightly
+different stand-in, and what it misses is added.
 """
 
 from prooflens.engines.taylor.engine import (
     Taylor,
     bound_part,
     default_memory,
+    drop_sign_changes,
     factors,
-    give_up,
     pieces,
     taylor_work,
 )
 
-__all__ = ["Taylor", "bound_part", "default_memory", "factors", "give_up", "pieces", "taylor_work"]
+__all__ = ["Taylor", "bound_part", "default_memory", "drop_sign_changes", "factors", "pieces", "taylor_work"]

@@ -6,7 +6,7 @@ With centred score deviations b_j (Σ s_j b_j = 0), weights s, values centred at
     Σ_j s_j [(s_j(x)/s_j − 1) ỹ_j + s_j(x)/s_j p_j]
       = Σ c_j b_j + Σ s_j p_j                                  (linear)
       + ½ Σ c_j b_j² + Σ s_j b_j p_j                           (second order; Σ c_j = 0 removes the mean)
-      + third order and beyond (`taylor_mixing`),
+      + third order and beyond (`taylor.mixing`),
 
 and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|.
 """
@@ -25,15 +25,15 @@ from prooflens.engines.relaxations.norms import (
     CHUNK,
     UNDERFLOW,
     bilinear,
+    cholesky_factor,
     frobenius,
     grow,
-    half,
     length,
     product_error,
     spectral,
 )
 from prooflens.engines.taylor.segments import Attention
-from prooflens.engines.taylor.values import Factors, Value
+from prooflens.engines.taylor.values import FactorBox, Value
 from prooflens.models.sites import Scores
 from prooflens.numerics import gamma
 
@@ -108,7 +108,7 @@ class ScoreSite:
         for start in range(0, H, step):
             left, right = (x[:, start : start + step].movedim(1, 0) for x in (M, K))
             shape = (len(left), S, S, c, c)
-            L = half(left)[:, :, None].expand(shape)
+            L = cholesky_factor(left)[:, :, None].expand(shape)
             found.append(bilinear(left[:, :, None].expand(shape), L, right[:, None].expand(shape)))
         return torch.cat(found)
 
@@ -151,7 +151,7 @@ class MixSite:
     v: Heads
     stream: Float[Tensor, " S"]
     """sup of the stream's size, for rounding."""
-    factors: Factors
+    factors: FactorBox
 
     def __post_init__(self) -> None:
         step, q, k, v = self.scores.step, self.scores.q, self.scores.k, self.v
@@ -162,14 +162,14 @@ class MixSite:
         self.z = torch.einsum("hij,jhc->ihc", self.s, v.u)
         average = torch.einsum("hij,jhc->ihc", self.s, k.u)
         self.keys = k.u.movedim(1, 0)[:, None] - average.movedim(1, 0)[:, :, None]
-        self.spread = v.u.movedim(1, 0)[:, None] - self.z.movedim(1, 0)[:, :, None]
-        self.keys, self.spread = (x * self.mask[..., None] for x in (self.keys, self.spread))
+        self.deviations = v.u.movedim(1, 0)[:, None] - self.z.movedim(1, 0)[:, :, None]
+        self.keys, self.deviations = (x * self.mask[..., None] for x in (self.keys, self.deviations))
         S, H, c = self.z.shape
         weight = self.attention.output.weight
         self.out = weight.reshape(len(weight), H, c)
         self.out_size = frobenius(self.out.movedim(1, 0))
         self.rows = self._rows()
-        widths = self.factors.half
+        widths = self.factors.half_widths
         p = self.rows.shape[-1]
         size = self.scale * (
             q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
@@ -212,7 +212,7 @@ class MixSite:
         S, H, c = self.z.shape
         Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
         chosen = torch.arange(len(tokens))
-        pulled = (self.s[..., None] * self.spread)[:, tokens]
+        pulled = (self.s[..., None] * self.deviations)[:, tokens]
         beta = self.scale * torch.einsum("jhcd,thc->thjd", Jk, self.scores.q.u[tokens])
         alpha = self.scale * torch.einsum("thcd,htjc->thjd", Jq[tokens], self.keys[:, tokens])
         inner = torch.einsum("htj,jhcd->tjhcd", self.s[:, tokens], Jv)
@@ -232,7 +232,7 @@ class MixSite:
     def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
         """From a covector at row t of the next root: covectors at q (row t), k and v (all rows)."""
         omega = torch.einsum("fd,dhc->fhc", u, self.out)
-        coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.spread[:, t])
+        coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.deviations[:, t])
         return {
             "q": self.scale * torch.einsum("fhj,hjc->fhc", coef, self.keys[:, t]),
             "k": self.scale * torch.einsum("fhj,hc->fjhc", coef, self.scores.q.u[t]),

@@ -48,8 +48,8 @@ class Chain:
         self.scores = self.mix = self.mixed = self.beyond = None
 
 
-class Reading(Protocol):
-    """What covectors miss where they pass (`taylor_readings`)."""
+class RemainderBound(Protocol):
+    """What covectors miss where they pass (`taylor.remainder_bounds`)."""
 
     @property
     def deep(self) -> bool:

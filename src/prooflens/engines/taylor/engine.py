@@ -19,11 +19,11 @@ from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, re
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
-from prooflens.engines.taylor.hessian import HOPE, Beyond, Hessian, hessian_batch
+from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
 from prooflens.engines.taylor.values import Value
-from prooflens.engines.taylor.walk import Walk, one_token
+from prooflens.engines.taylor.walk import TaylorWalk, one_token
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
@@ -83,7 +83,7 @@ class Taylor(EngineBase):
         else:
             walk = self.walk(problem, forms, options, quick=True)
             found = self._parts(walk, problem, forms, Supports())
-            give_up(problem, forms, found)
+            drop_sign_changes(problem, forms, found)
             if walk.kept is None:
                 self._refine(walk, problem, forms, found, Eigenvalues())
             del walk
@@ -102,7 +102,7 @@ class Taylor(EngineBase):
             walk = self.walk(asked, forms, options)
             value, t = last_value(walk, asked)
             root = value.root
-            A = (value.J[t] @ root.N[t]) * root.half
+            A = (value.J[t] @ root.N[t]) * root.half_widths
             tiny = grow(gamma(64) * 4.0 * (length(value.u[t]) + value.stretch[t]))
             M = total([value.shape_e[t], ball(tiny, len(value.u[t]))])
             E = support(M, identity(M, len(M)))
@@ -111,12 +111,12 @@ class Taylor(EngineBase):
             return nothing_known(asked)
         return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
-    def _ask_pieces(self, problem: Problem, forms: Forms, options: EngineOptions, found: Part) -> None:
+    def _ask_pieces(self, problem: Problem, forms: Forms, options: EngineOptions, found: FormBatch) -> None:
         """Ask about open signs in pieces of a box of few factors: what holds in all of them holds."""
         chosen = found.open()
         if not (self.thorough and 0 < problem.region.n_factors <= len(PIECES)):
             return
-        worst: Part | None = None
+        worst: FormBatch | None = None
         for piece, blur in pieces(problem.region):
             if not len(chosen):
                 return
@@ -126,11 +126,11 @@ class Taylor(EngineBase):
                     lower=torch.minimum(part.lower, worst.lower), upper=torch.maximum(part.upper, worst.upper)
                 )
             decided = (part.lower > 0.0) | (part.upper < 0.0)
-            chosen, worst = chosen[decided], Part(*(side[decided] for side in part))
+            chosen, worst = chosen[decided], FormBatch(*(side[decided] for side in part))
         if worst is not None:
             found.improve(chosen, worst)
 
-    def _found(self, problem: Problem, forms: Forms, options: EngineOptions, blur: float = 0.0) -> Part:
+    def _found(self, problem: Problem, forms: Forms, options: EngineOptions, blur: float = 0.0) -> FormBatch:
         """All readings, each where the one before leaves a sign open."""
         walk = self.walk(problem, forms, options, blur=blur)
         found = self._parts(walk, problem, forms, Supports())
@@ -140,25 +140,25 @@ class Taylor(EngineBase):
         return found
 
     def _refine(
-        self, walk: Walk, problem: Problem, forms: Forms, found: Part, reading: Supports | None
+        self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Supports | None
     ) -> None:
         """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
-        factors = len(walk.chains[0].root.half)
+        factors = len(walk.chains[0].root.half_widths)
         whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
         if reading is None and not hessian_batch(walk.memory, factors):
             return
         if reading is None and len(chosen) and not whole:
-            least = self._parts(walk, problem, forms.select(chosen.cpu()), Beyond())
+            least = self._parts(walk, problem, forms.select(chosen.cpu()), HigherOrderBound())
             chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
         if len(chosen):
             found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
 
-    def _parts(self, walk: Walk, problem: Problem, forms: Forms, reading: Supports | None) -> Part:
+    def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
         """All forms, so many at a time as fit into memory; without a reading, with a Hessian for each."""
-        half = walk.chains[0].root.half
+        half_widths = walk.chains[0].root.half_widths
         if reading is None:
-            size, stage = hessian_batch(walk.memory, len(half)), "Hessians"
+            size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
         else:
@@ -166,9 +166,9 @@ class Taylor(EngineBase):
         parts = []
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
-            parts.append(bound_part(walk, problem, some, reading or Hessian(half, some.size)))
+            parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
             walk.progress(stage, min(1.0, (start + size) / forms.size))
-        return Part(*(torch.cat(side) for side in zip(*parts, strict=True)))
+        return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(
         self,
@@ -177,7 +177,7 @@ class Taylor(EngineBase):
         options: EngineOptions = NO_OPTIONS,
         quick: bool = False,
         blur: float = 0.0,
-    ) -> Walk:
+    ) -> TaylorWalk:
         """Everything about the region that no form enters; quickly, so that no Hessian can be asked for."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
@@ -187,7 +187,7 @@ class Taylor(EngineBase):
         spare = allowed - least_memory(problem, forms) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = Walk(max(spare, 2**26), options.progress, kept, quick, blur)
+        walk = TaylorWalk(max(spare, 2**26), options.progress, kept, quick, blur)
         segments = segments_of(program)
         read = None
         if segments[-1].final is not None:
@@ -197,26 +197,26 @@ class Taylor(EngineBase):
         return walk
 
 
-class Part(NamedTuple):
+class FormBatch(NamedTuple):
     """Bounds of some forms, and the signs of their linear parts."""
 
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
     corner: Float[Tensor, "F p"]
-    hopeful: Bool[Tensor, " F"]
+    provable: Bool[Tensor, " F"]
     """Whether the linear part alone leaves the sign open to a proof, and the form itself at its corners."""
 
     def open(self) -> Int[Tensor, " M"]:
         """The forms whose sign is not known yet, but may be."""
-        return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.hopeful).nonzero()[:, 0]
+        return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.provable).nonzero()[:, 0]
 
-    def improve(self, chosen: Int[Tensor, " M"], again: Part) -> None:
+    def improve(self, chosen: Int[Tensor, " M"], again: FormBatch) -> None:
         """Take over what was found for some forms, where it is better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
 
 
-def give_up(problem: Problem, forms: Forms, found: Part) -> None:
+def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
     """No form that changes its sign between the two corners of its linear part has one to be proved."""
     chosen = found.open()
     architecture = problem.model.architecture
@@ -230,7 +230,7 @@ def give_up(problem: Problem, forms: Forms, found: Part) -> None:
         corners = torch.cat((found.corner[some], -found.corner[some]))
         scores, output = problem.values(problem.region.point(corners), forms.layers, forms.logits is not None)
         one, other = asked.evaluate(scores, output).reshape(2, len(some), len(some)).diagonal(dim1=1, dim2=2)
-        found.hopeful[some] &= one * other > 0.0
+        found.provable[some] &= one * other > 0.0
 
 
 def pieces(region: Region) -> Iterator[tuple[Region, float]]:
@@ -274,14 +274,14 @@ def taylor_work(problem: Problem, depth: int) -> float:
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
-def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) -> Part:
+def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> FormBatch:
     """f(0) ± (‖a‖₁ + what the stand-ins miss), as the reading knows them."""
     center = problem.region.center
     F = forms.size
     value, missed = center.new_zeros(F), center.new_zeros(F, 2)
     noise = center.new_zeros(F)
-    half = walk.chains[0].root.half
-    a = center.new_zeros(F, len(half))
+    half_widths = walk.chains[0].root.half_widths
+    a = center.new_zeros(F, len(half_widths))
     for chain in walk.chains:
         if chain.scores is not None and chain.segment.layer in forms.layers:
             found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
@@ -294,16 +294,16 @@ def bound_part(walk: Walk, problem: Problem, forms: Forms, reading: Supports) ->
         value, noise = value + found, noise + rounding
         rest, linear = walk.remainder(chain, seeds, reading)
         a, missed = a + linear, missed + rest
-    slope = a * half
-    spread = grow(reading.spread(slope) + missed + noise[:, None] + LEAST_SPREAD)
+    slope = a * half_widths
+    spread = grow(reading.linear_range(slope) + missed + noise[:, None] + LEAST_SPREAD)
     spread = torch.where(spread.isfinite() & value.isfinite()[:, None], spread, torch.inf)
     value = torch.where(value.isfinite(), value, 0.0)
     corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
-    hopeful = value.abs() > HOPE * slope.abs().sum(-1)
-    return Part(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, hopeful)
+    provable = value.abs() > LINEAR_SHARE * slope.abs().sum(-1)
+    return FormBatch(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, provable)
 
 
-def last_value(walk: Walk, problem: Problem) -> tuple[Value, int]:
+def last_value(walk: TaylorWalk, problem: Problem) -> tuple[Value, int]:
     """The value that the head reads, or the output itself, and its token."""
     chain = walk.chains[-1]
     assert chain.segment.final is not None
@@ -353,7 +353,7 @@ def _score_seeds(
 
 
 def _output_seeds(
-    walk: Walk, problem: Problem, forms: Forms
+    walk: TaylorWalk, problem: Problem, forms: Forms
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Chain, Seeds]:
     """The forms' part in the output: its value, its rounding, the chain that ends in it and covectors there."""
     chain = walk.chains[-1]

@@ -1,4 +1,4 @@
-"""Gram matrices of neurons and of gates: the matrices that a network's remainder is made of (`taylor_network`).
+"""Gram matrices of neurons and of gates: the matrices that a network's remainder is made of (`taylor.network`).
 
 `gated_terms` and `gated_cross` give inner products of polynomials of a gate's pre-activations g and of what they gate,
 u, as symmetric forms; `gram` and `gated_gram` one quadratic form of the input per covector.

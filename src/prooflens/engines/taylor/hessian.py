@@ -28,7 +28,7 @@ from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.numerics import gamma
 
-HOPE = 0.97
+LINEAR_SHARE = 0.97
 """Second order may take back so much of the linear part that this is left, but hardly more."""
 EVEN = 0.05
 """No row of H counts as shorter than this share of the mean."""
@@ -39,10 +39,10 @@ def hessian_batch(memory: int, factors: int) -> int:
     return int(memory // (64 * factors * factors))
 
 
-class Beyond(Supports):
+class HigherOrderBound(Supports):
     """What second order at Aα leaves, by ellipsoids, as far as the input.
 
-    Alone it is no bound, but it tells which forms are worth a matrix: `spread` is the linear part at its least.
+    Alone it is no bound, but it tells which forms are worth a matrix: `linear_range` is the linear part at its least.
     """
 
     deep = True
@@ -62,22 +62,22 @@ class Beyond(Supports):
         assert chain.scores is not None
         return chain.scores.products[1]
 
-    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+    def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """The linear part, at its least."""
-        return (HOPE * slope.abs().sum(-1))[:, None].expand(-1, 2)
+        return (LINEAR_SHARE * slope.abs().sum(-1))[:, None].expand(-1, 2)
 
 
-class Hessian(Beyond):
+class Hessian(HigherOrderBound):
     """The same with second order collected in one matrix per form: a bound."""
 
-    def __init__(self, half: Float[Tensor, " p"], forms: int) -> None:
-        self.half = half
-        p = len(half)
+    def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
+        self.half_widths = half_widths
+        p = len(half_widths)
         # ½(G + Gᵀ) = ½H in factors of half-width 1.
-        self.G = half.new_zeros(forms, p, p)
-        self.error = half.new_zeros(forms)
+        self.G = half_widths.new_zeros(forms, p, p)
+        self.error = half_widths.new_zeros(forms)
         """Of what was added to G, in the 2-norm."""
-        self.sizes = half.new_zeros(forms)
+        self.sizes = half_widths.new_zeros(forms)
         """The Frobenius norms of what was added, all together: no sum on the way is larger."""
         self.sums = 0
         self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
@@ -96,7 +96,7 @@ class Hessian(Beyond):
         """Take what was kept at the root to the factors."""
         root = chain.root
         for t, (Q, error) in self.at_root.items():
-            N = root.N[t] * self.half
+            N = root.N[t] * self.half_widths
             live = (N != 0).any(0).nonzero()[:, 0]
             N = N[:, live]
             right = 0.5 * Q @ N
@@ -112,11 +112,11 @@ class Hessian(Beyond):
         return super().mixing(chain, place, u)
 
     def _add_mixing(self, mix: MixSite, t: int, u: Float[Tensor, "F d"]) -> None:
-        s, half = mix.s[:, t], self.half
+        s, half_widths = mix.s[:, t], self.half_widths
         omega = torch.einsum("fd,dhc->fhc", u, mix.out)
-        c = s * torch.einsum("fhc,hjc->fhj", omega, mix.spread[:, t])
-        rows = mix.rows[:, t] * half
-        q, k, v = (A * half for A in (mix.scores.q.A[t], mix.scores.k.A, mix.v.A))
+        c = s * torch.einsum("fhc,hjc->fhj", omega, mix.deviations[:, t])
+        rows = mix.rows[:, t] * half_widths
+        q, k, v = (A * half_widths for A in (mix.scores.q.A[t], mix.scores.k.A, mix.v.A))
         partners = s[..., None] * torch.einsum("fhc,jhcp->fhjp", omega, v) + 0.5 * c[..., None] * rows
         keys = mix.scale * torch.einsum("fhj,jhcp->fhcp", c, k)
         left = torch.cat((rows.flatten(0, 1), q.flatten(0, 1)))
@@ -139,7 +139,10 @@ class Hessian(Beyond):
             strict=True,
         )
         for form, h, i, j, weight in entries:
-            q, k = scores.q.A[i, h] * self.half, scores.k.A[j, h] * (self.half * weight * scores.step.scale)
+            q, k = (
+                scores.q.A[i, h] * self.half_widths,
+                scores.k.A[j, h] * (self.half_widths * weight * scores.step.scale),
+            )
             self.G[form] += q.T @ k
             size = frobenius(q) * frobenius(k)
             self.error[form] += product_error(len(q) + 64, size * 4.0)
@@ -149,7 +152,7 @@ class Hessian(Beyond):
 
     def _add(self, left: Tensor, right: Tensor, error: Tensor, live: Tensor | None = None) -> None:
         """G += leftᵀ right, in some rows and columns."""
-        if live is None or len(live) == len(self.half):
+        if live is None or len(live) == len(self.half_widths):
             torch.baddbmm(self.G, left.T.expand(len(right), -1, -1), right, out=self.G)
         else:
             self.G[:, live[:, None], live] += left.T @ right
@@ -157,7 +160,7 @@ class Hessian(Beyond):
         self.sizes = grow(self.sizes + frobenius(left) * frobenius(right))
         self.sums += 1
 
-    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+    def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """sup of ±(a·α + ½αᵀHα)."""
         p = slope.shape[-1]
         H = self.G + self.G.mT

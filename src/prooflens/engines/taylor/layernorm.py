@@ -31,9 +31,9 @@ from torch import Tensor
 from prooflens.engines.relaxations.ellipsoids import ball, image, raised, support, supports, total, trace
 from prooflens.engines.relaxations.norms import (
     bilinear,
+    cholesky_factor,
     frobenius,
     grow,
-    half,
     identity,
     length,
     product_error,
@@ -81,11 +81,11 @@ class NormSite:
         """Range of m·Aα."""
         rows = torch.einsum("sn,snd->sd", self.m, self.source.J)
         N = self.source.root.N
-        half = self.source.root.half
-        exact = torch.einsum("sd,sdp->sp", rows, N).abs() @ half
+        half_widths = self.source.root.half_widths
+        exact = torch.einsum("sd,sdp->sp", rows, N).abs() @ half_widths
         size = length(self.m) * frobenius(self.source.J) * frobenius(N)
         exact = exact + self.lost * self.source.tau[:, 0]
-        return grow(exact + gamma(4 * self.d + N.shape[-1] + 64) * size * length(half))
+        return grow(exact + gamma(4 * self.d + N.shape[-1] + 64) * size * length(half_widths))
 
     @cached_property
     def rho_e(self) -> Float[Tensor, " S"]:
@@ -222,7 +222,7 @@ class NormSite:
         """sup |ΠAα·e|: one eigenvalue per token."""
         moved = image(self.across, self.source.shape_a)
         slip = gamma(8 * self.d + 128) * self.stretch * self.source.tau[:, 0] * self.source.e[:, 0]
-        return grow(bilinear(moved, half(moved), self.source.shape_e) + slip)
+        return grow(bilinear(moved, cholesky_factor(moved), self.source.shape_e) + slip)
 
     def pull(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """The covector at the input."""

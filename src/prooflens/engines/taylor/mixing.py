@@ -1,4 +1,4 @@
-r"""The remainder of softmax mixing as an ellipsoid (`taylor_attention` has the identity; this is its vector form).
+r"""The remainder of softmax mixing as an ellipsoid (`taylor.attention` has the identity; this is its vector form).
 
 At query token t the next root moves, beyond first order in q, k and v, by sums over heads h and keys j. With
 g = W_O(V_j − z), c = s g, b = b_lin + b_e the centred scores (|b| ≤ β, |b_e| ≤ E) and m_k = Σ_j s b^k per head, the
@@ -11,9 +11,9 @@ weights are σ = s e^b/(1 + q) with **q = Σ s (e^b − 1) ≥ 0** (Jensen), so 
     with e         e_V for A_vα, and e_q, e_k for A_qα, A_kα
     beyond         fifth order of N/(1 + q), fourth order of the weights against δV
 
-In b = b_lin the first three are polynomials in α, with shapes from Gram matrices (`taylor_shapes`); b_e lies in an
-ellipsoid as well, and what is linear in it has such shapes too. The others share budgets (`taylor_budget`). Several
-query tokens are worked on at once.
+In b = b_lin the first three are polynomials in α, with shapes from Gram matrices (`relaxations.ellipsoids`); b_e lies
+in an ellipsoid as well, and what is linear in it has such shapes too. The others share budgets
+(`taylor.softmax_budget`). Several query tokens are worked on at once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from prooflens.engines.relaxations.ellipsoids import (
     box,
     image,
     raised,
-    spread,
     total_along,
     trace,
+    weighted_sum,
     weights_of_sum,
 )
 from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, identity, length, product_error
@@ -70,7 +70,7 @@ class MixShape:
         self.s = mix.s[:, t].movedim(0, 1)
         self.live = mix.mask[t][:, None].expand(-1, self.H, -1).flatten(1).to(self.s)
         self.A_q = mix.scores.q.A[t].flatten(1, 2)
-        self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.spread[:, t]).flatten(2)
+        self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.deviations[:, t]).flatten(2)
         self.weight = self.s.flatten(1)
         self.columns = self.g * self.weight[:, None]
         rows = mix.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
@@ -116,7 +116,7 @@ class MixShape:
         E = self.mix.E_products[:, self.tokens].movedim(0, 1)
         most = (self.s * E.square()).flatten(1).sum(1)[:, None]
         noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
-        parts = [spread(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
+        parts = [weighted_sum(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
         return parts + self._sized(at, at_once(at), "shape")
 
     def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
@@ -164,7 +164,7 @@ class MixShape:
         parts = [image(self.columns, M) for M in (both, _hadamard(K_e, K_e) / 4.0, bent, mean)]
         parts += [self._by_values(M) for M in (K_e, image(_less_mean(s, 1.0, 1.0), both))]
         alone = 0.5 * E.square(), 0.5 * (beta.square() + at.W_head) * E, beta * d1
-        others = [spread(self.g, (s * E.square() * at.W).flatten(1))]
+        others = [weighted_sum(self.g, (s * E.square() * at.W).flatten(1))]
         others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
         others += [self._sum_values(grow(s * x), self.v.blocks("shape_a")) for x in (E, beta * E + d1)]
         return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
@@ -187,7 +187,7 @@ class MixShape:
         alone = [x for x in (sizes.g, sizes.g_e) if x is not None]
         squares = [sizes.v.square(), sizes.v_e.square()]
         squares += [at.s * x.square() for x in (sizes.head, sizes.head_e) if x is not None]
-        parts = [spread(self.g, grow(x.square()).flatten(1)) for x in alone]
+        parts = [weighted_sum(self.g, grow(x.square()).flatten(1)) for x in alone]
         return parts + [self._choose_values(grow(x), blocks) for x in squares]
 
     def _second(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:

@@ -46,7 +46,7 @@ from prooflens.engines.relaxations.norms import (
     top_eigenvalue,
 )
 from prooflens.engines.taylor.gates import gated_cross, gated_gram, gated_terms, gram, quarters, weighted
-from prooflens.engines.taylor.segments import Network
+from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.values import UNREAD, Value
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
@@ -56,7 +56,7 @@ from prooflens.numerics import gamma
 class NetworkSite:
     """A feed-forward network in a chain; its source lies in an ellipsoid u + L{‖ξ‖ ≤ 1} for each token."""
 
-    step: Network
+    step: FeedForward
     source: Value
 
     def __post_init__(self) -> None:
@@ -103,11 +103,11 @@ class NetworkSite:
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
         """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
         y, W = self.source, affine.weight
-        half, N = y.root.half, y.root.N
+        half_widths, N = y.root.half_widths, y.root.N
         h = torch.nn.functional.linear(y.u, W, affine.bias)
         joint, apart = (supports_of(M, W) for M in (y.shape, y.shape_e))
-        size = length(W) * (frobenius(y.J) * frobenius(N) * length(half))[:, None]
-        exact = torch.stack([(row @ part).abs() @ half for row, part in zip(W @ y.J, N, strict=True)])
+        size = length(W) * (frobenius(y.J) * frobenius(N) * length(half_widths))[:, None]
+        exact = torch.stack([(row @ part).abs() @ half_widths for row, part in zip(W @ y.J, N, strict=True)])
         exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
         far = torch.minimum(joint, grow(exact + apart))
         size = length(W) * y.size[:, None] + h.abs()

@@ -1,8 +1,8 @@
 """What a covector misses at the sites that it passes: the readings of `taylor`, from quick to thorough.
 
-A walk (`taylor_walk`) takes covectors back through chains; a reading says what each site adds. `Supports` asks the
+A walk (`taylor.walk`) takes covectors back through chains; a reading says what each site adds. `Supports` asks the
 ellipsoids that were made on the way forward and stops at the first root. `Eigenvalues` asks every norm and network
-about this very covector and goes on to the input. `taylor_hessian` has the third: all second orders in one matrix.
+about this very covector and goes on to the input. `taylor.hessian` has the third: all second orders in one matrix.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Supports:
     def arrive(self, chain: Chain) -> None:
         """All covectors of a chain have come to its root."""
 
-    def spread(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+    def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """How far the linear part goes up and down over the box |α̂| ≤ 1."""
         steep = (
             slope.abs().sum(-1) + gamma(slope.shape[-1] + 64) * 4.0 * length(slope) * slope.shape[-1] ** 0.5

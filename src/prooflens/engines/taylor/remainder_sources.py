@@ -20,23 +20,23 @@ from prooflens.engines.relaxations.ellipsoids import image, total, total_along, 
 from prooflens.engines.relaxations.norms import frobenius, grow, product_error
 
 
-class Origin(NamedTuple):
+class RemainderSource(NamedTuple):
     """What the tokens of some root missed, and the Jacobian of a later root by it; none at that root itself."""
 
     shape: Float[Tensor, "R m m"]
     J: Float[Tensor, "S R d m"] | None = None
 
 
-class Carried(NamedTuple):
+class PropagatedSource(NamedTuple):
     """The same at a later root."""
 
     shape: Float[Tensor, "R m m"]
     J: Float[Tensor, "T R d m"]
 
 
-def carried_on(
-    origins: Sequence[Origin], A: Float[Tensor, "T S d n"], error: Float[Tensor, "T S"]
-) -> tuple[list[Carried], Float[Tensor, " T"]]:
+def propagate(
+    origins: Sequence[RemainderSource], A: Float[Tensor, "T S d n"], error: Float[Tensor, "T S"]
+) -> tuple[list[PropagatedSource], Float[Tensor, " T"]]:
     """All origins one root later, A its Jacobian by the root before, up to an error; and what rounding adds."""
     T, S, d, n = A.shape
     flat = A.movedim(1, 2).reshape(T * d, S * n)
@@ -50,7 +50,7 @@ def carried_on(
             _, R, _, m = before.shape
             J = (flat @ before.movedim(1, 2).reshape(S * n, R * m)).reshape(T, d, R, m).movedim(2, 1)
             lost = slip @ (frobenius(before) @ size)
-        found.append(Carried(shape, J))
+        found.append(PropagatedSource(shape, J))
         noise = noise + lost
     return found, grow(noise)
 
@@ -63,16 +63,16 @@ def reached(
 
 
 def kept_apart(
-    origins: Sequence[Carried],
+    origins: Sequence[PropagatedSource],
     shapes: Sequence[Float[Tensor, "T d d"]],
     missed: Float[Tensor, "T d d"],
     room: int,
-) -> list[Origin]:
+) -> list[RemainderSource]:
     """The origins of a root with what it misses itself; the oldest are added up where there is room for few."""
     if room == 0:
-        return [Origin(total([*shapes, missed]))]
-    found = [Origin(*origin) for origin in origins]
+        return [RemainderSource(total([*shapes, missed]))]
+    found = [RemainderSource(*origin) for origin in origins]
     if len(found) > room:
         old = len(found) - room + 1
-        found = [Origin(total(shapes[:old])), *found[old:]]
-    return [*found, Origin(missed)]
+        found = [RemainderSource(total(shapes[:old])), *found[old:]]
+    return [*found, RemainderSource(missed)]

@@ -27,7 +27,7 @@ from prooflens.models.sites import (
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class FeedForward:
     """y = W_d(φ(W_u x + b_u)) + b_d, or W_d(φ(W_g x) ⊙ (W_u x)) with a gate; without `down`, W_d = I."""
 
     out: str
@@ -43,7 +43,7 @@ class Network:
         return self.up if self.gate is None else self.gate
 
 
-TokenStep = Norm | Network | Affine | Rotary | Add
+TokenStep = Norm | FeedForward | Affine | Rotary | Add
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def segments_of(program: Program) -> list[Segment]:
     return found
 
 
-def _network(program: Program, first: Affine) -> tuple[Network, set[str]] | None:
+def _network(program: Program, first: Affine) -> tuple[FeedForward, set[str]] | None:
     """The feed-forward network that starts with this affine map, and the names of the steps it takes in."""
     readers = {name: step for step in program.steps for name in step.inputs}
     bent = readers.get(first.out)
@@ -137,4 +137,4 @@ def _network(program: Program, first: Affine) -> tuple[Network, set[str]] | None
     if down is not None:
         last = down.out
         names.add(last)
-    return Network(last, first.inputs[0], bent.function, up, gate, down), names
+    return FeedForward(last, first.inputs[0], bent.function, up, gate, down), names

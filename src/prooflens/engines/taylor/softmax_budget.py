@@ -1,4 +1,4 @@
-r"""What softmax leaves beyond the polynomials of `taylor_mixing`, in budgets that all heads and keys share.
+r"""What softmax leaves beyond the polynomials of `taylor.mixing`, in budgets that all heads and keys share.
 
 For the centred scores b = b_lin + b_e of a query token let b̄ = |b_lin| + |b_e| ≤ β. Then Σ s b̄² ≤ W and Σ s b_e² ≤ W_e
 over all heads (one eigenvalue each). With R_n(b) = e^b − Σ_{k<n} b^k/k! and r_n = R_n(β)/β²,

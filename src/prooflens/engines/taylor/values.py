@@ -1,12 +1,13 @@
 """Values of `taylor`: u(x) = u + Aα + e, with A the computed Jacobian and e in an ellipsoid.
 
-Chains are token-wise, so A = J N: J = ∂u/∂root per token, N = ∂root/∂α. Over the box |α_k| ≤ half_k
+Chains are token-wise, so A = J N: J = ∂u/∂root per token, N = ∂root/∂α. Over the box |α_k| ≤ half_widths_k
 
     Aα ∈ E(P),   P = J N diag(w²) Nᵀ Jᵀ,        e = Σ_s J_s r_s ∈ E(B),
 
-with w as in `Factors`. The *sources* s are the root's own remainder and the remainders of the sites of the chain, each
-in an ellipsoid (`taylor_shapes`), and J_s is the Jacobian of the value by the output of that site. A remainder is made
-once and from then on moved by linear maps, which lose nothing. Rounding since the last site is a ball, `noise`.
+with w as in `FactorBox`. The *sources* s are the root's own remainder and the remainders of the sites of the chain,
+each in an ellipsoid (`relaxations.ellipsoids`), and J_s is the Jacobian of the value by the output of that site. A
+remainder is made once and from then on moved by linear maps, which lose nothing. Rounding since the last site is a
+ball, `noise`.
 """
 
 from __future__ import annotations
@@ -19,39 +20,46 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import ball, gram, image, total, trace, weights_of_sum
-from prooflens.engines.relaxations.norms import frobenius, grow, half, length, product_error, spectral
-from prooflens.engines.taylor.remainder_sources import Origin
+from prooflens.engines.relaxations.norms import (
+    cholesky_factor,
+    frobenius,
+    grow,
+    length,
+    product_error,
+    spectral,
+)
+from prooflens.engines.taylor.remainder_sources import RemainderSource
 
 UNREAD = 0.01
 """No group of factors is weighted as if it were read less than this share of the mean: weights stay of one size."""
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
-    """The box |α_k| ≤ half_k and its groups: factors that move one token alone are a group, all others another.
+class FactorBox:
+    """The box |α_k| ≤ half_widths_k and its groups: factors that move one token alone are a group, all others another.
 
     For any w with Σ_g R_g²/w_g² ≤ 1, R_g² the squared length of group g's part of the box, α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1.
-    What reads few groups strongly gets weights of its own; half evens out the factors of a group.
+    What reads few groups strongly gets weights of its own; half-widths even out the factors of a group.
     """
 
-    half: Float[Tensor, " p"]
+    half_widths: Float[Tensor, " p"]
     group: Int[Tensor, " p"]
     count: int
 
     @classmethod
-    def of(cls, generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"]) -> Factors:
+    def of(cls, generators: Float[Tensor, "S d p"], half_widths: Float[Tensor, " p"]) -> FactorBox:
         """Groups by the tokens that each factor moves."""
         moves = (generators != 0).any(1)
         alone = moves.sum(0) == 1
         token = torch.where(alone, moves.to(torch.int8).argmax(0), len(moves))
         used, group = token.unique(return_inverse=True)
-        return cls(half, group, len(used))
+        return cls(half_widths, group, len(used))
 
     @cached_property
     def squares(self) -> Float[Tensor, " G"]:
         """R_g²."""
-        zero = self.half.new_zeros(self.count)
-        return grow(zero.index_add(0, self.group, self.half.square()))
+        zero = self.half_widths.new_zeros(self.count)
+        return grow(zero.index_add(0, self.group, self.half_widths.square()))
 
     def sizes(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b G"]:
         """R_g times the Frobenius norm of the columns of each group."""
@@ -66,8 +74,8 @@ class Factors:
 
     def own_weights(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
         """The same with every factor as a group of its own."""
-        sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half
-        return self.half * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
+        sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half_widths
+        return self.half_widths * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
 
 
 @dataclass(eq=False)
@@ -77,13 +85,13 @@ class Root:
     u: Float[Tensor, "S d"]
     N: Float[Tensor, "S d p"]
     B: Float[Tensor, "S d d"]
-    factors: Factors
-    origins: list[Origin] = field(default_factory=list)
+    factors: FactorBox
+    origins: list[RemainderSource] = field(default_factory=list)
 
     @property
-    def half(self) -> Float[Tensor, " p"]:
+    def half_widths(self) -> Float[Tensor, " p"]:
         """Half-widths of the factors."""
-        return self.factors.half
+        return self.factors.half_widths
 
     @cached_property
     def gram(self) -> Float[Tensor, "S d d"]:
@@ -94,7 +102,7 @@ class Root:
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
         """sup ‖Nα‖₂, crudely, for rounding."""
-        return grow(frobenius(self.N) * length(self.half))
+        return grow(frobenius(self.N) * length(self.half_widths))
 
 
 @dataclass(eq=False)
@@ -171,4 +179,4 @@ class Value:
     @cached_property
     def ellipsoid(self) -> Float[Tensor, "S n n"]:
         """L with u(x) − u ∈ L{‖ξ‖ ≤ 1}."""
-        return half(self.shape)
+        return cholesky_factor(self.shape)

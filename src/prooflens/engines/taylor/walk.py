@@ -2,8 +2,8 @@
 
 `forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
 covectors at values of a chain and adds up, site by site, what the affine stand-ins miss, as a *reading* says
-(`taylor_readings`): at this chain's root the root's ellipsoid stands for all before it, or the walk goes on to the
-input. The sum and the linear part are all there is to know of a functional.
+(`taylor.remainder_bounds`): at this chain's root the root's ellipsoid stands for all before it, or the walk goes on
+to the input. The sum and the linear part are all there is to know of a functional.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from prooflens.engines.relaxations.ellipsoids import ball, image, support, total, trace
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
-from prooflens.engines.taylor.chain import Chain, Reading, Seeds, by, moved, slip, turn
+from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing import Grams, MixShape
 from prooflens.engines.taylor.network import NetworkSite, affine_noise
-from prooflens.engines.taylor.remainder_sources import carried_on, kept_apart, reached
-from prooflens.engines.taylor.segments import Network, Segment, TokenStep
-from prooflens.engines.taylor.values import Factors, Root, Value
+from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
+from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
+from prooflens.engines.taylor.values import FactorBox, Root, Value
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
@@ -34,7 +34,7 @@ FLOOR = 0.3
 
 
 @dataclass(eq=False)
-class Walk:
+class TaylorWalk:
     """All chains up to what is asked for."""
 
     memory: int
@@ -56,7 +56,7 @@ class Walk:
         generators: Float[Tensor, "S d p"],
         read: list[int] | None = None,
     ) -> None:
-        """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
+        """TaylorWalk all segments; behind the last attention only with the tokens of `read`, if it is given."""
         root = _input(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
             root = _input(center, generators, self._widths(segments[0], root), self.blur)
@@ -93,13 +93,13 @@ class Walk:
         """
         attention = segment.attention
         assert attention is not None
-        trial = Walk(self.memory)
+        trial = TaylorWalk(self.memory)
         chain = Chain(segment, root)
         trial.chains.append(chain)
         trial._start(chain)
         for step in segment.steps:
             trial._step(chain, step)
-        read = torch.zeros_like(root.half)
+        read = torch.zeros_like(root.half_widths)
         for name in (attention.q, attention.k, attention.v):
             columns = (chain.values[name].J @ root.N).flatten(0, 1).square().sum(0)
             read = read + columns / columns.mean().clamp(min=2.0**-900)
@@ -117,8 +117,8 @@ class Walk:
     def _step(self, chain: Chain, step: TokenStep) -> None:
         """One step forward: value, Jacobians by the root and by all sources, and the shape of what a site misses."""
         values = chain.values
-        if isinstance(step, Norm | Network):
-            source = values[step.source if isinstance(step, Network) else step.inputs[0]]
+        if isinstance(step, Norm | FeedForward):
+            source = values[step.source if isinstance(step, FeedForward) else step.inputs[0]]
             values[step.out] = self._site(chain, step, source)
         elif isinstance(step, Affine):
             source = values[step.inputs[0]]
@@ -148,7 +148,7 @@ class Walk:
             noise = grow(a.noise + b.noise + noise)
             values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise)
 
-    def _site(self, chain: Chain, step: Norm | Network, source: Value) -> Value:
+    def _site(self, chain: Chain, step: Norm | FeedForward, source: Value) -> Value:
         """A norm or a network: a new source."""
         site: NormSite | NetworkSite
         if isinstance(step, Norm):
@@ -183,7 +183,7 @@ class Walk:
         N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
         noise = (error + product_error(S * m, frobenius(A))) @ chain.root.stretch
         chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
-        carried, lost = carried_on(chain.root.origins, A, error)
+        carried, lost = propagate(chain.root.origins, A, error)
         noise = noise + lost
         own = {name: chain.shapes[name] for name in stream.sources | q.sources}
         if carried:
@@ -267,7 +267,7 @@ class Walk:
         return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
 
     def remainder(
-        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: Reading
+        self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: RemainderBound
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
         """What the linear parts of covectors at a chain's values miss, for + and −; and those linear parts."""
         number = next(i for i, c in enumerate(self.chains) if c is chain)
@@ -282,11 +282,11 @@ class Walk:
         if number == 0 or not reading.deep:
             return grow(missed + stopped[:, None]), linear
         before, again = self.cross(number - 1, roots, reading)
-        half = chain.root.half
+        half_widths = chain.root.half_widths
         # The linear part that is returned is the forward one; the other differs from it by rounding, which is measured.
-        gap = (linear - again).abs() @ half + gamma(linear.shape[-1] + 8) * (
+        gap = (linear - again).abs() @ half_widths + gamma(linear.shape[-1] + 8) * (
             length(linear) + length(again)
-        ) * length(half)
+        ) * length(half_widths)
         rest = before + gap[:, None]
         if reading.may_stop:
             rest = torch.minimum(stopped[:, None], rest)
@@ -304,7 +304,7 @@ class Walk:
         return grow(missed), linear
 
     def cross(
-        self, number: int, roots: dict[int, Tensor], reading: Reading
+        self, number: int, roots: dict[int, Tensor], reading: RemainderBound
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
         """The same from covectors at the root that follows chain `number`."""
         chain = self.chains[number]
@@ -345,7 +345,7 @@ class Walk:
         return grow(lost + before), linear
 
     def _through(
-        self, chain: Chain, t: int, seeds: dict[str, Tensor], reading: Reading
+        self, chain: Chain, t: int, seeds: dict[str, Tensor], reading: RemainderBound
     ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
         """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
         some = next(iter(seeds.values()))
@@ -354,9 +354,9 @@ class Walk:
             if step.out not in seeds:
                 continue
             v = seeds.pop(step.out)
-            if isinstance(step, Norm | Network):
+            if isinstance(step, Norm | FeedForward):
                 site = chain.sites[step.out]
-                source = step.source if isinstance(step, Network) else step.inputs[0]
+                source = step.source if isinstance(step, FeedForward) else step.inputs[0]
                 missed = missed + reading.site(chain, step.out, v, t)
                 _put(seeds, source, site.pull(v, t))
             elif isinstance(step, Affine):
@@ -382,14 +382,17 @@ def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
 
 
 def _input(
-    center: Float[Tensor, "S d"], generators: Float[Tensor, "S d p"], half: Float[Tensor, " p"], blur: float
+    center: Float[Tensor, "S d"],
+    generators: Float[Tensor, "S d p"],
+    half_widths: Float[Tensor, " p"],
+    blur: float,
 ) -> Root:
     """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
     d = center.shape[1]
     radius = torch.full_like(center[:, 0], blur)
-    if bool((half != 1.0).any()):
+    if bool((half_widths != 1.0).any()):
         radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
-    return Root(center, generators / half, ball(radius, d), Factors.of(generators, half))
+    return Root(center, generators / half_widths, ball(radius, d), FactorBox.of(generators, half_widths))
 
 
 def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:

@@ -32,7 +32,7 @@ from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.engines.relaxations.interval_steps import LEAST_VARIANCE
 from prooflens.engines.tensor_sets.products import bilinear
 from prooflens.engines.tensor_sets.relax import activation, inverse_root
-from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.models import sites
 from prooflens.models.sites import Affine, AnyStep, Mix, Norm, Rotary, Scores, Softmax, share_heads
 from prooflens.numerics import down, gamma, up
@@ -52,7 +52,7 @@ class Unbounded(Exception):  # noqa: N818  (a message to the walk, never seen ou
 
 
 @dataclass(frozen=True)
-class Options:
+class SetOptions:
     """What the propagation keeps: the two constraints, k factors in products, generators per dimension.
 
     `taylor` keeps the first-order dependence of weights on scores; without it weights are intervals (centre–residual).
@@ -69,8 +69,8 @@ class Options:
 class Rules:
     """The steps' meanings for one walk: options, fresh factors, and the largest number of linear generators."""
 
-    options: Options
-    factors: Factors
+    options: SetOptions
+    factors: FactorIds
     limit: int
 
     def __call__(self, step: AnyStep, *sets: TensorSet) -> tuple[TensorSet, TensorSet]:

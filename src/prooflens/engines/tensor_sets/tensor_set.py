@@ -32,7 +32,7 @@ NEGLIGIBLE = 2.0**-40
 
 
 @dataclass(eq=False)
-class Factors:
+class FactorIds:
     """Hands out fresh factor ids: those of the region come first."""
 
     count: int
@@ -154,7 +154,7 @@ class TensorSet:
         slack = gamma(4) * (self.magnitude + other.magnitude)
         return TensorSet(self.c + other.c, L, ids, Q, pairs, (self.r + other.r + slack) * (1.0 + gamma(8)))
 
-    def absorbed(self, factors: Factors) -> TensorSet:
+    def absorbed(self, factors: FactorIds) -> TensorSet:
         """G_I absorption: every radius worth it becomes a linear generator with a fresh factor. Exact."""
         worth = self._worth().flatten().nonzero()[:, 0]
         if not len(worth):

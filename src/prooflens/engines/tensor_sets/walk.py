@@ -12,8 +12,8 @@ from torch import Tensor
 from prooflens.engines.bounds import FormBounds
 from prooflens.engines.forms import Forms
 from prooflens.engines.tensor_sets.forms import bound_scores
-from prooflens.engines.tensor_sets.steps import Options, Rules, Unbounded
-from prooflens.engines.tensor_sets.tensor_set import Factors, TensorSet
+from prooflens.engines.tensor_sets.steps import Rules, SetOptions, Unbounded
+from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.models import OUTPUT, scores_name
 from prooflens.models.program import INPUT, Program
 from prooflens.models.sites import Scores
@@ -23,7 +23,7 @@ from prooflens.regions import Region
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRecord:
     """One line of the generator table (`tab:gi_count_app`): counts before absorption, and the mean hull width."""
 
     name: str
@@ -33,11 +33,11 @@ class Stage:
 
 
 @dataclass(eq=False)
-class Walk:
+class SetWalk:
     """The sets at the values somebody asked for, and what every stage looked like."""
 
     sets: dict[str, TensorSet] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[StageRecord] = field(default_factory=list)
     bounded: bool = True
 
 
@@ -51,27 +51,27 @@ def region_set(region: Region) -> TensorSet:
 def propagate(
     program: Program,
     region: Region,
-    options: Options,
+    options: SetOptions,
     keep: Iterable[str],
     meaning: type[Rules] = Rules,
     limit: int | None = None,
-) -> Walk:
-    """Walk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers.
+) -> SetWalk:
+    """SetWalk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers.
 
     `meaning` says what a step does to sets, `limit` how many linear generators are kept (default: by the order).
     """
     wanted = set(keep)
     last_use = {name: i for i, step in enumerate(program.steps) for name in step.inputs}
-    rules = meaning(options, Factors(region.n_factors), limit or options.order * region.center.numel())
+    rules = meaning(options, FactorIds(region.n_factors), limit or options.order * region.center.numel())
     live = {INPUT: region_set(region)}
-    walk = Walk(stages=[_stage(INPUT, live[INPUT])])
+    walk = SetWalk(stages=[_stage(INPUT, live[INPUT])])
     for i, step in enumerate(program.steps):
         if step.out in last_use or step.out in wanted:
             try:
                 made, live[step.out] = rules(step, *(live[name] for name in step.inputs))
             except Unbounded:
                 walk.bounded = False
-                walk.stages.append(Stage(step.out, 0, 0, float("inf")))
+                walk.stages.append(StageRecord(step.out, 0, 0, float("inf")))
                 break
             walk.stages.append(_stage(step.out, made))
         for name in step.inputs:
@@ -81,9 +81,9 @@ def propagate(
     return walk
 
 
-def _stage(name: str, x: TensorSet) -> Stage:
+def _stage(name: str, x: TensorSet) -> StageRecord:
     low, high = x.hull()
-    return Stage(name, x.dependent, x.independent, float((high - low).mean()))
+    return StageRecord(name, x.dependent, x.independent, float((high - low).mean()))
 
 
 def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores]:

@@ -14,14 +14,14 @@ For every case and every proved engine of the registry:
 from prooflens.evaluation.soundness.cases import FAMILIES, Case, random_case, random_model
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.forms import try_forms
-from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.evaluation.soundness.run import KINDS, modest, run, try_planted
 
 __all__ = [
     "FAMILIES",
     "KINDS",
     "Case",
-    "Report",
+    "SoundnessReport",
     "Violation",
     "modest",
     "random_case",

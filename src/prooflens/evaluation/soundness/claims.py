@@ -14,7 +14,7 @@ from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.errors import ProoflensError
 from prooflens.evaluation.soundness.cases import Case
-from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional
 from prooflens.queries.base import Condition, Sense, make_claim
@@ -27,7 +27,7 @@ EXACT_FACTORS = 12
 """Problems with at most this many factors are also given to `exact`, if all their functionals are linear."""
 
 
-def try_case(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: Report) -> None:
+def try_case(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
     """All engines on one case; what they prove is attacked."""
     report.cases["claims"] += 1
     functionals = [f for claim in case.claims for f in claim.functionals]
@@ -52,7 +52,9 @@ def _affordable(engine: Engine, case: Case) -> bool:
     return engine.name != "exact" or (case.problem.region.n_factors <= EXACT_FACTORS and linear)
 
 
-def _attack_bounds(case: Case, engine: str, bounds: Bounds, budget: AttackBudget, report: Report) -> None:
+def _attack_bounds(
+    case: Case, engine: str, bounds: Bounds, budget: AttackBudget, report: SoundnessReport
+) -> None:
     """Every finite bound as a claim of its own, attacked."""
     asked = [
         (query, f) for query, claim in zip(case.queries, case.claims, strict=True) for f in claim.functionals
@@ -94,7 +96,7 @@ def _size(target: Claim) -> float:
     return abs(target.functionals[0].constant) + float(target.clean.abs().max())
 
 
-def _note_gap(case: Case, bounds: Bounds, report: Report) -> None:
+def _note_gap(case: Case, bounds: Bounds, report: SoundnessReport) -> None:
     """The least slack of a proved bound over what its engine's corners attain, relative to the range attained there."""
     region = case.problem.region
     corners = [c for c in (bounds.lower_corner, bounds.upper_corner) if c is not None]
@@ -114,7 +116,7 @@ def _note_gap(case: Case, bounds: Bounds, report: Report) -> None:
 
 
 def _attack_claims(
-    case: Case, engine: str, parts: Sequence[Bounds], budget: AttackBudget, report: Report
+    case: Case, engine: str, parts: Sequence[Bounds], budget: AttackBudget, report: SoundnessReport
 ) -> None:
     held = [
         claim
@@ -129,7 +131,7 @@ def _attack_claims(
             )
 
 
-def _check_growth(case: Case, engine: Engine, parts: Sequence[Bounds], report: Report) -> None:
+def _check_growth(case: Case, engine: Engine, parts: Sequence[Bounds], report: SoundnessReport) -> None:
     """A larger region never turns `unknown` into `holds`."""
     problem = case.problem
     larger = Problem(problem.model, problem.region.scaled(GROWTH), problem.padding)

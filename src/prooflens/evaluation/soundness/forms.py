@@ -16,10 +16,10 @@ from torch import Tensor
 
 from prooflens.engines import Engine, FormBounds, forms_of
 from prooflens.engines.attack import attained
-from prooflens.engines.attack.search import AttackBudget, Landscape, Search, inside
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.evaluation.soundness.cases import Case
-from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Logit, Row, Score
 
@@ -73,7 +73,7 @@ def output_functionals(n_outputs: int, choose: random.Random) -> list[Functional
     return found
 
 
-def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: Report) -> None:
+def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
     """All engines on many forms of a case's model and region; one attack on everything they prove."""
     report.cases["forms"] += 1
     problem, choose = case.problem, random.Random(case.seed)
@@ -94,7 +94,7 @@ def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, repor
     if not answers:
         return
     targets = Targets.of_forms(forms, problem.n_tokens)
-    search = Search(
+    search = AttackSearch(
         Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype), targets
     )
     search.run(budget, case.seed, _corners(list(answers.values())))
@@ -126,7 +126,7 @@ def _compare(
     bounds: FormBounds,
     low: Tensor,
     high: Tensor,
-    report: Report,
+    report: SoundnessReport,
 ) -> None:
     """What was attained must lie within the bounds, up to the rounding of the attained value itself."""
     known = bounds.lower.isfinite().int() + bounds.upper.isfinite().int()

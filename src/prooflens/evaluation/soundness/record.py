@@ -18,7 +18,7 @@ class Violation:
 
 
 @dataclass
-class Report:
+class SoundnessReport:
     """What a run tried and what it found."""
 
     cases: Counter[str] = field(default_factory=Counter)

@@ -16,7 +16,7 @@ from prooflens.evaluation.soundness.cases import random_case
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.planted import planted_case
-from prooflens.evaluation.soundness.record import Report, Violation
+from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.verdicts.decide import is_proved
 
 KINDS = ("claims", "forms", "planted")
@@ -38,8 +38,8 @@ def run(
     seconds: float = math.inf,
     progress: Callable[[str, float], None] | None = None,
     kinds: Sequence[str] = ("claims",),
-    keep: Callable[[Report], None] | None = None,
-) -> Report:
+    keep: Callable[[SoundnessReport], None] | None = None,
+) -> SoundnessReport:
     """Try so many random cases of every kind (or stop after so many seconds) with all proved engines.
 
     `keep` is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
@@ -48,7 +48,7 @@ def run(
         raise EngineError(f"there is no kind of case {unknown[0]!r}: kinds are {', '.join(KINDS)}")
     if cases < 1 or not seconds > 0:
         raise EngineError("a run without cases attacks nothing: give at least one case and some time")
-    report, start = Report(), time.perf_counter()
+    report, start = SoundnessReport(), time.perf_counter()
     chosen = [modest(name) for name in engines or engine_names()]
     proved = [engine for engine in chosen if engine.guarantee is Guarantee.PROVED]
     if not proved:
@@ -84,7 +84,7 @@ def modest(name: str) -> Engine:
     return AlphaCrown(steps=3, inner_steps=1) if name == "alpha-crown" else get_engine(name)
 
 
-def try_planted(seed: int, engines: Sequence[Engine], report: Report) -> None:
+def try_planted(seed: int, engines: Sequence[Engine], report: SoundnessReport) -> None:
     """No engine may certify a claim that one corner of the ball breaks."""
     report.cases["planted"] += 1
     planted = planted_case(seed, about_output=seed % 2 == 0)

@@ -4,16 +4,16 @@ from importlib import import_module
 
 from prooflens.evaluation.studies.base import (
     Result,
-    Row,
-    Settings,
     Sheet,
     Study,
     StudyError,
+    StudyRow,
+    StudySettings,
     get_study,
     study_names,
 )
 
-__all__ = ["Result", "Row", "Settings", "Sheet", "Study", "StudyError", "get_study", "study_names"]
+__all__ = ["Result", "Sheet", "Study", "StudyError", "StudyRow", "StudySettings", "get_study", "study_names"]
 
 MODULES = (
     "synthetic",

@@ -35,7 +35,7 @@ class StudyError(ProoflensError):
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One line of a result. With unit `%`, `proved`, `estimated` and `attack` are counts of `n`, else values."""
 
     group: str
@@ -92,14 +92,14 @@ class Row:
 class Sheet:
     """Where a study writes what it finds, line by line."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StudyRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     """Whatever else is worth keeping: per-seed values, prompts, percentiles."""
     model: str | None = None
     """The model that was asked, where it is not the study's usual one."""
 
-    def add(self, *rows: Row) -> None:
+    def add(self, *rows: StudyRow) -> None:
         """Rows of the table."""
         self.rows += rows
 
@@ -113,7 +113,7 @@ def silent(stage: str, share: float) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """How a study runs: how much of it, on which model, by whom."""
 
     quick: bool = False
@@ -163,19 +163,19 @@ class Settings:
                 found += [f"--{name}", str(getattr(self, name))]
         return found + (["--seed", str(self.seed)] if self.seed else [])
 
-    def only(self, names: Collection[str]) -> Settings:
+    def only(self, names: Collection[str]) -> StudySettings:
         """These settings with no other choices than the named ones."""
-        held: dict[str, Any] = {e.name: object.__getattribute__(self, e.name) for e in fields(Settings)}
-        return Settings(**held | {name: None for name in CHOICES if name not in names})
+        held: dict[str, Any] = {e.name: object.__getattribute__(self, e.name) for e in fields(StudySettings)}
+        return StudySettings(**held | {name: None for name in CHOICES if name not in names})
 
 
 CHOICES = ("model", "engine", "layer", "samples", "device")
-"""Settings that only some studies look at; a result names those that it depends on."""
+"""StudySettings that only some studies look at; a result names those that it depends on."""
 
 
 @dataclass(frozen=True)
-class _Watched(Settings):
-    """Settings that remember which choices a study looked at."""
+class _Watched(StudySettings):
+    """StudySettings that remember which choices a study looked at."""
 
     seen: set[str] = field(init=False, default_factory=set, compare=False, repr=False)
 
@@ -204,7 +204,7 @@ class Result:
     quick: bool
     minutes: float
     version: str
-    rows: list[Row]
+    rows: list[StudyRow]
     notes: list[str]
     data: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
@@ -234,7 +234,7 @@ class Result:
         known = {entry.name for entry in fields(cls)}
         if set(document) | OPTIONAL != known:
             raise StudyError(f"not the result of a study: expected {', '.join(sorted(known))}")
-        return cls(**{**document, "rows": [Row(**row) for row in document["rows"]]})
+        return cls(**{**document, "rows": [StudyRow(**row) for row in document["rows"]]})
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Study:
     title: str
     group: Group
     model: str
-    run: Callable[[Settings, Sheet], None]
+    run: Callable[[StudySettings, Sheet], None]
     paper_model: str | None = None
     """What the paper used, where `model` only stands in for it."""
 
@@ -255,7 +255,7 @@ class Study:
             return f"{self.title} — on {model}, standing in for {self.paper_model}"
         return self.title if model == self.model else f"{self.title} — on {model}"
 
-    def __call__(self, settings: Settings) -> Result:
+    def __call__(self, settings: StudySettings) -> Result:
         """Run it; what was run with these settings in this process is not run again.
 
         The result names the choices that the study looked at, and no others: its command says what it is of.
@@ -300,15 +300,15 @@ def rounded(value: float | None) -> float | None:
 
 
 _STUDIES: dict[str, Study] = {}
-_RESULTS: dict[tuple[str, Settings], tuple[Result, set[str]]] = {}
+_RESULTS: dict[tuple[str, StudySettings], tuple[Result, set[str]]] = {}
 
 
 def study(
     name: str, title: str, group: Group, model: str, paper_model: str | None = None
-) -> Callable[[Callable[[Settings, Sheet], None]], Callable[[Settings, Sheet], None]]:
+) -> Callable[[Callable[[StudySettings, Sheet], None]], Callable[[StudySettings, Sheet], None]]:
     """Enter a function as the study of a label."""
 
-    def enter(run: Callable[[Settings, Sheet], None]) -> Callable[[Settings, Sheet], None]:
+    def enter(run: Callable[[StudySettings, Sheet], None]) -> Callable[[StudySettings, Sheet], None]:
         if name in _STUDIES:
             raise StudyError(f"there are two studies of {name}")
         _STUDIES[name] = Study(name, title, group, model, run, paper_model)

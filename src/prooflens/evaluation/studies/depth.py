@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from prooflens.engines import Engine
 from prooflens.engines.jacobian import ProvedConnector, SampledConnector, jacobian
 from prooflens.engines.polyzono import PolyZono
-from prooflens.engines.tensor_sets.steps import Options
+from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.walk import propagate
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, study
-from prooflens.evaluation.studies.measure import FULL, QUICK, Case, rows_of
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, study
+from prooflens.evaluation.studies.measure import FULL, QUICK, StudyCase, rows_of
 from prooflens.evaluation.studies.synthetic import inputs, queries_for, trained
 from prooflens.models.program import INPUT
 from prooflens.problem import Problem
 from prooflens.regions import Ball
 
-SEQUENTIAL = PolyZono("cpz-paper", Options(taylor=False, k=15, order=7))
+SEQUENTIAL = PolyZono("cpz-paper", SetOptions(taylor=False, k=15, order=7))
 """Sequential CPZ with the paper's restrictions: centre–residual softmax, k_dep = 15, 30 · d generators (7 S d)."""
 
 MULTILAYER = {
@@ -51,7 +51,7 @@ REMAINDER = {
 
 
 @study("multilayer", "Three queries at every layer of the 4-layer encoder", "synthetic", "toy-4layer")
-def multilayer(settings: Settings, sheet: Sheet) -> None:
+def multilayer(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `multilayer`: 5 samples, 40 queries. The paper's method is `jacobian`, which only estimates."""
     model = trained("toy-4layer", settings)
     engines: Mapping[str, str | Engine] = {"proved": "cpz", "CPZ": "jacobian"}
@@ -62,7 +62,7 @@ def multilayer(settings: Settings, sheet: Sheet) -> None:
         for query, (cpz, mc) in zip(("Q1", "Q2", "Q3"), figures, strict=True):
             paper |= {("proved", query): cpz, ("CPZ", query): cpz, ("attack", query): mc}
         prompts = inputs(model, settings.count(5, 1))
-        cases = [Case.of(model, x, eps, queries_for(model), layer) for x in prompts]
+        cases = [StudyCase.of(model, x, eps, queries_for(model), layer) for x in prompts]
         budget = QUICK if settings.quick else FULL
         sheet.add(*rows_of(f"ε = {eps:g}, layer {layer}", cases, engines, budget, paper, settings.seed))
     sheet.note(
@@ -72,7 +72,7 @@ def multilayer(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("connector_ablation", "Top-1 by connector between layers", "synthetic", "toy-4layer")
-def connector_ablation(settings: Settings, sheet: Sheet) -> None:
+def connector_ablation(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `connector_ablation`; `cpz` without the paper's restrictions and the proved connector beside it."""
     model = trained("toy-4layer", settings)
     engines: Mapping[str, str | Engine] = {
@@ -88,7 +88,9 @@ def connector_ablation(settings: Settings, sheet: Sheet) -> None:
             ("proved connector", "Q1"): connector,
             ("attack", "Q1"): mc,
         }
-        cases = [Case.of(model, x, eps, {"Q1": "top1"}, layer) for x in inputs(model, settings.count(5, 1))]
+        cases = [
+            StudyCase.of(model, x, eps, {"Q1": "top1"}, layer) for x in inputs(model, settings.count(5, 1))
+        ]
         budget = QUICK if settings.quick else FULL
         sheet.add(*rows_of(f"ε = {eps:g}, layer {layer}", cases, engines, budget, paper, settings.seed))
     sheet.note(
@@ -104,7 +106,7 @@ def remainders(problem: Problem, layer: int) -> tuple[float, float, float]:
     J = jacobian(program, name, problem.region, problem.region.center)
     sampled = SampledConnector().remainder(program, name, problem.region, J)
     connector = ProvedConnector()
-    walk = propagate(program, problem.region, Options(), [INPUT, *(step.out for step in program.steps)])
+    walk = propagate(program, problem.region, SetOptions(), [INPUT, *(step.out for step in program.steps)])
     local = connector.remainder(problem, walk, name, J)
     box = connector.deviation(problem, name, J)
     half = local if box is None else 0.5 * (box.upper - box.lower)
@@ -112,7 +114,7 @@ def remainders(problem: Problem, layer: int) -> tuple[float, float, float]:
 
 
 @study("analytical_remainder", "The connector's remainder: sampled and proved", "synthetic", "toy-4layer")
-def analytical_remainder(settings: Settings, sheet: Sheet) -> None:
+def analytical_remainder(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `analytical_remainder`: the largest coordinate of the remainder, example 0."""
     model = trained("toy-4layer", settings)
     for (layer, eps), (closed, sampled_paper) in REMAINDER.items():
@@ -120,8 +122,8 @@ def analytical_remainder(settings: Settings, sheet: Sheet) -> None:
         sampled, together, local = remainders(problem, layer)
         group, unit = f"layer {layer}, ε = {eps:g}", "remainder"
         sheet.add(
-            Row(group, "1.5 V̂, sampled", unit, "jacobian", sampled_paper, estimated=sampled, n=1),
-            Row(
+            StudyRow(group, "1.5 V̂, sampled", unit, "jacobian", sampled_paper, estimated=sampled, n=1),
+            StudyRow(
                 group,
                 "closed form on this set",
                 unit,
@@ -131,7 +133,7 @@ def analytical_remainder(settings: Settings, sheet: Sheet) -> None:
                 n=1,
             ),
         )
-        sheet.add(Row(group, "all proved ways together", unit, "jacobian-proved", proved=together, n=1))
+        sheet.add(StudyRow(group, "all proved ways together", unit, "jacobian-proved", proved=together, n=1))
     narrower = sum(
         (proved.proved or 0.0) < (sampled.estimated or 0.0)
         for sampled, proved in zip(sheet.rows[::3], sheet.rows[2::3], strict=True)

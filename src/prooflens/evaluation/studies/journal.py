@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prooflens.evaluation.studies.base import Settings, StudyError
+from prooflens.evaluation.studies.base import StudyError, StudySettings
 from prooflens.evaluation.studies.revision import sources
 from prooflens.json_files import parse_json
 
@@ -16,7 +16,7 @@ FOLDER = "answers"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """One prompt at one ε: what is proved and what stands, by the name of the head or circuit."""
 
     proved: dict[str, bool]
@@ -31,14 +31,14 @@ class Journal:
     path: Path | None
 
     @classmethod
-    def of(cls, settings: Settings) -> Journal:
+    def of(cls, settings: StudySettings) -> Journal:
         """The file of these settings and of this code: what other code has proved is not believed."""
         if settings.kept is None:
             return cls(None)
         digest = hashlib.sha256(json.dumps([sources(), *settings.arguments]).encode()).hexdigest()
         return cls(settings.kept / FOLDER / f"{digest[:16]}.jsonl")
 
-    def read(self) -> dict[str, Answer]:
+    def read(self) -> dict[str, ProbeAnswer]:
         """Answers by their keys; a last line that was only begun is cut off."""
         if self.path is None or not self.path.is_file():
             return {}
@@ -48,11 +48,11 @@ class Journal:
             self.path.write_text(whole, encoding="utf-8")
         try:
             lines = [parse_json(line) for line in whole.splitlines()]
-            return {line.pop("key"): Answer(**line) for line in lines}
+            return {line.pop("key"): ProbeAnswer(**line) for line in lines}
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise StudyError(f"{self.path} holds no answers: delete it, and they are asked anew") from error
 
-    def add(self, key: str, answer: Answer) -> None:
+    def add(self, key: str, answer: ProbeAnswer) -> None:
         """One more line."""
         if self.path is None:
             return

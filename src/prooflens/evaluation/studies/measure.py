@@ -17,7 +17,7 @@ from prooflens.engines import Bounds, Engine, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, attack_claims
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
-from prooflens.evaluation.studies.base import COUNT, Row, StudyError
+from prooflens.evaluation.studies.base import COUNT, StudyError, StudyRow
 from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Query, parse_query
@@ -42,7 +42,7 @@ NAT = "nat"
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class StudyCase:
     """One input and its claims, by the name of the query (`Q1`, `Q2`, …)."""
 
     problem: Problem
@@ -58,7 +58,7 @@ class Case:
         layer: int,
         positions: Sequence[Token] | None = None,
         heads: str | None = None,
-    ) -> Case:
+    ) -> StudyCase:
         """Queries about all heads (or some) of a layer on the ball around an input."""
         problem = Problem(model, Ball(eps).around(prompt))
         return cls(problem, bind(problem, queries, layer, positions, heads))
@@ -88,7 +88,7 @@ def bind(
 
 
 @dataclass(eq=False)
-class Tally:
+class Measured:
     """What somebody says of the claims of some cases: which hold, and how wide ranges are."""
 
     holds: dict[str, list[bool]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Tally:
     seconds: float = 0.0
     cases: int = 0
     bounds: list[list[Bounds]] = field(default_factory=list)
-    """Case by case, claim by claim; empty for an attack."""
+    """StudyCase by case, claim by claim; empty for an attack."""
     reason: str = ""
     """Why an engine gave no answer."""
 
@@ -110,10 +110,12 @@ class Tally:
         return sum(values) / max(1, len(values))
 
 
-def answered(engine: str | Engine, cases: Sequence[Case], options: EngineOptions = NO_OPTIONS) -> Tally:
+def answered(
+    engine: str | Engine, cases: Sequence[StudyCase], options: EngineOptions = NO_OPTIONS
+) -> Measured:
     """What one engine decides of every claim of every case, within the options."""
     asked = get_engine(engine) if isinstance(engine, str) else engine
-    tally = Tally()
+    tally = Measured()
     for case in cases:
         claims = case.all
         parts: dict[int, Bounds] = {}
@@ -122,7 +124,7 @@ def answered(engine: str | Engine, cases: Sequence[Case], options: EngineOptions
             some = [claims[i] for i in chosen]
             functionals = [f for claim in some for f in claim.functionals]
             if reason := refusal(asked, case.problem, functionals, options):
-                return Tally(reason=reason)
+                return Measured(reason=reason)
             parts |= dict(
                 zip(chosen, bound_claims(asked, case.problem, some, options=options)[0], strict=True)
             )
@@ -136,7 +138,7 @@ def answered(engine: str | Engine, cases: Sequence[Case], options: EngineOptions
     return tally
 
 
-def _record(tally: Tally, name: str, claim: Claim, part: Bounds) -> None:
+def _record(tally: Measured, name: str, claim: Claim, part: Bounds) -> None:
     if claim.wants_range:
         tally.widths.setdefault(name, []).append(float((part.upper - part.lower).max()))
         return
@@ -145,18 +147,18 @@ def _record(tally: Tally, name: str, claim: Claim, part: Bounds) -> None:
 
 
 def attacked(
-    cases: Sequence[Case],
+    cases: Sequence[StudyCase],
     budget: AttackBudget,
     seed: int = 0,
-    known: Tally | None = None,
+    known: Measured | None = None,
     check: AttackBudget | None = None,
-) -> Tally:
+) -> Measured:
     """What an attack leaves standing, and how wide the ranges are that it attains.
 
     It starts from the corners that an engine knows. Claims that the engine proves get the budget `check` if there is
     one: they cannot break, and if one does the caller is told by `rows_of`.
     """
-    tally = Tally()
+    tally = Measured()
     for number, case in enumerate(cases):
         claims = case.all
         bounds = known.bounds[number] if known is not None and known.bounds else [None] * len(claims)
@@ -254,14 +256,14 @@ Published = Mapping[tuple[str, str], float]
 
 def rows_of(
     group: str,
-    cases: Sequence[Case],
+    cases: Sequence[StudyCase],
     engines: Mapping[str, str | Engine],
     budget: AttackBudget,
     paper: Published | None = None,
     seed: int = 0,
     check: AttackBudget | None = None,
     labels: Mapping[str, str] | None = None,
-) -> list[Row]:
+) -> list[StudyRow]:
     """A row per query and engine, the attack beside each. `engines` maps the paper's method to ours, best first.
 
     A claim that an engine proves and the attack breaks is a defect of the engine, and an error.
@@ -274,7 +276,7 @@ def rows_of(
     for name in cases[0].claims:
         for method, engine in engines.items():
             asked = get_engine(engine) if isinstance(engine, str) else engine
-            base = Row(
+            base = StudyRow(
                 group,
                 (labels or {}).get(name, name),
                 unit=NAT if name in left.widths else COUNT,
@@ -289,7 +291,7 @@ def rows_of(
     return rows
 
 
-def _filled(base: Row, name: str, engine: Engine, tally: Tally, left: Tally) -> Row:
+def _filled(base: StudyRow, name: str, engine: Engine, tally: Measured, left: Measured) -> StudyRow:
     """The row with what the engine says; as it is where the engine refused."""
     if tally.reason:
         return base

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.attack import AttackBudget
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, study
-from prooflens.evaluation.studies.measure import Case, bind, rows_of
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, study
+from prooflens.evaluation.studies.measure import StudyCase, bind, rows_of
 from prooflens.evaluation.studies.prompts import paraphrase_sets
 from prooflens.models import Transformer
 from prooflens.problem import Problem
@@ -24,7 +24,7 @@ DISTANCES = (0.072, 0.093, 0.106, 0.119, 0.134)
 
 
 @study("paraphrase", "A ball and the hull of five paraphrases, head by head", "probes", "minilm", "BERT-tiny")
-def paraphrase(settings: Settings, sheet: Sheet) -> None:
+def paraphrase(settings: StudySettings, sheet: Sheet) -> None:
     """Fig. `paraphrase`: layer 0, three sets of five paraphrases, pooled per head. Claims are about the sets' means."""
     model = settings.load("minilm")
     sets = paraphrase_sets(model, settings.count(3, 1))
@@ -58,9 +58,9 @@ def paraphrase(settings: Settings, sheet: Sheet) -> None:
     )
 
 
-def _case(model: Transformer, region: Region, queries: dict[str, str], head: int) -> Case:
+def _case(model: Transformer, region: Region, queries: dict[str, str], head: int) -> StudyCase:
     problem = Problem(model, region)
-    return Case(problem, bind(problem, queries, 0, heads=f"0.{head}"))
+    return StudyCase(problem, bind(problem, queries, 0, heads=f"0.{head}"))
 
 
 def nearest(table: Float[Tensor, "V d"], chosen: Tensor, chunk: int = 64) -> Float[Tensor, " n"]:
@@ -81,11 +81,11 @@ def nearest(table: Float[Tensor, "V d"], chosen: Tensor, chunk: int = 64) -> Flo
     "bert-tiny-sst2",
     "BERT-tiny",
 )
-def emb_calibration(settings: Settings, sheet: Sheet) -> None:
+def emb_calibration(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `emb_calibration`: nearest-neighbour ℓ∞ distances after the embedding, where balls are, and in the table."""
     names = [settings.model] if settings.model else settings.some(("bert-tiny-sst2", "minilm", "smollm2"), 2)
     for name in names:
-        model = Settings(model=name, tell=settings.tell).load(name)
+        model = StudySettings(model=name, tell=settings.tell).load(name)
         size = int(model.architecture.d_vocab or 0)
         few = settings.count(size if name == "bert-tiny-sst2" else 2000, 300)
         chosen = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[:few]
@@ -122,4 +122,4 @@ def _report(sheet: Sheet, group: str, distances: Tensor, has_paper: bool, n: int
     for share, paper in zip(PERCENTILES, DISTANCES, strict=True):
         value = float(distances.double().quantile(share))
         label = f"P{round(100 * share)}"
-        sheet.add(Row(group, label, "distance", paper=paper if has_paper else None, measured=value, n=n))
+        sheet.add(StudyRow(group, label, "distance", paper=paper if has_paper else None, measured=value, n=n))

@@ -10,8 +10,8 @@ from torch import Tensor
 from prooflens.engines import Engine, Guarantee
 from prooflens.engines.attack import BUDGETS, AttackBudget
 from prooflens.engines.jacobian import Jacobian, SampledConnector
-from prooflens.evaluation.studies.base import Settings, Sheet, study
-from prooflens.evaluation.studies.measure import Case, rows_of
+from prooflens.evaluation.studies.base import Sheet, StudySettings, study
+from prooflens.evaluation.studies.measure import StudyCase, rows_of
 from prooflens.evaluation.studies.prompts import OPENINGS, sst2_sentences
 from prooflens.models import Prompt, Transformer
 from prooflens.models.program import Program
@@ -48,19 +48,19 @@ class Remembering(SampledConnector):
         return self.known[id(region)]
 
 
-def answers(model: Transformer, prompts: Sequence[Prompt], eps: float, label: str) -> list[Case]:
+def answers(model: Transformer, prompts: Sequence[Prompt], eps: float, label: str) -> list[StudyCase]:
     """The claim that the answer stays, prompt by prompt."""
     found = []
     for prompt in prompts:
         problem = Problem(model, Ball(eps).around(prompt))
-        found.append(Case(problem, {label: Argmax().bind(problem.setting((), output=True))}))
+        found.append(StudyCase(problem, {label: Argmax().bind(problem.setting((), output=True))}))
     return found
 
 
 @study(
     "output_verification", "The class of a sentence", "pretrained", "bert-tiny-sst2", "BERT-tiny of the paper"
 )
-def output_verification(settings: Settings, sheet: Sheet) -> None:
+def output_verification(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `output_verification`: 100 sentences of 8 tokens. The paper's CPZ is `jacobian` here, K_J = 256."""
     model = settings.load("bert-tiny-sst2")
     prompts = sst2_sentences(model, settings.count(100, 1))
@@ -84,7 +84,7 @@ def output_verification(settings: Settings, sheet: Sheet) -> None:
     "bert-tiny-sst2",
     "BERT-tiny of the paper",
 )
-def alphacrown(settings: Settings, sheet: Sheet) -> None:
+def alphacrown(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `alphacrown`. Here both run on the model itself: erf-GELU and softmax have proved lines."""
     model = settings.load("bert-tiny-sst2")
     prompts = sst2_sentences(model, settings.count(10, 1))
@@ -103,7 +103,7 @@ def alphacrown(settings: Settings, sheet: Sheet) -> None:
     "bert-tiny-sst2",
     "BERT-tiny of the paper",
 )
-def k_j_sweep(settings: Settings, sheet: Sheet) -> None:
+def k_j_sweep(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `k_j_sweep`: a sound bound can only get better with more columns; estimates that break are counted."""
     model = settings.load("bert-tiny-sst2")
     prompts = sst2_sentences(model, settings.count(30, 3))
@@ -136,7 +136,7 @@ def k_j_sweep(settings: Settings, sheet: Sheet) -> None:
     "smollm2",
     "GPT-2 small",
 )
-def output_verification_gpt2(settings: Settings, sheet: Sheet) -> None:
+def output_verification_gpt2(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `output_verification_gpt2` after the first blocks (`--layer`, default 1), over the whole vocabulary.
 
     The paper asks 50 prompts; by default as many are asked as one core answers in less than half an hour.

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from prooflens.engines import Engine
 from prooflens.engines.attack import AttackBudget
-from prooflens.evaluation.studies.base import Result, Settings, Sheet, get_study, study
-from prooflens.evaluation.studies.measure import ON_PROVED, QUICK, Case, Published, rows_of
+from prooflens.evaluation.studies.base import Result, Sheet, StudySettings, get_study, study
+from prooflens.evaluation.studies.measure import ON_PROVED, QUICK, Published, StudyCase, rows_of
 from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES, sst2_sentences
 from prooflens.evaluation.studies.render import read_one
 from prooflens.models import Prompt, Transformer
@@ -125,18 +125,18 @@ def prompts_for(model: Transformer, count: int) -> list[Prompt]:
 
 
 @study("bert_sst2", "Three queries at layer 0", "pretrained", "bert-tiny-sst2", "BERT-tiny of the paper")
-def bert_sst2(settings: Settings, sheet: Sheet) -> None:
+def bert_sst2(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `bert_sst2`: 10 sentences of 8 tokens, 160 queries."""
     model = settings.load("bert-tiny-sst2")
     engines = {"CPZ": settings.engine or "layer0", "CROWN": "crown", "IBP": "interval"}
     for eps, paper in settings.some(list(BERT0.items()), 1):
         prompts = sst2_sentences(model, settings.count(10, 2))
-        cases = [Case.of(model, prompt, eps, QUERIES, 0) for prompt in prompts]
+        cases = [StudyCase.of(model, prompt, eps, QUERIES, 0) for prompt in prompts]
         sheet.add(*rows_of(f"ε = {eps:g}", cases, engines, QUICK, paper, settings.seed, ON_PROVED))
 
 
 @study("bert_layer1", "Three queries at layer 1", "pretrained", "bert-tiny-sst2", "BERT-tiny of the paper")
-def bert_layer1(settings: Settings, sheet: Sheet) -> None:
+def bert_layer1(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `bert_layer1`: 5 sentences, 80 queries. The paper's CPZ is `jacobian`, which only estimates."""
     model = settings.load("bert-tiny-sst2")
     engines: dict[str, str | Engine] = {
@@ -146,12 +146,12 @@ def bert_layer1(settings: Settings, sheet: Sheet) -> None:
     }
     prompts = sst2_sentences(model, settings.count(5, 1))
     positions = [0] if settings.quick else None
-    cases = [Case.of(model, prompt, 0.002, QUERIES, 1, positions) for prompt in prompts]
+    cases = [StudyCase.of(model, prompt, 0.002, QUERIES, 1, positions) for prompt in prompts]
     sheet.add(*rows_of("ε = 0.002", cases, engines, SHORT if settings.quick else QUICK, BERT1, settings.seed))
 
 
 @study("gpt2", "Three queries at layer 0 of larger models", "pretrained", "mpnet and smollm2", "GPT-2 small")
-def gpt2(settings: Settings, sheet: Sheet) -> None:
+def gpt2(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `gpt2`: 5 texts of 8 tokens. The paper's Q2 exceeds its own MC+PGD at every ε, which no proof can."""
     for name in [settings.model_name] if settings.model_name else ["mpnet", "smollm2"]:
         model = settings.load(name).cut(1)
@@ -162,7 +162,7 @@ def gpt2(settings: Settings, sheet: Sheet) -> None:
         for eps, paper in settings.some(list(GPT0.items()), 1):
             settings.tell(f"{name}, ε = {eps:g}", 0.0)
             prompts = prompts_for(model, settings.count(5, 1))
-            cases = [Case.of(model, prompt, eps, QUERIES, 0, positions) for prompt in prompts]
+            cases = [StudyCase.of(model, prompt, eps, QUERIES, 0, positions) for prompt in prompts]
             rows = rows_of(f"{name}, ε = {eps:g}", cases, engines, SHORT, paper, settings.seed, ON_PROVED)
             sheet.add(*rows)
     sheet.note(
@@ -172,7 +172,7 @@ def gpt2(settings: Settings, sheet: Sheet) -> None:
 
 
 def deep(
-    settings: Settings,
+    settings: StudySettings,
     sheet: Sheet,
     layer: int,
     paper: Mapping[float, Published],
@@ -193,7 +193,7 @@ def deep(
     prompts, positions = prompts_for(model, settings.count(texts, 1)), [-1] if settings.quick else None
     for eps in radii[:1] if settings.quick else radii:
         settings.tell(f"{name}, ε = {eps:g}", 0.0)
-        cases = [Case.of(model, prompt, eps, queries, layer, positions) for prompt in prompts]
+        cases = [StudyCase.of(model, prompt, eps, queries, layer, positions) for prompt in prompts]
         published = paper.get(eps, {})
         engines = {"CPZ": engine, "IBP": "interval"} if engine != "interval" else {"IBP": engine}
         rows = rows_of(f"{name}, ε = {eps:g}", cases, engines, SHORT, published, settings.seed, ON_PROVED)
@@ -206,13 +206,13 @@ def deep(
 
 
 @study("gpt2_layer1", "Three queries at layer 1 of larger models", "pretrained", "mpnet", "GPT-2 small")
-def gpt2_layer1(settings: Settings, sheet: Sheet) -> None:
+def gpt2_layer1(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `gpt2_layer1`: 5 texts, with a smaller radius below the paper's."""
     deep(settings, sheet, 1, GPT1, "mpnet", (3e-4, 1e-3), texts=5)
 
 
 @study("gpt2_layer2", "Three queries at layer 2 of larger models", "pretrained", "mpnet", "GPT-2 small")
-def gpt2_layer2(settings: Settings, sheet: Sheet) -> None:
+def gpt2_layer2(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `gpt2_layer2`: one text, with a smaller radius below the paper's."""
     deep(settings, sheet, 2, GPT2, "mpnet", (1e-4, 1e-3), texts=1)
 
@@ -224,7 +224,7 @@ def gpt2_layer2(settings: Settings, sheet: Sheet) -> None:
     "smollm2",
     "GPT-2 medium",
 )
-def gpt2_medium(settings: Settings, sheet: Sheet) -> None:
+def gpt2_medium(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `gpt2_medium`: 3 texts, with a smaller radius below the paper's."""
     deep(settings, sheet, 1, MEDIUM, "smollm2", (1e-4, 5e-4, 1e-3), texts=3)
 
@@ -244,7 +244,7 @@ HEADLINES = {
 @study(
     "main_results", "The headline rows of the other studies", "pretrained", "several", "BERT-tiny and GPT-2"
 )
-def main_results(settings: Settings, sheet: Sheet) -> None:
+def main_results(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `main_results`: rows of other studies, as they are kept beside it; those that are not are run."""
     for label, (name, group, query) in HEADLINES.items():
         result = _kept(settings, name) or get_study(name)(settings)
@@ -258,7 +258,7 @@ def main_results(settings: Settings, sheet: Sheet) -> None:
     )
 
 
-def _kept(settings: Settings, name: str) -> Result | None:
+def _kept(settings: StudySettings, name: str) -> Result | None:
     """The result of a study that is kept already; a quick study does not read a full one."""
     path = None if settings.kept is None else settings.kept / "data" / f"{name}.json"
     if path is None or not path.is_file() or settings.model is not None:

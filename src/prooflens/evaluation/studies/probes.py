@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import torch
 
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, study
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, study
 from prooflens.evaluation.studies.journal import Journal
-from prooflens.evaluation.studies.measure import Case, bind, rows_of
-from prooflens.evaluation.studies.probing import CHECK, PROBE, Asked, Probe, joint_name
+from prooflens.evaluation.studies.measure import StudyCase, bind, rows_of
+from prooflens.evaluation.studies.probing import CHECK, PROBE, Probe, ProbeRun, joint_name
 from prooflens.evaluation.studies.prompts import OTHERS, Duplicate, ioi_prompts, repeated_sequences
 from prooflens.models import Transformer
 from prooflens.problem import Problem
@@ -84,18 +84,18 @@ def radii_at(layer: int) -> Sequence[float]:
 
 
 @lru_cache(maxsize=4)
-def probe(settings: Settings) -> Probe:
+def probe(settings: StudySettings) -> Probe:
     """The first prompts, with the circuits of heads that look alike on them."""
-    asked = Asked.of(settings)
+    asked = ProbeRun.of(settings)
     places = ioi_prompts(asked.model, settings.count(60, 3))
     roles = clean_roles(asked.model, places, asked.layer)
     radii = settings.some(radii_at(asked.layer)[::-1], 2)
     return asked.probe(places, radii, roles, circuits_of(roles, len(places)))
 
 
-def probe_others(settings: Settings, radii: Sequence[float]) -> Probe:
+def probe_others(settings: StudySettings, radii: Sequence[float]) -> Probe:
     """As many prompts with other names, places and things."""
-    asked = Asked.of(settings)
+    asked = ProbeRun.of(settings)
     places = ioi_prompts(asked.model, settings.count(60, 3), OTHERS)
     return asked.probe(places, radii, clean_roles(asked.model, places, asked.layer))
 
@@ -103,7 +103,7 @@ def probe_others(settings: Settings, radii: Sequence[float]) -> Probe:
 @study(
     "wang_probe", "Heads that look alike at a duplicated name, on a ball", "probes", "smollm2", "GPT-2 small"
 )
-def wang_probe(settings: Settings, sheet: Sheet) -> None:
+def wang_probe(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `wang_probe`: 60 IOI prompts, Q1 at the second occurrence; the chosen pairs again on 60 other prompts."""
     found = probe(settings)
     engine = settings.engine or ("layer0" if found.layer == 0 else "crown")
@@ -120,7 +120,7 @@ def wang_probe(settings: Settings, sheet: Sheet) -> None:
     _end(settings, sheet, found, *([_again(settings, sheet, pairs, found, engine)] if pairs else []))
 
 
-def _again(settings: Settings, sheet: Sheet, pairs: Sequence[Pair], found: Probe, engine: str) -> Probe:
+def _again(settings: StudySettings, sheet: Sheet, pairs: Sequence[Pair], found: Probe, engine: str) -> Probe:
     """The chosen pairs on the other prompts."""
     others = probe_others(settings, sorted({pair.eps for pair in pairs}))
     for eps in others.proved:
@@ -145,7 +145,7 @@ def _again(settings: Settings, sheet: Sheet, pairs: Sequence[Pair], found: Probe
     return others
 
 
-def _end(settings: Settings, sheet: Sheet, *asked: Probe) -> None:
+def _end(settings: StudySettings, sheet: Sheet, *asked: Probe) -> None:
     """All is answered: say what an earlier run has answered, and let go of what it kept."""
     if earlier := sum(one.earlier for one in asked):
         sheet.note(
@@ -154,9 +154,9 @@ def _end(settings: Settings, sheet: Sheet, *asked: Probe) -> None:
     Journal.of(settings).end()
 
 
-def _of_head(found: Probe, head: int, eps: float, group: str, engine: str) -> Row:
+def _of_head(found: Probe, head: int, eps: float, group: str, engine: str) -> StudyRow:
     role, count = found.role(head)
-    return Row(
+    return StudyRow(
         group,
         f"{found.name(head)} (looks at: {role}, {count}/{found.n})",
         engine=engine,
@@ -222,7 +222,7 @@ def told(pair: Pair, found: Probe, tests: int = 1) -> str:
 
 
 @study("cross_head_circuit", "Pairs and triples of those heads at once", "probes", "smollm2", "GPT-2 small")
-def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
+def cross_head_circuit(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `cross_head_circuit`: all heads keep their target (AND), and the sum of their margins stays positive."""
     found = probe(settings)
     engine = settings.engine or ("layer0" if found.layer == 0 else "crown")
@@ -235,7 +235,7 @@ def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
         joint = [sum(table[eps][joint_name(circuit)]) for table in (found.proved, found.standing)]
         for label, (proved, standing) in (("AND", both), ("joint sum of margins", joint)):
             sheet.add(
-                Row(
+                StudyRow(
                     f"ε = {eps:g}",
                     f"{{{', '.join(names)}}} {label}",
                     engine=engine,
@@ -252,7 +252,7 @@ def cross_head_circuit(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("induction_probe", "Three queries per head on repeated sequences", "probes", "smollm2", "GPT-2 small")
-def induction_probe(settings: Settings, sheet: Sheet) -> None:
+def induction_probe(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `induction_probe`: 30 sequences whose last token is the first again; Q1, Q2 (τ = 0.2), Q3 (± 0.1 nat)."""
     layer = settings.layer or 0
     engine = settings.engine or ("layer0" if layer == 0 else "crown")
@@ -279,7 +279,7 @@ def induction_probe(settings: Settings, sheet: Sheet) -> None:
         )
 
 
-def _three(model: Transformer, place: Duplicate, eps: float, layer: int) -> Case:
+def _three(model: Transformer, place: Duplicate, eps: float, layer: int) -> StudyCase:
     """Q1, Q2 and Q3 of every head at the last token."""
     problem = Problem(model, Ball(eps).around(place.prompt))
     with torch.no_grad():
@@ -291,7 +291,7 @@ def _three(model: Transformer, place: Duplicate, eps: float, layer: int) -> Case
         queries: dict[str, str | Query] = {"Q1": "top1", "Q2": "mass>=0.2", "Q3": kept}
         bound = bind(problem, queries, layer, [place.second], f"{layer}.{head}")
         claims |= {f"{query} of {layer}.{head}": found for query, found in bound.items()}
-    return Case(problem, claims)
+    return StudyCase(problem, claims)
 
 
 def failure_modes(

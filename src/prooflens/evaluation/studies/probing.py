@@ -18,9 +18,9 @@ import torch
 from prooflens.engines.attack import AttackBudget
 from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import default_memory
-from prooflens.evaluation.studies.base import CHOICES, Settings, StudyError, silent
-from prooflens.evaluation.studies.journal import Answer, Journal
-from prooflens.evaluation.studies.measure import Case, answered, attacked
+from prooflens.evaluation.studies.base import CHOICES, StudyError, StudySettings, silent
+from prooflens.evaluation.studies.journal import Journal, ProbeAnswer
+from prooflens.evaluation.studies.measure import StudyCase, answered, attacked
 from prooflens.evaluation.studies.prompts import Duplicate
 from prooflens.memory import is_shortage
 from prooflens.models import Transformer
@@ -62,7 +62,7 @@ class Probe:
         return self.roles[head].most_common(1)[0]
 
 
-def joint_margins(case: Case, heads: Sequence[int], layer: int, position: int) -> Query:
+def joint_margins(case: StudyCase, heads: Sequence[int], layer: int, position: int) -> Query:
     """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
     parts = []
     setting = case.problem.setting([layer])
@@ -80,10 +80,10 @@ def joint_name(circuit: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeRun:
     """Who is asked how: a model cut after a layer, and an engine."""
 
-    settings: Settings
+    settings: StudySettings
     model: Transformer
     layer: int
     engine: str
@@ -91,7 +91,7 @@ class Asked:
     """Bytes that an engine which takes a limit may use; None: what it takes where it is alone."""
 
     @classmethod
-    def of(cls, settings: Settings, usual: str = "smollm2", memory: int | None = None) -> Asked:
+    def of(cls, settings: StudySettings, usual: str = "smollm2", memory: int | None = None) -> ProbeRun:
         """The layer and engine that were asked for, or layer 0 by `layer0`."""
         layer = settings.layer or 0
         engine = settings.engine or ("layer0" if layer == 0 else "crown")
@@ -132,7 +132,7 @@ class Asked:
             found.append(hashlib.sha256(repr(asked).encode() + x.tobytes()).hexdigest())
         return found
 
-    def _answers(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Answer]]:
+    def _answers(self, items: Mapping[str, Item]) -> Iterator[tuple[str, ProbeAnswer]]:
         """As they come, by this process or by as many others as were asked for."""
         if self.settings.jobs == 1 or len(items) <= 1:
             for key, item in items.items():
@@ -156,15 +156,15 @@ class Asked:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def one(self, place: Duplicate, eps: float, circuits: Circuits) -> Answer:
+    def one(self, place: Duplicate, eps: float, circuits: Circuits) -> ProbeAnswer:
         """One prompt at one ε. A proved claim that the attack breaks is an error."""
-        case = Case.of(self.model, place.prompt, eps, {"Q1": "top1"}, self.layer, [place.second])
+        case = StudyCase.of(self.model, place.prompt, eps, {"Q1": "top1"}, self.layer, [place.second])
         setting = case.problem.setting([self.layer])
         joint = {
             joint_name(circuit): joint_margins(case, circuit, self.layer, place.second).bind(setting)
             for circuit in circuits
         }
-        case = Case(case.problem, {**case.claims, **joint})
+        case = StudyCase(case.problem, {**case.claims, **joint})
         tally = answered(self.engine, [case], EngineOptions(self.memory))
         if tally.reason:
             raise StudyError(f"{self.engine} cannot answer: {tally.reason}")
@@ -176,10 +176,10 @@ class Asked:
         )
         if any(holds and not standing[name] for name, holds in proved.items()):
             raise StudyError(f"{self.engine} proved a claim that the attack breaks: report this")
-        return Answer(proved, standing, tally.seconds)
+        return ProbeAnswer(proved, standing, tally.seconds)
 
 
-_ASKED: list[Asked] = []
+_ASKED: list[ProbeRun] = []
 """What a process of the pool holds."""
 
 
@@ -188,12 +188,12 @@ def share(device: torch.device, jobs: int) -> int:
     return default_memory(device) // jobs
 
 
-def _start(settings: Settings, memory: int) -> None:
+def _start(settings: StudySettings, memory: int) -> None:
     torch.set_num_threads(1)
-    _ASKED.append(Asked.of(settings, memory=memory))
+    _ASKED.append(ProbeRun.of(settings, memory=memory))
 
 
-def _work(item: Item) -> Answer:
+def _work(item: Item) -> ProbeAnswer:
     answer = _ASKED[0].one(*_moved(item, _ASKED[0].model.device))
     torch.cuda.empty_cache()  # what this process holds for later, the others lack
     return answer

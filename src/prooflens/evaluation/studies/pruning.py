@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from prooflens.engines.attack import BUDGETS
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, study
-from prooflens.evaluation.studies.measure import QUICK, Case, rows_of
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, study
+from prooflens.evaluation.studies.measure import QUICK, StudyCase, rows_of
 from prooflens.evaluation.studies.synthetic import inputs
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.cache import model_folder
@@ -97,7 +97,7 @@ def held_out(model: Transformer, count: int, seed: int) -> tuple[list[Prompt], T
     return [Prompt(point.to(model.dtype), names) for point in x], y
 
 
-def trained_with(seed: int, settings: Settings) -> Transformer:
+def trained_with(seed: int, settings: StudySettings) -> Transformer:
     """The induction model of a seed, trained once, into the cache."""
     folder = model_folder(f"toy-induction-seed{seed}")
     if not (folder / "config.json").is_file():
@@ -105,7 +105,7 @@ def trained_with(seed: int, settings: Settings) -> Transformer:
     return load(str(folder))
 
 
-def run_seed(seed: int, settings: Settings, eps: float) -> SeedRun:
+def run_seed(seed: int, settings: StudySettings, eps: float) -> SeedRun:
     """Everything about one seed at one ε; certificates at the smallest ε too, which predictions are made from."""
     model = trained_with(seed, settings)
     certified = inputs(model, settings.count(10, 4))
@@ -132,7 +132,7 @@ def run_seed(seed: int, settings: Settings, eps: float) -> SeedRun:
 
 
 @study("empirical_baselines", "What single inputs say about the two heads", "pruning", "toy-induction")
-def empirical_baselines(settings: Settings, sheet: Sheet) -> None:
+def empirical_baselines(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `empirical_baselines`: no ball and no proof is involved."""
     model = settings.load("toy-induction")
     prompts, labels = held_out(model, settings.count(100, 20), 0)
@@ -145,7 +145,9 @@ def empirical_baselines(settings: Settings, sheet: Sheet) -> None:
             "clean entropy, nat": one.entropy,
         }
         for (label, value), paper in zip(others.items(), BASELINES.values(), strict=True):
-            sheet.add(Row(label, f"head {head}", "value", paper=paper[head], measured=value, n=len(prompts)))
+            sheet.add(
+                StudyRow(label, f"head {head}", "value", paper=paper[head], measured=value, n=len(prompts))
+            )
     first = {row.label: row.measured for row in sheet.rows if row.group.startswith("accuracy")}
     sheet.note(
         f"Zeroing head 0 costs {100 * (first['head 0'] or 0):.1f} % of the answers, zeroing head 1 "
@@ -154,7 +156,7 @@ def empirical_baselines(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("per_head", "Certified queries per head of the induction model", "pruning", "toy-induction")
-def per_head(settings: Settings, sheet: Sheet) -> None:
+def per_head(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `per_head`: layer 0, 10 inputs, 60 rows per head."""
     model = settings.load("toy-induction")
     queries = {"Q1": "top1", "Q2": "mass>=0.3", "Q3": "entropy"}
@@ -162,14 +164,14 @@ def per_head(settings: Settings, sheet: Sheet) -> None:
         for head in (0, 1):
             published = dict(zip((("CPZ", query) for query in queries), PER_HEAD[eps, head], strict=True))
             prompts = inputs(model, settings.count(10, 3))
-            cases = [Case.of(model, x, eps, queries, 0, heads=f"0.{head}") for x in prompts]
+            cases = [StudyCase.of(model, x, eps, queries, 0, heads=f"0.{head}") for x in prompts]
             budget = QUICK if settings.quick else PGD
             engines = {"CPZ": "layer0", "IBP": "interval"}
             sheet.add(*rows_of(f"ε = {eps:g}, head {head}", cases, engines, budget, published, settings.seed))
 
 
 @study("adv_validation", "Attention rows that PGD flips, per head", "pruning", "toy-induction")
-def adv_validation(settings: Settings, sheet: Sheet) -> None:
+def adv_validation(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `adv_validation`, as rows that keep their most attended token: 100 % minus the paper's flips."""
     model = settings.load("toy-induction")
     for eps in settings.some(RADII, 1):
@@ -177,7 +179,7 @@ def adv_validation(settings: Settings, sheet: Sheet) -> None:
         for one in profile(model, prompts, eps, engine="layer0", budget="pruning", seed=settings.seed):
             head = one.head[1]
             sheet.add(
-                Row(
+                StudyRow(
                     f"ε = {eps:g}",
                     f"head {head} keeps its most attended token",
                     engine="layer0",
@@ -190,7 +192,7 @@ def adv_validation(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("certified_pruning", "Accuracy after pruning one head", "pruning", "toy-induction")
-def certified_pruning(settings: Settings, sheet: Sheet) -> None:
+def certified_pruning(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `certified_pruning` on the embedded induction model: which head a rule prunes, and what is left."""
     model = settings.load("toy-induction")
     prompts, labels = held_out(model, settings.count(100, 20), 0)
@@ -209,7 +211,7 @@ def certified_pruning(settings: Settings, sheet: Sheet) -> None:
 
 def _worth_row(
     group: str, head: int | None, rules: Sequence[Rule], found: Worth, paper: tuple[float, ...]
-) -> Row:
+) -> StudyRow:
     published = paper[2] if head is None else None
     if "certified" in rules:
         published = paper[0]
@@ -217,7 +219,7 @@ def _worth_row(
         published = paper[1]
     label = "nothing pruned" if head is None else f"head {head} pruned (by {', '.join(rules) or 'no rule'})"
     note = f"{found.clean} of {found.n} right on clean inputs"
-    return Row(
+    return StudyRow(
         group,
         label,
         engine="crown",
@@ -244,7 +246,7 @@ def seed_table(runs: Sequence[SeedRun]) -> list[dict[str, object]]:
     ]
 
 
-def over_seeds(settings: Settings, sheet: Sheet, eps: float) -> None:
+def over_seeds(settings: StudySettings, sheet: Sheet, eps: float) -> None:
     """Rules against each other over all seeds at one ε."""
     runs = []
     seeds = settings.some(SEEDS, 2)
@@ -266,9 +268,9 @@ def over_seeds(settings: Settings, sheet: Sheet, eps: float) -> None:
     )
 
 
-def _pooled(group: str, label: str, found: Sequence[Worth], paper: float | None) -> Row:
+def _pooled(group: str, label: str, found: Sequence[Worth], paper: float | None) -> StudyRow:
     proofs = [one.proved for one in found]
-    return Row(
+    return StudyRow(
         group,
         label,
         engine="crown" if None not in proofs else "",
@@ -330,7 +332,7 @@ def _predictions(sheet: Sheet, runs: Sequence[SeedRun]) -> None:
     "pruning",
     "toy-induction",
 )
-def multiseed(settings: Settings, sheet: Sheet) -> None:
+def multiseed(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `multiseed`."""
     over_seeds(settings, sheet, 0.05)
 
@@ -341,6 +343,6 @@ def multiseed(settings: Settings, sheet: Sheet) -> None:
     "pruning",
     "toy-induction",
 )
-def multiseed_app(settings: Settings, sheet: Sheet) -> None:
+def multiseed_app(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `multiseed_app`."""
     over_seeds(settings, sheet, 0.02)

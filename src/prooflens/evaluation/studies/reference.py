@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from prooflens.engines.attack import BUDGETS
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, study
-from prooflens.evaluation.studies.measure import FULL, QUICK, Case, rows_of
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, study
+from prooflens.evaluation.studies.measure import FULL, QUICK, StudyCase, rows_of
 from prooflens.evaluation.studies.synthetic import inputs, trained
 
 ENGINES = ("interval", "crown", "alpha-crown", "zonotope", "pz", "cpz", "jacobian")
@@ -21,10 +21,10 @@ PAPER_BUDGETS = {
 
 
 @study("capability_matrix", "What each formalism proves of an internal query at layer 1", "synthetic", "toy")
-def capability_matrix(settings: Settings, sheet: Sheet) -> None:
+def capability_matrix(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `capability_matrix`, measured: the paper says which methods have internal queries; here all answer one."""
     model = trained("toy", settings)
-    cases = [Case.of(model, x, 0.02, {"Q1": "top1"}, 1) for x in inputs(model, settings.count(5, 1))]
+    cases = [StudyCase.of(model, x, 0.02, {"Q1": "top1"}, 1) for x in inputs(model, settings.count(5, 1))]
     engines = {name: name for name in ENGINES}
     sheet.add(
         *rows_of("layer 1, ε = 0.02", cases, engines, QUICK if settings.quick else FULL, None, settings.seed)
@@ -32,10 +32,10 @@ def capability_matrix(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("mc_budgets", "Budgets of the attacks", "synthetic", "none")
-def mc_budgets(settings: Settings, sheet: Sheet) -> None:
+def mc_budgets(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `mc_budgets`: the budgets are part of the package; `--budget NAME` uses one."""
     for name, paper in PAPER_BUDGETS.items():
         budget = BUDGETS[name]
         ours = (budget.samples, budget.restarts, budget.steps)
         for label, value, published in zip(("samples", "restarts", "steps"), ours, paper, strict=True):
-            sheet.add(Row(name, label, "number", paper=published, measured=value, n=1))
+            sheet.add(StudyRow(name, label, "number", paper=published, measured=value, n=1))

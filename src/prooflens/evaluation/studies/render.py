@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from prooflens.evaluation.studies.base import COUNT, Result, Row, StudyError
+from prooflens.evaluation.studies.base import COUNT, Result, StudyError, StudyRow
 from prooflens.report.svg import Drawing, number
 
 HEAD = ("", "engine", "paper", "proved", "estimated", "attack leaves standing", "n", "s")
@@ -19,7 +19,7 @@ ATTAINED = "attained"
 """The heading of the attack's column where rows are values: what it reaches, not what it leaves."""
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: StudyRow) -> list[str]:
     """A row as a table shows it: counts with their share and interval."""
     estimate = amount(row, row.estimated)
     if row.estimated is not None and row.false:
@@ -36,7 +36,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def amount(row: Row, value: float | None) -> str:
+def amount(row: StudyRow, value: float | None) -> str:
     """One of our figures."""
     if value is None:
         return "–"
@@ -46,7 +46,7 @@ def amount(row: Row, value: float | None) -> str:
     return f"{int(value)} = {100 * value / (row.n or 1):.1f} % [{low:.0f}, {high:.0f}]"
 
 
-def published(row: Row) -> str:
+def published(row: StudyRow) -> str:
     """The paper's figure, and its attack's in brackets."""
     unit = " %" if row.unit == COUNT else ""
     if row.paper is None:
@@ -136,7 +136,7 @@ def _beyond_attack(result: Result) -> Iterator[tuple[str, float, float]]:
             yield row.label, row.paper, row.paper_attack
 
 
-def _named(rows: Sequence[tuple[Row, str]], place: str, text: str) -> str:
+def _named(rows: Sequence[tuple[StudyRow, str]], place: str, text: str) -> str:
     """How many rows lie there, and one of them."""
     held = [row for row, where in rows if where == place]
     if not held:
@@ -155,7 +155,7 @@ def agreement(result: Result) -> str:
     return ", ".join(parts) or "–"
 
 
-def headline(result: Result) -> Row | None:
+def headline(result: Result) -> StudyRow | None:
     """The row that stands for a result: the first that the paper has a figure for, else the first."""
     known = [row for row in result.rows if row.paper is not None or row.paper_attack is not None]
     return next(iter(known or result.rows), None)
@@ -243,7 +243,7 @@ def _diamond(x: float, y: float) -> str:
     return f"M{x - 5:g} {y:g}L{x:g} {y - 5:g}L{x + 5:g} {y:g}L{x:g} {y + 5:g}Z"
 
 
-def _draw(made: Drawing, row: Row, y: float, scale: _Scale) -> None:
+def _draw(made: Drawing, row: StudyRow, y: float, scale: _Scale) -> None:
     label = " · ".join(part for part in (row.group, row.label, row.engine) if part)
     made.text(LEFT - 8, y + 4, label if len(label) < 56 else label[:54] + "…", "small", "end")
     figure = scale.share(row, row.figure)
@@ -264,7 +264,7 @@ def _draw(made: Drawing, row: Row, y: float, scale: _Scale) -> None:
 class _Scale:
     """Per cent from 0 to 100, or a logarithmic scale of the values there are."""
 
-    def __init__(self, rows: Iterable[Row], counts: bool) -> None:
+    def __init__(self, rows: Iterable[StudyRow], counts: bool) -> None:
         self.counts = counts
         values = [
             v
@@ -275,7 +275,7 @@ class _Scale:
         self.low = math.floor(math.log10(min(values))) if values and not counts else 0
         self.high = max(self.low + 1, math.ceil(math.log10(max(values)))) if values and not counts else 1
 
-    def share(self, row: Row, value: float | None) -> float | None:
+    def share(self, row: StudyRow, value: float | None) -> float | None:
         """The value to draw: a count as a percentage."""
         if value is None:
             return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prooflens.engines import Engine
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, rounded, study
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, rounded, study
 from prooflens.evaluation.studies.measure import (
     FULL,
     QUICK,
-    Case,
+    Measured,
     Published,
-    Tally,
+    StudyCase,
     answered,
     attacked,
     rows_of,
@@ -139,7 +139,7 @@ TIMING: Mapping[int, Mapping[str, tuple[float, float]]] = {
 """Tab. `timing`: seconds per sample by layer and method, at ε = 0.01 and 0.02."""
 
 
-def trained(name: str, settings: Settings) -> Transformer:
+def trained(name: str, settings: StudySettings) -> Transformer:
     """A synthetic model; one that is not part of the package is trained once, into the cache."""
     if settings.model is not None:
         return settings.load(name)
@@ -159,12 +159,12 @@ def queries_for(model: Transformer) -> dict[str, str]:
     return {"Q1": "top1", "Q2": f"mass>={round(1.2 / size, 3)}", "Q3": "entropy"}
 
 
-def by_method(settings: Settings, sheet: Sheet, layer: int, paper: Mapping[float, Published]) -> None:
+def by_method(settings: StudySettings, sheet: Sheet, layer: int, paper: Mapping[float, Published]) -> None:
     """All methods on all queries of one layer of `toy`."""
     model = trained("toy", settings)
     for eps, published in paper.items():
         cases = [
-            Case.of(model, prompt, eps, queries_for(model), layer)
+            StudyCase.of(model, prompt, eps, queries_for(model), layer)
             for prompt in inputs(model, settings.count(5, 2))
         ]
         budget = QUICK if settings.quick else FULL
@@ -172,13 +172,13 @@ def by_method(settings: Settings, sheet: Sheet, layer: int, paper: Mapping[float
 
 
 @study("layer0_all", "Three queries at layer 0, by method", "synthetic", "toy")
-def layer0_all(settings: Settings, sheet: Sheet) -> None:
+def layer0_all(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `layer0_all`: 5 samples, 40 queries per ε."""
     by_method(settings, sheet, 0, LAYER0)
 
 
 @study("layer1_all", "Three queries at layer 1, by method", "synthetic", "toy")
-def layer1_all(settings: Settings, sheet: Sheet) -> None:
+def layer1_all(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `layer1_all`: the same through the whole of layer 0."""
     by_method(settings, sheet, 1, LAYER1)
 
@@ -186,25 +186,27 @@ def layer1_all(settings: Settings, sheet: Sheet) -> None:
 @study(
     "attention_stability", "Top-1 stability at layer 0 of the d = 16 model against ε", "synthetic", "toy-d16"
 )
-def attention_stability(settings: Settings, sheet: Sheet) -> None:
+def attention_stability(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `attention_stability`: 10 samples, 160 queries per ε."""
     model = trained("toy-d16", settings)
     engines = {"CPZ": "cpz", "layer0": "layer0", "CROWN": "crown"}
     for eps, (mc, cpz, crown) in list(STABILITY.items())[:: 3 if settings.quick else 1]:
-        cases = [Case.of(model, x, eps, {"Q1": "top1"}, 0) for x in inputs(model, settings.count(10, 2))]
+        cases = [StudyCase.of(model, x, eps, {"Q1": "top1"}, 0) for x in inputs(model, settings.count(10, 2))]
         paper = {("attack", "Q1"): mc, ("CPZ", "Q1"): cpz, ("layer0", "Q1"): cpz, ("CROWN", "Q1"): crown}
         sheet.add(*rows_of(f"ε = {eps:g}", cases, engines, QUICK if settings.quick else FULL, paper))
 
 
 @study("queries_scale", "Top-1 stability at layer 0 across widths", "synthetic", "toy … toy-d64")
-def queries_scale(settings: Settings, sheet: Sheet) -> None:
+def queries_scale(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `queries_scale`: 5 samples per cell, all heads."""
     engines = {"CPZ": "layer0", "CROWN": "crown", "IBP": "interval"}
     names = ["toy", "toy-d16"] if settings.quick else list(SCALES)
     for name in names:
         model = trained(name, settings)
         for eps, (mc, cpz, coarse) in SCALES[name].items():
-            cases = [Case.of(model, x, eps, {"Q1": "top1"}, 0) for x in inputs(model, settings.count(5, 2))]
+            cases = [
+                StudyCase.of(model, x, eps, {"Q1": "top1"}, 0) for x in inputs(model, settings.count(5, 2))
+            ]
             paper = {
                 ("attack", "Q1"): mc,
                 ("CPZ", "Q1"): cpz,
@@ -220,7 +222,7 @@ def queries_scale(settings: Settings, sheet: Sheet) -> None:
 @study(
     "extended_queries", "Ranking and cross-head circuits at layer 0", "synthetic", "toy-induction and toy-d16"
 )
-def extended_queries(settings: Settings, sheet: Sheet) -> None:
+def extended_queries(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `extended_queries`. The paper's "ranking (top-1)" is top-1; the circuit is both heads at one position.
 
     `ranking 2` asks for more than the paper: that the two most attended tokens keep their order.
@@ -234,7 +236,7 @@ def extended_queries(settings: Settings, sheet: Sheet) -> None:
             for s in range(size)
         }
         cases = [
-            _joined(Case.of(model, x, eps, {"ranking": "top1", "ranking 2": "rank2", **both}, 0))
+            _joined(StudyCase.of(model, x, eps, {"ranking": "top1", "ranking 2": "rank2", **both}, 0))
             for x in inputs(model, settings.count(10, 2))
         ]
         published = {
@@ -246,37 +248,40 @@ def extended_queries(settings: Settings, sheet: Sheet) -> None:
         sheet.add(*rows_of(f"{name}, ε = {eps:g}", cases, engines, budget, published))
 
 
-def _joined(case: Case) -> Case:
+def _joined(case: StudyCase) -> StudyCase:
     """The circuits of all positions as one query."""
     kept = {name: claims for name, claims in case.claims.items() if not name.startswith("circuit@")}
     circuits = [
         claim for name, claims in case.claims.items() if name.startswith("circuit@") for claim in claims
     ]
-    return Case(case.problem, {**kept, "circuit": circuits})
+    return StudyCase(case.problem, {**kept, "circuit": circuits})
 
 
 @study("entropy_bounds", "Width of the entropy range at layer 0", "synthetic", "toy-induction and toy-d16")
-def entropy_bounds(settings: Settings, sheet: Sheet) -> None:
+def entropy_bounds(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `entropy_bounds`: 10 samples."""
     engines = {"CPZ": "cpz", "CROWN": "crown", "IBP": "interval"}
     for (name, eps), (mc, cpz, coarse) in ENTROPY.items():
         model = trained(name, settings)
-        cases = [Case.of(model, x, eps, {"Q3": "entropy"}, 0) for x in inputs(model, settings.count(10, 2))]
+        cases = [
+            StudyCase.of(model, x, eps, {"Q3": "entropy"}, 0) for x in inputs(model, settings.count(10, 2))
+        ]
         paper = {("attack", "Q3"): mc, ("CPZ", "Q3"): cpz, ("CROWN", "Q3"): coarse, ("IBP", "Q3"): coarse}
         budget = QUICK if settings.quick else FULL
         sheet.add(*rows_of(f"{name}, ε = {eps:g}", cases, engines, budget, paper))
 
 
 @study("timing", "Seconds per sample, all three queries", "synthetic", "toy")
-def timing(settings: Settings, sheet: Sheet) -> None:
+def timing(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `timing`: wall-clock seconds for all heads, positions and queries of one input."""
     model = trained("toy", settings)
     for layer, methods in TIMING.items():
         for place, eps in enumerate((0.01, 0.02)):
             cases = [
-                Case.of(model, x, eps, queries_for(model), layer) for x in inputs(model, settings.count(5, 2))
+                StudyCase.of(model, x, eps, queries_for(model), layer)
+                for x in inputs(model, settings.count(5, 2))
             ]
-            known: Tally | None = None
+            known: Measured | None = None
             for engine, published in methods.items():
                 if engine == "attack":
                     continue
@@ -288,6 +293,6 @@ def timing(settings: Settings, sheet: Sheet) -> None:
             sheet.add(row)
 
 
-def _timed(group: str, engine: str, tally: Tally, paper: float) -> Row:
+def _timed(group: str, engine: str, tally: Measured, paper: float) -> StudyRow:
     seconds = tally.seconds / max(1, tally.cases)
-    return Row(group, f"by {engine}", "s", engine, paper, measured=rounded(seconds), n=tally.cases)
+    return StudyRow(group, f"by {engine}", "s", engine, paper, measured=rounded(seconds), n=tally.cases)

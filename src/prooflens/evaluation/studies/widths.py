@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from prooflens.engines.polyzono import VARIANTS, PolyZono
 from prooflens.engines.relaxations.interval_walk import value_boxes
-from prooflens.evaluation.studies.base import Row, Settings, Sheet, rounded, study
+from prooflens.evaluation.studies.base import Sheet, StudyRow, StudySettings, rounded, study
 from prooflens.evaluation.studies.synthetic import inputs, trained
 from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
@@ -99,9 +99,9 @@ def _row(
     eps: float,
     paper: float | None,
     attained: float,
-) -> Row:
+) -> StudyRow:
     width, seconds = output_width(engine, model, prompts, eps)
-    return Row(
+    return StudyRow(
         f"ε = {eps:g}",
         f"after 2 layers, {engine}",
         WIDTH,
@@ -114,7 +114,9 @@ def _row(
     )
 
 
-def widths(settings: Settings, sheet: Sheet, published: Mapping[str, tuple[float, ...]], full: int) -> None:
+def widths(
+    settings: StudySettings, sheet: Sheet, published: Mapping[str, tuple[float, ...]], full: int
+) -> None:
     """Every engine at every radius."""
     model = trained("toy", settings)
     prompts = inputs(model, settings.count(full, 1))
@@ -126,7 +128,7 @@ def widths(settings: Settings, sheet: Sheet, published: Mapping[str, tuple[float
 
 
 @study("main_app", "Width after two layers: intervals, PZ, CPZ", "synthetic", "toy")
-def main_app(settings: Settings, sheet: Sheet) -> None:
+def main_app(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `main_app`: 5 samples."""
     widths(settings, sheet, MAIN, 5)
     for eps in RADII:
@@ -136,13 +138,13 @@ def main_app(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("ablation_app", "Width after two layers, constraint by constraint", "synthetic", "toy")
-def ablation_app(settings: Settings, sheet: Sheet) -> None:
+def ablation_app(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `ablation_app`: 3 samples."""
     widths(settings, sheet, ABLATION, 3)
 
 
 @study("gi_count_app", "Generators and widths, stage by stage", "synthetic", "toy")
-def gi_count_app(settings: Settings, sheet: Sheet) -> None:
+def gi_count_app(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `gi_count_app`: ε = 0.05, example 0. Our G_I is absorbed at every stage, so that it cannot pile up."""
     model = trained("toy", settings)
     problem = Problem(model, Ball(0.05).around(model.example(0)))
@@ -153,11 +155,11 @@ def gi_count_app(settings: Settings, sheet: Sheet) -> None:
         for label, (name, of_pz, of_cpz) in STAGES.items():
             stage, (count, width) = stages[name], (of_pz, of_cpz)[place]
             note = f"{stage.dependent} dependent and {stage.independent} independent generators; paper: G_I = {count}"
-            sheet.add(Row(engine, label, WIDTH, engine, width, proved=stage.width, n=1, note=note))
+            sheet.add(StudyRow(engine, label, WIDTH, engine, width, proved=stage.width, n=1, note=note))
 
 
 @study("scalability", "Width and time of CPZ across widths d", "synthetic", "toy … toy-d128")
-def scalability(settings: Settings, sheet: Sheet) -> None:
+def scalability(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `scalability`: ε = 0.01, 3 samples."""
     names, times = list(SCALABILITY)[: 3 if settings.quick else None], []
     for name in names:
@@ -170,7 +172,7 @@ def scalability(settings: Settings, sheet: Sheet) -> None:
         group = f"d = {model.architecture.d_model} ({model.n_parameters:,} parameters)"
         note = f"{100 * (1 - width / coarse):.1f} % narrower than interval"
         sheet.add(
-            Row(
+            StudyRow(
                 group,
                 "width, cpz",
                 WIDTH,
@@ -184,7 +186,9 @@ def scalability(settings: Settings, sheet: Sheet) -> None:
             ),
         )
         times.append(
-            Row("seconds by cpz", group, "s", "cpz", time_paper, measured=rounded(seconds), n=len(prompts))
+            StudyRow(
+                "seconds by cpz", group, "s", "cpz", time_paper, measured=rounded(seconds), n=len(prompts)
+            )
         )
         if width > 0.99 * coarse:
             sheet.note(
@@ -194,7 +198,7 @@ def scalability(settings: Settings, sheet: Sheet) -> None:
 
 
 @study("d128_bounds", "Width after two layers of a wide encoder against ε", "synthetic", "toy-d128")
-def d128_bounds(settings: Settings, sheet: Sheet) -> None:
+def d128_bounds(settings: StudySettings, sheet: Sheet) -> None:
     """Tab. `d128_bounds`. The paper's widths do not depend on ε: only the norm's own bound is left of them."""
     name = "toy-d32" if settings.quick else "toy-d128"
     model, sheet.model = trained(name, settings), name

@@ -34,7 +34,7 @@ _PART = re.compile(
 )
 
 
-class Asked:
+class QueryReader:
     """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre."""
 
     def __init__(self, arch: dict[str, Any], mask: Any, texts: list[str], clean: dict[Any, Any]) -> None:

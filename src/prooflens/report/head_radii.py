@@ -1,4 +1,4 @@
-"""The picture of a sweep: how the radii of each head are spread over prompts."""
+"""The picture of a sweep: the radii of each head over prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 120
 
 
 @dataclass(frozen=True)
-class Spread:
+class HeadRadii:
     """The radii of a head over prompts: the smallest, the quartiles and the largest that are proved, and the median
     of those that are broken.
     """
@@ -31,10 +31,10 @@ class Spread:
     broken: float
 
 
-def spread_of_radii(spreads: Sequence[Spread]) -> Drawing:
+def draw_radii(heads: Sequence[HeadRadii]) -> Drawing:
     """A line per head on a logarithmic axis of radii."""
-    chosen = sorted(spreads, key=lambda spread: spread.proved[2])[:MOST]
-    chosen.sort(key=lambda spread: (spread.layer, spread.head))
+    chosen = sorted(heads, key=lambda head: head.proved[2])[:MOST]
+    chosen.sort(key=lambda head: (head.layer, head.head))
     known = [r for s in chosen for r in (*s.proved, s.broken) if 0.0 < r < math.inf]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
     drawing = Drawing(LEFT + WIDTH + 20.0, 30.0 + LINE * len(chosen) + 40.0, "Radii per head over prompts")
@@ -49,21 +49,21 @@ def spread_of_radii(spreads: Sequence[Spread]) -> Drawing:
 
     bottom = 24.0 + LINE * len(chosen)
     _axis(drawing, place, low, high, bottom)
-    for i, spread in enumerate(chosen):
+    for i, head in enumerate(chosen):
         middle = 24.0 + LINE * (i + 0.5)
-        least, first, median, third, most = map(place, spread.proved)
+        least, first, median, third, most = map(place, head.proved)
         tip = (
-            f"head {spread.layer}.{spread.head}, {spread.prompts} prompts: proved radius "
-            f"{number(spread.proved[0])} … {number(spread.proved[4])}, median {number(spread.proved[2])}; "
-            f"broken at {number(spread.broken)} in the median"
+            f"head {head.layer}.{head.head}, {head.prompts} prompts: proved radius "
+            f"{number(head.proved[0])} … {number(head.proved[4])}, median {number(head.proved[2])}; "
+            f"broken at {number(head.broken)} in the median"
         )
-        drawing.open(kind="hit", **hit(tip, layer=spread.layer, head=spread.head, query=spread.query))
+        drawing.open(kind="hit", **hit(tip, layer=head.layer, head=head.head, query=head.query))
         drawing.rect(LEFT, middle - LINE / 2, WIDTH, LINE, fill="transparent")
-        drawing.text(LEFT - 10.0, middle + 4.0, f"{spread.layer}.{spread.head}", "small quiet", "end")
+        drawing.text(LEFT - 10.0, middle + 4.0, f"{head.layer}.{head.head}", "small quiet", "end")
         drawing.line(least, middle, most, middle, "axis")
         drawing.rect(first, middle - 5.0, max(2.0, third - first), 10.0, kind="holds", opacity=0.45)
         drawing.line(median, middle - 7.0, median, middle + 7.0, "proved-line")
-        drawing.add("circle", None, cx=round(place(spread.broken), 2), cy=middle, r=3.5, kind="fails")
+        drawing.add("circle", None, cx=round(place(head.broken), 2), cy=middle, r=3.5, kind="fails")
         drawing.close()
     return drawing
 
