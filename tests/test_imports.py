@@ -1,6 +1,7 @@
 """The house has one direction: every folder imports from folders to its left, and from nowhere else.
 
-The tables are the rule; docs/architecture.md explains them. Imports inside functions and for type checkers count as well.
+The tables are the rule; docs/architecture.md explains them. Imports inside functions and for type checkers
+count as well.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def imported(path: Path) -> Iterator[str]:
 
 def place(module: str, depth: int) -> str:
     """The folder of a module, so many levels below the package: `prooflens.models.load` is in `models`."""
-    return (module.split(".") + [""])[depth]
+    parts = module.split(".")
+    return parts[depth] if depth < len(parts) else ""
 
 
 def edges(top: Path, depth: int) -> Iterator[tuple[str, str, Path]]:
