@@ -21,6 +21,7 @@ from prooflens.models.program import (
     build_program,
     pattern_name,
     scores_name,
+    some_weight,
 )
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
 from prooflens.models.weights import check_weights
@@ -51,12 +52,12 @@ class Transformer:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.weights["blocks.0.q.weight"].device
+        return some_weight(self.weights).device
 
     @property
     def dtype(self) -> torch.dtype:
         """float64, unless `to` made a copy for search and training."""
-        return self.weights["blocks.0.q.weight"].dtype
+        return some_weight(self.weights).dtype
 
     @property
     def n_parameters(self) -> int:
@@ -104,11 +105,27 @@ class Transformer:
         Where the head reads every token that is the last one, as in `Problem.read_output`.
         """
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
-        architecture = replace(self.architecture, d_out=None, d_vocab=None, context=None, pool=pool)
+        architecture = replace(
+            self.architecture,
+            d_out=None,
+            d_vocab=None,
+            context=None,
+            d_embed=None,
+            patch=None,
+            logit_cap=None,
+            pool=pool,
+        )
         kept = {
             name: tensor for name, tensor in self.weights.items() if not name.startswith(("head.", "embed."))
         }
         return replace(self, architecture=architecture, weights=kept, tokenizer=None)
+
+    @cached_property
+    def uncapped(self) -> Transformer:
+        """The model whose logits do not go through a cap. A cap is increasing: the order of logits is the same."""
+        if self.architecture.logit_cap is None:
+            return self
+        return replace(self, architecture=replace(self.architecture, logit_cap=None))
 
     @property
     def head(self) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
@@ -182,10 +199,12 @@ class Transformer:
         name = pattern_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
-    def mask(self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None) -> Bool[Tensor, "S S"]:
-        """Which keys (columns) each query (row) may attend to."""
+    def mask(
+        self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None, layer: int | None = None
+    ) -> Bool[Tensor, "S S"]:
+        """Which keys (columns) each query (row) may attend to, in a layer; without one, in a layer without a window."""
         padding = None if padding is None else padding.bool()
-        return attention_mask(self.architecture, n_tokens, padding, self.device)
+        return attention_mask(self.architecture, n_tokens, padding, self.device, layer)
 
     def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
         """The post-embedding input of a sequence of token ids: where every region is centred."""
@@ -209,6 +228,8 @@ class Transformer:
             raise PromptError(f"token ids must lie in 0 … {architecture.d_vocab - 1}")
         ids = ids.to(self.device)
         x = weights["embed.tokens"][ids]
+        if architecture.embed_scale is not None:
+            x = x * architecture.embed_scale
         if "embed.positions" in weights:
             x = x + weights["embed.positions"][torch.arange(n_tokens) + architecture.position_offset]
         if "embed.types" in weights:
@@ -218,8 +239,12 @@ class Transformer:
                 x,
                 x.shape[-1:],
                 weights["embed.norm.weight"],
-                weights["embed.norm.bias"],
+                weights.get("embed.norm.bias"),
                 architecture.norm_eps,
+            )
+        if "embed.project.weight" in weights:
+            x = torch.nn.functional.linear(
+                x, weights["embed.project.weight"], weights.get("embed.project.bias")
             )
         return x
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
@@ -48,15 +48,17 @@ class Setting:
     n_heads: int
     tokens: tuple[str, ...] | None = None
     logits: Float[Tensor, " C"] | None = None
+    windows: Mapping[int, Bool[Tensor, "S S"]] = field(default_factory=dict)
+    """Masks of the layers that look at a window only; all others have `mask`."""
 
     @property
     def size(self) -> int:
         """The number of tokens."""
         return self.mask.shape[0]
 
-    def keys(self, position: int) -> tuple[int, ...]:
-        """The keys that take part in the row of a position."""
-        return keys_of(self.mask, position)
+    def keys(self, position: int, layer: int | None = None) -> tuple[int, ...]:
+        """The keys that take part in the row of a position, in a layer; without one, in a layer without a window."""
+        return keys_of(self.mask if layer is None else self.windows.get(layer, self.mask), position)
 
     def row(self, row: Row) -> Float[Tensor, " S"]:
         """The clean scores of a row, in float64."""
