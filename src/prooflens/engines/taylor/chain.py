@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prooflens.engines.relaxations.norms import grow
 from prooflens.engines.taylor.attention import MixSite, ScoreSite
+from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import Segment
@@ -31,7 +32,7 @@ class Chain:
     root: Root
     values: dict[str, Value] = field(default_factory=dict)
     shapes: dict[str, Tensor] = field(default_factory=dict)
-    sites: dict[str, NormSite | NetworkSite] = field(default_factory=dict)
+    sites: dict[str, NormSite | HeadNormSite | NetworkSite] = field(default_factory=dict)
     scores: ScoreSite | None = None
     mix: MixSite | None = None
     mixed: Tensor | None = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register, unknown_steps
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
@@ -69,10 +69,8 @@ class Taylor(EngineBase):
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Models of known steps, and the job must fit into memory."""
         architecture = problem.model.architecture
-        if reason := unknown_steps(architecture, self.name):
-            return reason
-        if architecture.norm_place in ("sandwich", "output"):
-            return "taylor has no rule for norms of what attention adds (norm_place): ask crown or interval"
+        if architecture.score_cap is not None:
+            return "taylor has no rule for capped scores (score_cap): ask crown or interval"
         need, allowed = least_memory(problem, forms), allowed_memory(problem, options)
         if need > allowed:
             return (

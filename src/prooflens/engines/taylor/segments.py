@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from prooflens.errors import EngineError
 from prooflens.models.architecture import Activation
 from prooflens.models.program import INPUT, OUTPUT, Program
 from prooflens.models.sites import (
     Add,
     Affine,
+    AnyStep,
     Elementwise,
     Mix,
     Norm,
@@ -92,6 +95,10 @@ def segments_of(program: Program) -> list[Segment]:
             mixed[step.out] = (step, softmax, scores)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
             mixed[step.out] = mixed[step.inputs[0]]
+        elif isinstance(step, Norm) and step.inputs[0] in mixed:
+            stream = next(later.inputs[0] for later in program.steps if step.out in later.inputs)
+            found.append(_paired(here, mixed[step.inputs[0]], makers[step.inputs[0]], stream))
+            found[-1].steps.append(step)
         elif isinstance(step, Add) and step.inputs[1] in mixed:
             mix, _, scores = mixed[step.inputs[1]]
             output = makers[step.inputs[1]]
@@ -115,6 +122,35 @@ def segments_of(program: Program) -> list[Segment]:
     if last.final is None and any(step.out == OUTPUT for step in program.steps):
         last.final = last.steps[-1].out if last.steps else last.root
     return found
+
+
+def _paired(here: Segment, mixed: tuple[Mix, Softmax, Scores], output: AnyStep, stream: str) -> Segment:
+    """The segment behind an attention whose output is normed before it is added: its root holds both.
+
+    Stream and attention's output stand one above the other, (x, W_O z) = (x, 0) + (0, W_O) z, so that the root is
+    again a value plus a mixing. The new segment starts by reading both parts off the root.
+    """
+    assert isinstance(output, Affine)
+    mix, _, scores = mixed
+    weight, (d,) = output.weight, output.out_shape
+    eye, zero = torch.eye(d, dtype=weight.dtype, device=weight.device), weight.new_zeros(d, d)
+    bias = None if output.bias is None else torch.cat((torch.zeros_like(output.bias), output.bias))
+    both = Affine(
+        f"{output.out}.pair",
+        output.inputs,
+        torch.cat((weight.new_zeros(d, weight.shape[1]), weight)),
+        bias,
+        output.in_dims,
+        (2 * d,),
+    )
+    above = Affine(f"{stream}.above", (stream,), torch.cat((eye, zero)), None, 1, (2 * d,))
+    here.steps.append(above)
+    q, k = scores.inputs
+    here.attention = Attention(q, k, mix.inputs[1], above.out, both)
+    after = Segment(f"{output.out}.root")
+    for name, part in ((stream, torch.cat((eye, zero), 1)), (output.out, torch.cat((zero, eye), 1))):
+        after.steps.append(Affine(name, (after.root,), part, None, 1, (d,)))
+    return after
 
 
 def _network(program: Program, first: Affine) -> tuple[FeedForward, set[str]] | None:

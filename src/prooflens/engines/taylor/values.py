@@ -29,6 +29,7 @@ from prooflens.engines.relaxations.norms import (
     spectral,
 )
 from prooflens.engines.taylor.remainder_sources import RemainderSource
+from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
 UNREAD = 0.01
 """No group of factors is weighted as if it were read less than this share of the mean: weights stay of one size."""
@@ -103,6 +104,20 @@ class Root:
     def stretch(self) -> Float[Tensor, " S"]:
         """sup ‖Nα‖₂, crudely, for rounding."""
         return grow(frobenius(self.N) * length(self.half_widths))
+
+
+def input_root(
+    center: Float[Tensor, "S d"],
+    generators: Float[Tensor, "S d p"],
+    half_widths: Float[Tensor, " p"],
+    blur: float,
+) -> Root:
+    """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
+    d = center.shape[1]
+    radius = torch.full_like(center[:, 0], blur)
+    if bool((half_widths != 1.0).any()):
+        radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
+    return Root(center, generators / half_widths, ball(radius, d), FactorBox.of(generators, half_widths))
 
 
 @dataclass(eq=False)

@@ -19,15 +19,15 @@ from prooflens.engines.relaxations.ellipsoids import ball, image, support, total
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
 from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn
+from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing import Grams, MixShape
 from prooflens.engines.taylor.network import NetworkSite, affine_noise
 from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
-from prooflens.engines.taylor.values import FactorBox, Root, Value
+from prooflens.engines.taylor.values import Root, Value, input_root
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
-from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
 FLOOR = 0.3
 """No factor's weight is less than this share of the mean."""
@@ -57,9 +57,9 @@ class TaylorWalk:
         read: list[int] | None = None,
     ) -> None:
         """TaylorWalk all segments; behind the last attention only with the tokens of `read`, if it is given."""
-        root = _input(center, generators, center.new_ones(generators.shape[-1]), self.blur)
+        root = input_root(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
-            root = _input(center, generators, self._widths(segments[0], root), self.blur)
+            root = input_root(center, generators, self._widths(segments[0], root), self.blur)
         for number, segment in enumerate(segments):
             chain = Chain(segment, root)
             if segment.attention is not None:
@@ -150,16 +150,19 @@ class TaylorWalk:
 
     def _site(self, chain: Chain, step: Norm | FeedForward, source: Value) -> Value:
         """A norm or a network: a new source."""
-        site: NormSite | NetworkSite
-        if isinstance(step, Norm):
-            site = NormSite(step, source)
-            u = step(source.u)
-        else:
+        site: NormSite | HeadNormSite | NetworkSite
+        if isinstance(step, FeedForward):
             site = NetworkSite(step, source)
+            u = site.output
+        elif source.heads == 1:
+            site, u = NormSite(step, source), step(source.u)
+        else:
+            site = HeadNormSite(step, source)
             u = site.output
         chain.sites[step.out] = site
         chain.shapes[step.out] = site.shape
-        made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise))
+        heads = source.heads if isinstance(site, HeadNormSite) else 1
+        made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise), heads)
         eye = identity(u, u.shape[1]).expand(len(u), -1, -1)
         made.sources[step.out] = eye
         return made
@@ -185,7 +188,7 @@ class TaylorWalk:
         chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
         carried, lost = propagate(chain.root.origins, A, error)
         noise = noise + lost
-        own = {name: chain.shapes[name] for name in stream.sources | q.sources}
+        own = {name: chain.shapes[name] for name in stream.sources | q.sources | k.sources | v.sources}
         if carried:
             del own[segment.root]
         parts: list[Tensor] = []
@@ -379,20 +382,6 @@ class TaylorWalk:
 def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
     """About how many numbers are held for one query token while its ellipsoids are made."""
     return 8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * p
-
-
-def _input(
-    center: Float[Tensor, "S d"],
-    generators: Float[Tensor, "S d p"],
-    half_widths: Float[Tensor, " p"],
-    blur: float,
-) -> Root:
-    """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
-    d = center.shape[1]
-    radius = torch.full_like(center[:, 0], blur)
-    if bool((half_widths != 1.0).any()):
-        radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
-    return Root(center, generators / half_widths, ball(radius, d), FactorBox.of(generators, half_widths))
 
 
 def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:

@@ -15,7 +15,7 @@ from prooflens.queries import Claim, parse_query
 from prooflens.regions import Ball, Constraints, Region
 
 FIRST = ("encoder", "bert", "mpnet", "gpt2", "llama")
-LATER = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "bare", "window")
+LATER = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare", "window")
 """Families of steps that came later: side by side, ALiBi, windows, norms of queries and keys, caps, no norm."""
 FAMILIES = FIRST + LATER
 
@@ -95,8 +95,8 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
             "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
         },
     }
-    shape = shapes[family] if family in FIRST else _mixed(choose)[family]
-    architecture = Architecture.from_dict({"family": family, **common, **shape})
+    own = shapes[family] if family in FIRST else _mixed(choose)[family]
+    architecture = Architecture.from_dict({"family": family, **common, **own})
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     weights = {}
     for name, shape in sorted((optional_shapes(architecture) | required_shapes(architecture)).items()):
@@ -130,6 +130,10 @@ def _mixed(choose: random.Random) -> dict[str, dict[str, object]]:
         "gemma2": gated
         | {"norm_place": "sandwich", "score_cap": choose.choice((1.0, 5.0)), "activation": "gelu_tanh"}
         | drawn,
+        "gemma3": gated
+        | {"norm_place": "sandwich", "qk_norm": "head", "rope_theta": None, "rope_local": True}
+        | turning
+        | local,
         "bare": decoder | {"activation": "relu", "norm_place": "none", "has_network": False},
         "window": {
             "activation": "gelu",
