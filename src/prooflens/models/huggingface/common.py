@@ -125,6 +125,7 @@ def add_token_head(weights: dict[str, Tensor], state: State, tied: bool) -> int:
     embedding, own = weights["embed.tokens"], state.get("lm_head.weight")
     if not tied or (own is not None and not torch.equal(own, embedding)):
         weights["head.weight"] = state["lm_head.weight"]
-    if "lm_head.bias" in state:
-        weights["head.bias"] = state["lm_head.bias"]
+    bias = state.get("lm_head.bias")
+    if bias is not None and bool((bias != 0).any()):  # TransformerLens' bridge adds one of zeros
+        weights["head.bias"] = bias
     return len(embedding)
