@@ -27,6 +27,7 @@ from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
 from prooflens.verdicts.question import ask
 from prooflens.verdicts.settings import Settings, parse_budget
+from texts import IOI, MOVIE
 
 LIRPA = {
     ("peer-tiny", 0, 0.01): (".0228 [8], < 0.1 s", ".0226, 6 s"),
@@ -84,12 +85,10 @@ class Asked:
             positions=None if self.positions is None else list(self.positions),
         )
         settings = Settings(budget=parse_budget(self.budget))
-        return compare(question, self.engines.split(","), settings, lambda stage, share: None)
+        return compare(question, self.engines.split(","), settings)
 
 
 SMALL = "interval,crown,alpha-crown,zonotope,pz,cpz,jacobian,taylor,layer0"
-MOVIE = "the movie was long but very good"
-IOI = "When Mary and John went to the store, John gave a drink to"
 MODELS = {
     "toy": [
         Asked("toy", layer, eps, SMALL, queries=("top1", "mass>=0.2"))
@@ -107,9 +106,9 @@ MODELS = {
         Asked("minilm", 1, 0.001, "interval,crown", MOVIE, positions=(0,), budget="32/1/8"),
     ],
     "smollm2": [
-        Asked("smollm2", 0, 0.0003, "interval,layer0,crown", IOI, positions=(-1,), budget="32/1/8"),
-        Asked("smollm2", 0, 0.001, "interval,layer0,crown", IOI, positions=(-1,), budget="32/1/8"),
-        Asked("smollm2", 0, 0.0042, "interval,layer0,crown", IOI, positions=(-1,), budget="32/1/8"),
+        Asked("smollm2", 0, 0.0003, "interval,layer0,crown", IOI[0], positions=(-1,), budget="32/1/8"),
+        Asked("smollm2", 0, 0.001, "interval,layer0,crown", IOI[0], positions=(-1,), budget="32/1/8"),
+        Asked("smollm2", 0, 0.0042, "interval,layer0,crown", IOI[0], positions=(-1,), budget="32/1/8"),
     ],
 }
 

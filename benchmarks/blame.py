@@ -19,10 +19,11 @@ from measuring import Line, tell
 from prooflens import load
 from prooflens.engines import Forms, forms_of
 from prooflens.engines.hidden import headless, output_forms
+from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import Taylor, bound_part
+from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.hessian import HigherOrderBound
 from prooflens.engines.taylor.remainder_bounds import Supports
-from prooflens.engines.taylor.walk import Chain
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
@@ -53,7 +54,7 @@ class Deep(Supports):
 
 def spied(reading: Supports, ledger: Ledger) -> Supports:
     """The reading, with a ledger of what it says."""
-    site, mixing, spread = reading.site, reading.mixing, reading.spread
+    site, mixing, linear_range = reading.site, reading.mixing, reading.linear_range
 
     def booked_site(chain: Chain, name: str, v: Tensor, t: int) -> Tensor:
         return ledger.book(name, site(chain, name, v, t))
@@ -61,11 +62,11 @@ def spied(reading: Supports, ledger: Ledger) -> Supports:
     def booked_mixing(chain: Chain, place: int, u: Tensor) -> Tensor:
         return ledger.book(f"blocks.{chain.segment.layer}.hook_resid_mid", mixing(chain, place, u))
 
-    def booked_spread(slope: Tensor) -> Tensor:
+    def booked_range(slope: Tensor) -> Tensor:
         ledger.linear = slope.abs().sum(-1)
-        return spread(slope)
+        return linear_range(slope)
 
-    for name, made in (("site", booked_site), ("mixing", booked_mixing), ("spread", booked_spread)):
+    for name, made in (("site", booked_site), ("mixing", booked_mixing), ("linear_range", booked_range)):
         setattr(reading, name, made)
     return reading
 
@@ -100,7 +101,7 @@ def main() -> None:
         )
         row: Line = {"model": options.model, "layer": options.layer, "eps": eps, "functionals": forms.size}
         with torch.no_grad():
-            walk = Taylor(memory=options.memory * 2**30).walk(problem, forms)
+            walk = Taylor().walk(problem, forms, EngineOptions(options.memory * 2**30))
             for name, reading in (("ellipsoids", Deep()), ("beyond", HigherOrderBound())):
                 ledger = Ledger()
                 bound_part(walk, problem, forms, spied(reading, ledger))

@@ -23,19 +23,22 @@ import torch
 
 from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Region, load
-from prooflens.engines import Bounds, forms_of
+from prooflens.engines import Bounds, Guarantee, forms_of
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.functionals import bound_claims
+from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import Taylor, bound_part, factors
+from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.engines.taylor.segments import segments_of
-from prooflens.engines.taylor.walk import Chain, TaylorWalk
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.evaluation.studies.measure import attained_entropies
 from prooflens.memory import keep_freed
 from prooflens.models import OUTPUT, Transformer, scores_name
 from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
+from prooflens.verdicts.decide import is_proved
 from thresholds import share_between
 
 PAPER = AttackBudget(samples=500, restarts=5, steps=50)
@@ -93,12 +96,13 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
 
     def visit(chain: Chain) -> None:
         layer = chain.segment.layer
-        if layer not in forms or chain.scores is None:
+        if layer is None or layer not in forms or chain.scores is None:
             return
         part = bound_part(walk, problem, forms[layer], Supports())
         sizes = [len(c.functionals) for c in claims[layer]]
-        lower, upper = part.lower.cpu().split(sizes), part.upper.cpu().split(sizes)
-        holds = [c.decide(a, b) == "holds" for c, a, b in zip(claims[layer], lower, upper, strict=True)]
+        ends = zip(part.lower.cpu().split(sizes), part.upper.cpu().split(sizes), strict=True)
+        bounds = [Bounds(low, high, Guarantee.PROVED, "taylor", 0.0) for low, high in ends]
+        holds = [is_proved(claim, known) for claim, known in zip(claims[layer], bounds, strict=True)]
         q = chain.values[chain.scores.names[0]]
         ratio = float((q.e / q.tau).mean())
         found[layer] = holds, list((-part.corner).cpu().split(sizes)), ratio, time.perf_counter() - start
@@ -117,7 +121,7 @@ def probe(model: Transformer, options: argparse.Namespace, eps: float) -> Iterat
             "claims": len(holds),
             "proved": sum(holds),
             "attack leaves": left,
-            "heads": [c.rows[0].head for c, is_proved in zip(claims[layer], holds, strict=True) if is_proved],
+            "heads": [c.rows[0].head for c, held in zip(claims[layer], holds, strict=True) if held],
             "e / τ of queries": round(ratio, 3) if math.isfinite(ratio) else None,
             "seconds up to here": round(took, 1),
         }
@@ -127,13 +131,13 @@ def standing(
     problem: Problem,
     claims: Sequence[Claim],
     proved: Sequence[bool],
-    starts: Sequence[torch.Tensor],
+    starts: Sequence[torch.Tensor | None],
     budgets: tuple[AttackBudget, AttackBudget],
 ) -> int:
     """How many claims an attack leaves, also from the engine's corners; budgets for those proved and for the others."""
     left = 0
     for kind, budget in zip((True, False), budgets, strict=True):
-        chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
+        chosen = [i for i, holds in enumerate(proved) if holds is kind]
         if not chosen:
             continue
         found = break_claims(
@@ -219,10 +223,10 @@ def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: fl
     problem = Problem(model, region_of(model, options.text, eps, options.device))
     claims = asked(problem, options, layer, query)
     ranges = any(claim.wants_range for claim in claims)
-    engine = Taylor(memory=options.memory * 2**30, thorough=not options.fast)
+    engine, limits = Taylor(thorough=not options.fast), EngineOptions(options.memory * 2**30)
     with Meter(problem.model.device) as meter:
-        parts, together = bound_claims(engine, problem, claims)
-    proved = [c.decide(part.lower, part.upper) == "holds" for c, part in zip(claims, parts, strict=True)]
+        parts, together = bound_claims(engine, problem, claims, options=limits)
+    proved = [is_proved(claim, part) for claim, part in zip(claims, parts, strict=True)]
     left: int | None = None
     if not (options.no_attack or ranges):
         budgets = (PAPER if options.quick else TENFOLD, PAPER)
@@ -244,16 +248,18 @@ def measure(model: Transformer, options: argparse.Namespace, layer: int, eps: fl
     if options.sizes:
         row["e / τ"] = sizes(problem, layer, options.memory * 2**30)
     if options.jacobian:
-        row |= in_jacobians(engine, problem, claims, layer)
+        row |= in_jacobians(engine, limits, problem, claims, layer)
     return row
 
 
-def in_jacobians(engine: Taylor, problem: Problem, claims: Sequence[Claim], layer: int) -> Line:
+def in_jacobians(
+    engine: Taylor, limits: EngineOptions, problem: Problem, claims: Sequence[Claim], layer: int
+) -> Line:
     """What all claims cost, in full Jacobians of the layer's scores: medians of warm runs, in turn."""
     took, jacobians = [], []
     for _ in range(5):
         with Meter(problem.model.device) as meter:
-            bound_claims(engine, problem, claims)
+            bound_claims(engine, problem, claims, options=limits)
         took.append(meter.seconds)
         jacobians.append(jacobian_seconds(problem, layer))
     warm, one = statistics.median(took[1:]), statistics.median(jacobians[1:])

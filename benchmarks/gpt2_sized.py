@@ -18,6 +18,7 @@ from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_claims
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
+from prooflens.verdicts.decide import is_proved
 
 
 def peak() -> str:
@@ -46,7 +47,7 @@ def main() -> None:
     problem = Problem(model, Ball(options.eps).around(x))
     claims = parse_query("top1").bind(problem.setting([0]))
     parts, together = bound_claims(get_engine("layer0"), problem, claims)
-    held = sum(c.decide(b.lower, b.upper) == "holds" for c, b in zip(claims, parts, strict=True))
+    held = sum(is_proved(claim, part) for claim, part in zip(claims, parts, strict=True))
     print(
         f"layer0: {together.seconds:.2f} s for {len(together.lower)} margins, {held} of {len(claims)} proved, {peak()}"
     )

@@ -24,10 +24,12 @@ from prooflens import Ball, Region, Transformer, load
 from prooflens.engines import forms_of
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import output_forms
+from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import Taylor
 from prooflens.memory import keep_freed
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
+from prooflens.verdicts.decide import is_proved
 
 TEXT = (
     "the movie was long but good and the people in it spoke so softly that in the last row of the old house "
@@ -88,7 +90,7 @@ def measure(model: Transformer, x: Tensor, asked: Asked, options: argparse.Names
         "layers": asked.layers,
         "p": problem.region.n_factors,
     }
-    engine = Taylor(memory=options.memory * 2**30)
+    engine, limits = Taylor(), EngineOptions(options.memory * 2**30)
     claims = []
     if asked.layers < model.architecture.n_layers:
         bound = parse_query("top1").bind(problem.setting([asked.layers]))
@@ -98,17 +100,17 @@ def measure(model: Transformer, x: Tensor, asked: Asked, options: argparse.Names
         d = model.headless.architecture.d_model
         problem = Problem(model.headless, problem.region)
         forms = output_forms(torch.eye(d, dtype=torch.float64)[:: max(1, d // 8)])
-    if reason := engine.refuses(problem, forms):
+    if reason := engine.refuses(problem, forms, limits):
         return line | {"refused": reason}
     with Meter(model.device) as meter:
         if claims:
-            parts, _ = bound_claims(engine, problem, claims)
+            parts, _ = bound_claims(engine, problem, claims, options=limits)
         else:
-            found = engine.bound_forms(problem, forms)
+            found = engine.bound_forms(problem, forms, limits)
     line |= {"seconds": round(meter.seconds, 3), "peak GiB": round(meter.gib, 3)}
     if not claims:
         return line | {"mean width": float((found.upper - found.lower).mean())}
-    holds = [c.decide(part.lower, part.upper) == "holds" for c, part in zip(claims, parts, strict=True)]
+    holds = [is_proved(claim, part) for claim, part in zip(claims, parts, strict=True)]
     return line | {"claims": len(claims), "proved": sum(holds)}
 
 

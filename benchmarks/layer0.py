@@ -20,37 +20,28 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from peer_models import peer_model
-from prooflens import Ball, Transformer, load
-from prooflens.engines import Bounds, forms_of, get_engine
+from layer0_questions import Question, attained_spread, attained_spread_of_margins, rates
+from peer_models import PEERS, peer_model
+from prooflens import Transformer, load
+from prooflens.engines import forms_of
 from prooflens.engines.attack import BUDGETS, break_claims
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.exact import Exact
-from prooflens.engines.functionals import bound_claims
 from prooflens.errors import ProoflensError
 from prooflens.evaluation.studies.prompts import SENTENCES
 from prooflens.models import Architecture
 from prooflens.models.weights import optional_shapes, required_shapes
-from prooflens.problem import Problem
-from prooflens.queries import Claim, parse_query
 from prooflens.statistics import Rate
-
-PEERS = Path(__file__).resolve().parents[2] / "shared" / "models"
-
-IOI = (
-    "When Mary and John went to the store, John gave a drink to",
-    "When Tom and Anna went to the park, Anna gave a ball to",
-    "When Paul and Sarah went to the house, Paul gave a book to",
-    "When Alice and Bob went to the beach, Bob gave a towel to",
-    "When James and Emma went to the school, James gave a pen to",
-)
-"""Fourteen tokens each."""
+from prooflens.verdicts.decide import is_proved
+from tables import Table
+from texts import IOI
 
 PEER_WIDTHS = {
     ("peer-tiny", 0.01): ("0.0219", "0.0228 [8], < 0.1 s", "0.0226, 6 s"),
@@ -73,19 +64,6 @@ NEAREST = AttackBudget(0, 1, 1)
 
 
 @dataclass(frozen=True)
-class Table:
-    """What a part prints."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-    def __str__(self) -> str:
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return "\n".join([f"**{self.title}**", "", *("| " + " | ".join(line) + " |" for line in lines), ""])
-
-
-@dataclass(frozen=True)
 class Effort:
     """How much is done."""
 
@@ -102,53 +80,6 @@ class Effort:
         return slice(2 if self.quick else None)
 
 
-@dataclass(frozen=True)
-class Question:
-    """A problem and the claims about it that read at least two keys."""
-
-    problem: Problem
-    claims: list[Claim]
-
-    @classmethod
-    def of(cls, model: Transformer, x: Tensor, eps: float, query: str = "top1") -> "Question":
-        problem = Problem(model, Ball(eps).around(x))
-        claims = [claim for claim in parse_query(query).bind(problem.setting([0])) if claim.functionals]
-        return cls(problem, claims)
-
-    def bounds(self, engine: str) -> list[Bounds]:
-        return bound_claims(get_engine(engine), self.problem, self.claims)[0]
-
-    def proved(self, engine: str) -> int:
-        return self.count(self.bounds(engine))
-
-    def count(self, parts: Sequence[Bounds]) -> int:
-        """How many claims these bounds prove."""
-        return sum(self.is_proved(i, part) for i, part in enumerate(parts))
-
-    def standing(
-        self, parts: Sequence[Bounds], budget: AttackBudget, on_proved: AttackBudget | None = None
-    ) -> int:
-        """How many claims an attack leaves standing; those that are proved may get a budget of their own.
-
-        A claim that is proved and broken is a defect, and an error.
-        """
-        left = 0
-        proved = [self.is_proved(i, part) for i, part in enumerate(parts)]
-        for kind, tries in ((True, on_proved or budget), (False, budget)):
-            chosen = [i for i, is_proved in enumerate(proved) if is_proved is kind]
-            if not chosen:
-                continue
-            claims, starts = [self.claims[i] for i in chosen], [parts[i].lower_corner for i in chosen]
-            found = break_claims(self.problem, claims, tries, seed=0, starts=starts)
-            if kind and any(witness is not None for witness in found):
-                raise AssertionError("a claim was proved and is broken")
-            left += sum(w is None and c.clean_holds for c, w in zip(claims, found, strict=True))
-        return left
-
-    def is_proved(self, index: int, part: Bounds) -> bool:
-        return self.claims[index].decide(part.lower, part.upper) == "holds"
-
-
 def seconds(job: Callable[[], object]) -> float:
     """How long a job takes."""
     start = time.perf_counter()
@@ -159,20 +90,6 @@ def seconds(job: Callable[[], object]) -> float:
 def peak_memory() -> str:
     """The most memory that this process has held."""
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
-
-
-def rates(
-    questions: Sequence[Question], budget: AttackBudget, on_proved: AttackBudget | None = None
-) -> list[str]:
-    """layer0, attack, interval."""
-    proved = standing = coarse = total = 0
-    for question in questions:
-        parts = question.bounds("layer0")
-        proved += question.count(parts)
-        standing += question.standing(parts, budget, on_proved)
-        coarse += question.proved("interval")
-        total += len(question.claims)
-    return [str(Rate(number, total)) for number in (proved, standing, coarse)]
 
 
 def toy(effort: Effort) -> list[Table]:
@@ -203,8 +120,8 @@ def still_open(effort: Effort) -> list[Table]:
             parts = question.bounds("layer0")
             starts = [part.lower_corner for part in parts]
             found = break_claims(question.problem, question.claims, ON_PROVED, seed=0, starts=starts)
-            for i, (claim, part, witness) in enumerate(zip(question.claims, parts, found, strict=True)):
-                if witness is None and not question.is_proved(i, part):
+            for claim, part, witness in zip(question.claims, parts, found, strict=True):
+                if witness is None and not is_proved(claim, part):
                     forms = forms_of(claim.functionals).select((part.lower <= 0).nonzero()[:, 0])
                     reason = Exact().refuses(question.problem, forms)
                     answer = (
@@ -272,7 +189,7 @@ def pretrained(name: str, effort: Effort) -> list[Table]:
     inputs = [model.prompt(text).x for text in texts]
     radii = [find_eps(model, inputs[:2], target) for target in TARGETS]
     asked = [[Question.of(model, x, eps) for x in inputs] for eps in radii]
-    times = [[seconds(lambda q=q: q.bounds("layer0")) for q in questions] for questions in asked]  # type: ignore[misc]
+    times = [[seconds(partial(q.bounds, "layer0")) for q in questions] for questions in asked]
     memory = peak_memory()
     rows = []
     for eps, questions, took in zip(radii, asked, times, strict=True):
@@ -327,22 +244,6 @@ def other_queries(model: Transformer, inputs: Sequence[Tensor], eps: float, effo
     ]
 
 
-def attained_spread(question: Question, parts: Sequence[Bounds], samples: int) -> Tensor:
-    """The range of every claim's functional over samples and the engine's corners."""
-    region = question.problem.region
-    corners = [c for part in parts for c in (part.lower_corner, part.upper_corner) if c is not None]
-    alpha = torch.cat((region.sample(samples)[1], *corners))
-    low = torch.full((len(question.claims),), torch.inf, dtype=torch.float64)
-    high = -low
-    for some in alpha.split(500):
-        with torch.no_grad():
-            scores, _ = question.problem.values(region.point(some), [0], output=False)
-        for i, claim in enumerate(question.claims):
-            values = claim.values({row: scores[0][:, row.head, row.position] for row in claim.rows})
-            low[i], high[i] = torch.minimum(low[i], values.min()), torch.maximum(high[i], values.max())
-    return high - low
-
-
 def peers(effort: Effort) -> list[Table]:
     """Margins a_j − a_j* of layer 0 on the models that auto_LiRPA was measured on."""
     rows = []
@@ -354,7 +255,7 @@ def peers(effort: Effort) -> list[Table]:
         for eps in sweep:
             question = Question.of(model, x, eps)
             parts = question.bounds("layer0")
-            took = min(seconds(lambda q=question: q.bounds("layer0")) for _ in range(5))  # type: ignore[misc]
+            took = min(seconds(partial(question.bounds, "layer0")) for _ in range(5))
             width = torch.cat([part.upper - part.lower for part in parts])
             left = question.standing(parts, effort.budget("layer0"))
             sampled, crown, alpha_crown = PEER_WIDTHS.get((name, eps), ("–", "–", "–"))
@@ -372,22 +273,6 @@ def peers(effort: Effort) -> list[Table]:
             )
     header = ["model", "ε", "attained width", "layer0 width [certified], time", "attack leaves"]
     return [Table("Peers, layer 0 margins", [*header, "sampled*", "CROWN*", "α-CROWN*"], rows)]
-
-
-def attained_spread_of_margins(question: Question, parts: Sequence[Bounds]) -> Tensor:
-    """What the engine's own corners attain of every margin: a lower bound of the true width."""
-    region = question.problem.region
-    found = []
-    for claim, part in zip(question.claims, parts, strict=True):
-        sides = []
-        for corner in (part.upper_corner, part.lower_corner):
-            assert corner is not None
-            with torch.no_grad():
-                scores, _ = question.problem.values(region.point(corner), [0], output=False)
-            values = claim.values({row: scores[0][:, row.head, row.position] for row in claim.rows})
-            sides.append(values.diagonal())
-        found.append(sides[0] - sides[1])
-    return torch.cat(found)
 
 
 def minilm(effort: Effort) -> list[Table]:

@@ -18,20 +18,22 @@ from pathlib import Path
 
 import torch
 
-from layer0 import IOI
 from measuring import Line, Meter, known, tell, told
 from prooflens import Ball, Transformer, load
 from prooflens.engines import FormBounds, Forms, Guarantee
 from prooflens.engines.attack import AttackBudget, Witness, attack_claims
 from prooflens.engines.bounds import Tail
 from prooflens.engines.hidden import HiddenBounds
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.engines.taylor import Taylor
 from prooflens.engines.vocabulary import bound_outputs, is_tail
 from prooflens.memory import keep_freed
 from prooflens.problem import Problem
 from prooflens.queries import Argmax, Claim
 from prooflens.results.outputs import Names, winner_of
+from prooflens.verdicts.decide import is_proved
 from prooflens.verdicts.settings import parse_budget
+from texts import IOI
 from thresholds import FAR, largest
 
 PROMPTS = (
@@ -79,13 +81,13 @@ class OneWalk:
     name: str = "taylor"
     guarantee: Guarantee = Guarantee.PROVED
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        return self.inner.refuses(problem, forms)
+    def refuses(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> str | None:
+        return self.inner.refuses(problem, forms, options)
 
-    def bound_hidden(self, problem: Problem) -> HiddenBounds:
-        return self.inner.bound_hidden(problem)
+    def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
+        return self.inner.bound_hidden(problem, options)
 
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def bound_forms(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> FormBounds:
         nothing = problem.region.center.new_full((forms.size,), torch.inf)
         return FormBounds(-nothing, nothing)
 
@@ -97,6 +99,7 @@ class Proofs:
     problem: Problem
     claim: Claim
     engine: OneWalk
+    options: EngineOptions
     tails: dict[float, Tail | None] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     gib: float = 0.0
@@ -108,11 +111,11 @@ class Proofs:
         """
         problem = at(self.problem, eps)
         with Meter(problem.model.device) as meter:
-            found = bound_outputs(self.engine, problem, self.claim.functionals)
+            found = bound_outputs(self.engine, problem, self.claim.functionals, self.options)
         self.seconds.append(meter.seconds)
         self.gib = max(self.gib, meter.gib)
         self.tails[eps] = found.tail
-        proved = self.claim.decide(found.lower, found.upper) == "holds"
+        proved = is_proved(self.claim, found)
         named = [i for i, functional in enumerate(self.claim.functionals) if not is_tail(functional)]
         share = float((1.0 - found.lower / self.claim.clean.cpu())[named].max())
         print(f"  ε = {eps:.3g}: {share:.3g} used, {meter.seconds:.1f} s", file=sys.stderr, flush=True)
@@ -200,7 +203,8 @@ def measure(model: Transformer, text: str, start: float, step: float, options: a
             "attacks": breaks.attacks,
             "seconds of attacks": round(meter.seconds, 2),
         }
-    proofs = Proofs(problem, claim, OneWalk(Taylor(memory=options.memory * 2**30, thorough=False)))
+    limits = EngineOptions(options.memory * 2**30)
+    proofs = Proofs(problem, claim, OneWalk(Taylor(thorough=False)), limits)
     first = start if broken is None else min(start, BELOW * broken)
     bracket = largest(proofs.used, first, options.tolerance, options.proofs, step)
     proved = bracket.good

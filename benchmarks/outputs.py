@@ -15,16 +15,15 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from layer0 import PEERS, Table
 from next_token import PROMPTS
-from peer_models import peer_model
+from peer_models import PEERS, peer_model
 from prooflens import Ball, Transformer, load, output, output_radius
 from prooflens.engines import Engine, Guarantee, engine_names, get_engine
 from prooflens.engines.attack import BUDGETS, Attack, AttackBudget, attack_claims
@@ -38,6 +37,8 @@ from prooflens.models.prompt import Prompt
 from prooflens.problem import Problem
 from prooflens.queries import Argmax, Claim
 from prooflens.statistics import Rate
+from prooflens.verdicts.decide import decide
+from tables import Table
 
 TEN_BY_FIFTY = AttackBudget(0, 10, 50)
 QUICK_ATTACK = AttackBudget(32, 2, 16)
@@ -64,7 +65,7 @@ class Effort:
     layers: tuple[int, ...] = ()
     device: str = "cpu"
 
-    def radii(self, usual: Sequence[float]) -> tuple[float, ...]:
+    def radii(self, usual: Iterable[float]) -> tuple[float, ...]:
         """The ε that were asked for, or the usual ones."""
         return self.eps or tuple(usual)
 
@@ -103,7 +104,7 @@ def run(engine: Engine, cases: Sequence[tuple[Problem, Claim]], standing: Sequen
         found = bound_functionals(engine, problem, claim.functionals)
         line.seconds.append(time.perf_counter() - start)
         line.margins.append(float(found.lower.min()))
-        if claim.decide(found.lower, found.upper) != "holds":
+        if decide(claim, found) is None:
             continue
         line.proved += 1
         broken = not stands or attack_claims(problem, [claim], TEN_BY_FIFTY).witnesses[0] is not None

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from prooflens.models import Architecture, Transformer
 
+PEERS = Path(__file__).resolve().parents[2] / "shared" / "models"
+"""Where they are looked for: beside the checkout."""
+
 NAMES = {"ln1": "norm1", "ln2": "norm2", "f1": "up", "f2": "down", "cls": "head"}
 
 

@@ -21,7 +21,7 @@ import json
 import platform
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prooflens import Ball, load
+from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.protocol import Stopwatch
 from prooflens.errors import ProoflensError
@@ -37,6 +38,7 @@ from prooflens.evaluation.compare import compare
 from prooflens.models import scores_name
 from prooflens.verdicts.question import Question, ask
 from prooflens.verdicts.settings import Settings, checked_device, parse_budget
+from texts import IOI, MOVIE
 
 ALLOWED = 0.10
 """How much looser an engine may be than the baseline, relatively."""
@@ -56,8 +58,6 @@ PAPER = {
 """Seconds per sample of Tab. `timing` at ε = 0.02."""
 
 SMALL = ("interval", "crown", "alpha-crown", "zonotope", "cpz", "jacobian-proved", "taylor", "layer0")
-MOVIE = "the movie was long but very good"
-IOI = "When Mary and John went to the store, John gave a drink to"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ QUESTIONS = (
     Asked("toy", 1, 0.02, SMALL),
     Asked("minilm", 0, 0.01, ("interval", "layer0", "crown", "taylor"), MOVIE, (0,), "64/2/16"),
     Asked("minilm", 1, 0.0003, ("interval", "taylor"), MOVIE, (0,), "32/1/8"),
-    Asked("smollm2", 0, 0.001, ("interval", "layer0"), IOI, (-1,), "32/1/8"),
+    Asked("smollm2", 0, 0.001, ("interval", "layer0"), IOI[0], (-1,), "32/1/8"),
 )
 
 
@@ -125,8 +125,9 @@ class Tally(TorchDispatchMode):
     """Seconds per operation of torch, and multiplications in matrix products."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device, self.seconds, self.gemm = device, Counter[str](), 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.gemm = device, 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         watch = Stopwatch(self.device)
@@ -143,20 +144,16 @@ def costs(question: Question, engine: str) -> dict[str, Any]:
     problem, claims = question.problem, [c for c in question.claims if c.functionals and c.tie is None]
     watch = Stopwatch(problem.model.device)
     with Tally(problem.model.device) as tally:
-        bound_claims(Settings().engine(engine), problem, claims)
+        bound_claims(get_engine(engine), problem, claims)
     whole = watch.seconds()
-    return {
-        "gemm": tally.gemm,
-        "top": [[name, seconds / whole] for name, seconds in tally.seconds.most_common(3)],
-    }
+    longest = sorted(tally.seconds.items(), key=lambda item: item[1], reverse=True)[:3]
+    return {"gemm": tally.gemm, "top": [[name, seconds / whole] for name, seconds in longest]}
 
 
 def measure(asked: Asked, device: str, peak: float) -> list[dict[str, Any]]:
     """A row per engine."""
     question = asked.question(device)
-    found = compare(
-        question, asked.engines, Settings(budget=parse_budget(asked.budget)), lambda *_: None
-    ).rows
+    found = compare(question, asked.engines, Settings(budget=parse_budget(asked.budget))).rows
     jacobian = jacobian_seconds(question, asked.layer)
     crown = next((row["ms"] for row in found if row["engine"] == "crown" and row["ms"]), None)
     left = next(row for row in found if row["engine"] == "attack")

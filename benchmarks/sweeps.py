@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +24,17 @@ import torch
 from prooflens.certificate.store import query_tables
 from prooflens.report.sweep import report_sweep
 from prooflens.sweep import drive
-from prooflens.sweep.executors import Crew, Executor
+from prooflens.sweep.executors import Crew, Executor, execute
 from prooflens.sweep.spec import Spec, parse_spec
 from prooflens.sweep.store import SweepStore
 from prooflens.sweep.tasks import ModelFacts, Task, plan
 from prooflens.sweep.work import TaskReport, run_task
+from texts import IOI
 
 PER_TASK = 252
 """Rows of a task: the 9 heads × 14 tokens × 2 queries of a layer of smollm2 on the IOI prompt."""
 
 GROUP_BY = "select layer, head, query, verdict, count(*), avg(lower) from rows group by all"
-IOI = "When Mary and John went to the store, John gave a drink to"
 TEXTS = ("the movie was long but good", "the book was short and very odd", "we went home after the rain")
 
 
@@ -90,10 +91,10 @@ def bench_rows(rows: int, folder: Path) -> None:
             yield TaskReport(task, counts={"holds": PER_TASK})
         at_tasks.append(resident())
 
-    drive.execute = canned
     store = timed("plan", lambda: drive.start(spec, folder / "run"))
     start = time.perf_counter()
-    drive.proceed(store, Crew(), lambda stage, share: None)
+    with patch.object(drive, "execute", canned):
+        drive.proceed(store, Crew(), lambda stage, share: None)
     spent = time.perf_counter() - start
     print(f"{tasks} tasks, {tasks * PER_TASK} rows: {spent:.1f} s, {1e3 * spent / tasks:.1f} ms a task")
     print("MiB of the driver at each quarter: " + ", ".join(f"{size:.0f}" for size in at_tasks))
@@ -117,7 +118,7 @@ def bench_tasks() -> None:
     asked: list[tuple[str, str | int, float]] = [
         ("toy", 0, 0.02),
         ("minilm", TEXTS[0], 0.001),
-        ("smollm2", IOI, 0.0005),
+        ("smollm2", IOI[0], 0.0005),
     ]
     for model, prompt, eps in asked:
         source = {"samples": [prompt]} if isinstance(prompt, int) else {"prompts": [prompt]}
@@ -135,20 +136,16 @@ def measured(spec: Spec, folder: Path, crew: Crew) -> tuple[float, float]:
     """Wall seconds of a sweep, and the seconds that its tasks took."""
     store = drive.start(spec, folder)
     work: list[float] = []
-    do = drive.execute
 
     def counted(asked: Sequence[Task], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
-        for report in do(asked, path, crew):
+        for report in execute(asked, path, crew):
             assert report.error is None, report.error
             work.append(report.seconds)
             yield report
 
-    drive.execute = counted
     start = time.perf_counter()
-    try:
+    with patch.object(drive, "execute", counted):
         drive.proceed(store, crew, lambda stage, share: None)
-    finally:
-        drive.execute = do
     return time.perf_counter() - start, sum(work)
 
 

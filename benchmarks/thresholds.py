@@ -48,7 +48,7 @@ class Bracket:
             key=lambda look: abs(math.log(look[1])),
         )
         aim = self.tolerance**-0.5
-        found = None
+        found: float | None = None
         if known:
             eps, used = known[0]
             slope = 1.5 if used < 1.0 else 3.0
@@ -56,8 +56,8 @@ class Bracket:
                 other, there = known[1]
                 slope = math.log(used / there) / math.log(eps / other)
             low, high = SLOPES
-            found = eps * (aim / used) ** (1.0 / min(high, max(low, slope)))
-        far = min(FAR, self.step ** (2 ** (len(self.looks) - 1)))
+            found = eps * math.pow(aim / used, 1.0 / min(high, max(low, slope)))
+        far = min(FAR, math.pow(self.step, 2 ** (len(self.looks) - 1)))
         if good is None:
             assert bad is not None
             return bad / far if found is None else min(max(found, bad / far), bad / self.tolerance)

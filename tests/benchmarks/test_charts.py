@@ -3,7 +3,7 @@
 import math
 from xml.etree import ElementTree
 
-from benchmarks.charts import Panel, bars, by_site, curves
+from charts import Panel, bars, by_site, curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

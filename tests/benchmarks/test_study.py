@@ -4,19 +4,21 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import slice_model, study
+import slice_model
+import study
 from prooflens import load
 from prooflens.evaluation.studies import Result, StudySettings, get_study
 from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES
 
 
-def call(monkeypatch: pytest.MonkeyPatch, script: object, *arguments: str) -> None:
+def call(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["script", *arguments])
-    script.main()  # type: ignore[attr-defined]
+    script.main()
 
 
 @pytest.mark.pretrained

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 
 import pytest
-from benchmarks.thresholds import largest, share_between
+
+from thresholds import largest, share_between
 
 TOLERANCE = 1.15
 
@@ -79,7 +80,7 @@ def test_looks_are_limited_but_something_good_is_looked_for_longer() -> None:
 @pytest.mark.parametrize("start", [1e-5, 1e-3, 1e-1])
 def test_a_share_is_found(start: float) -> None:
     def share(eps: float) -> float:
-        return round(96 / (1.0 + (eps / 2e-3) ** 1.5)) / 96
+        return round(96 / (1.0 + math.pow(eps / 2e-3, 1.5))) / 96
 
     eps, found = share_between(share, start, 0.75, 0.80)
     assert found == share(eps)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,15 +109,15 @@ def test_functionals_can_be_evaluated_from_the_files(written: Path) -> None:
         assert np.allclose(values, claim["clean"], atol=1e-12)
 
 
-def _atom(term: list[object], scores: dict[int, np.ndarray]) -> float:
+def _atom(term: list[Any], scores: dict[int, np.ndarray]) -> float:
     weight, kind, layer, head, position, keys = term
-    a = scores[layer][head, position][keys]  # type: ignore[index]
+    a = scores[layer][head, position][keys]
     if kind == "score":
-        return float(weight * a)  # type: ignore[operator]
+        return float(weight * a)
     if kind == "logsumexp":
-        return float(weight * np.log(np.exp(a).sum()))  # type: ignore[operator]
+        return float(weight * np.log(np.exp(a).sum()))
     s = np.exp(a) / np.exp(a).sum()
-    return float(-weight * (s * np.log(s)).sum())  # type: ignore[operator]
+    return float(-weight * (s * np.log(s)).sum())
 
 
 def test_reading_needs_no_torch(written: Path) -> None:

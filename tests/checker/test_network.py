@@ -96,7 +96,8 @@ def test_layer0_bounds_hold_at_points_and_are_near_the_engines(folder: Path) -> 
     first = FirstLayer(net, x.numpy(), region.radius.numpy())
     points, _ = region.sample(200, seed=1)
     scores = model.scores(points, 0)
-    entries, forms = [], []
+    entries: list[tuple[int, Row, int, float]] = []
+    forms: list[float] = []
     for head, i, j, k in [(0, 4, 1, 2), (1, 4, 4, 0), (1, 3, 2, 3), (3, 2, 0, 1)]:
         upper, reached = first.upper(head, i, j, k)
         values = scores[:, head, i, j] - scores[:, head, i, k]

@@ -10,6 +10,10 @@ from prooflens.certificate import read_run
 from prooflens.cli.options import InputOptions
 from prooflens.errors import EngineError, RunError
 from prooflens.memory import parse_memory
+from prooflens.problem import Problem
+from prooflens.verdicts.evidence import Evidence
+from prooflens.verdicts.portfolio import gather_evidence
+from prooflens.verdicts.settings import Settings
 from tests.conftest import Call
 
 CONTRACT = {
@@ -17,6 +21,7 @@ CONTRACT = {
     *("engine", "verdict", "guarantee", "lower", "upper", "clean", "attack", "ms"),
 }
 FAST = ("--budget", "100/3/15")
+GATHER = "prooflens.verdicts.certify.gather_evidence"
 
 
 def test_certify_prints_one_document(call: Call) -> None:
@@ -111,15 +116,12 @@ def test_runs_are_written_queried_and_resumed(call: Call, tmp_path: Path) -> Non
 
 
 def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["prooflens.verdicts.certify"]
-    gather = module.gather
-
-    def impatient(problem: object, evidence: list[object], settings: object) -> None:
-        if evidence[0].claim.rows[0].layer == 1:  # type: ignore[attr-defined]
+    def impatient(problem: Problem, evidence: list[Evidence], settings: Settings) -> None:
+        if evidence[0].claim.rows[0].layer == 1:
             raise KeyboardInterrupt
-        gather(problem, evidence, settings)
+        gather_evidence(problem, evidence, settings)
 
-    monkeypatch.setattr(module, "gather", impatient)
+    monkeypatch.setattr(GATHER, impatient)
     run = str(tmp_path / "run")
     certify = ("certify", "toy", "--eps", "0.05", *FAST, "-o", run)
     code, _, err = call(*certify)
@@ -129,7 +131,7 @@ def test_interruption_keeps_what_is_done(call: Call, tmp_path: Path, monkeypatch
     kept = read_run(run)
     assert kept.table.num_rows == 8
     assert not kept.info["complete"]
-    monkeypatch.setattr(module, "gather", gather)
+    monkeypatch.setattr(GATHER, gather_evidence)
     call(*certify, "--resume")
     assert read_run(run).table.num_rows == 16
     assert read_run(run).info["complete"]
@@ -169,15 +171,14 @@ def test_a_kill_loses_only_the_chunk_under_way(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What SIGKILL leaves: no handler runs, so every chunk must be on disk before the next begins."""
-    module = sys.modules["prooflens.verdicts.certify"]
-    gather, seen = module.gather, []
+    seen: list[int] = []
     run = tmp_path / "run"
 
-    def watched(problem: object, evidence: list[object], settings: object) -> None:
+    def watched(problem: Problem, evidence: list[Evidence], settings: Settings) -> None:
         seen.append(read_run(run).table.num_rows)
-        gather(problem, evidence, settings)
+        gather_evidence(problem, evidence, settings)
 
-    monkeypatch.setattr(module, "gather", watched)
+    monkeypatch.setattr(GATHER, watched)
     call("certify", "toy", "--eps", "0.05", *FAST, "-o", str(run))
     assert seen == [0, 8]
     whole = read_run(run)
@@ -223,7 +224,7 @@ def test_no_memory_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     def hungry(*arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(sys.modules["prooflens.verdicts.certify"], "gather", hungry)
+    monkeypatch.setattr(GATHER, hungry)
     code, _, err = call("certify", "toy", "--eps", "0.05")
     assert code == 1
     assert err.startswith("error: not enough memory")

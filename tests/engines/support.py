@@ -10,7 +10,8 @@ from prooflens.engines import FormBounds, Forms
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor
-from prooflens.engines.taylor.walk import Chain, TaylorWalk
+from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models import Transformer
 from prooflens.problem import Problem
 from prooflens.queries import Row
@@ -105,7 +106,8 @@ def worst_covectors(M: Tensor, points: Tensor) -> Tensor:
     """For each point the covector M⁻¹x, which shows best that x is not in the ellipsoid E(M)."""
     values, vectors = torch.linalg.eigh(M)
     w: Tensor = (points @ vectors / values.clamp(min=float(values[-1]) * 1e-16 + 1e-280)) @ vectors.T
-    return w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1e-280)
+    unit: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1e-280)
+    return unit
 
 
 def outside(M: Tensor, points: Tensor) -> float:

@@ -1,12 +1,11 @@
 """The adapter to auto_LiRPA: what is exported is the model, and a missing library is a message."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.peer_models import peer_model
 
+from peer_models import PEERS, peer_model
 from prooflens import Ball
 from prooflens.engines import forms_of, get_engine
 from prooflens.engines.autolirpa import LIBRARY, Exported
@@ -15,8 +14,6 @@ from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.queries.attention import TopK
 from tests.engines.cases import margins, problem_of
-
-PEERS = Path(__file__).parents[3] / "shared" / "models"
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "toy"])

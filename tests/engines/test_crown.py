@@ -1,16 +1,14 @@
 """`crown`: every line is on its side, every bound holds on every family, and widths are those of a good CROWN."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from benchmarks.peer_models import peer_model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from peer_models import PEERS, peer_model
 from prooflens import Ball, Region, load
-from prooflens.engines import Forms, forms_of, get_engine
+from prooflens.engines import forms_of, get_engine
 from prooflens.engines.crown import crown_work
 from prooflens.engines.crown.alpha import AlphaCrown
 from prooflens.engines.crown.lines import LineRelaxation, activation, convex
@@ -19,6 +17,8 @@ from prooflens.engines.crown.softmax import Weights, weighted_median
 from prooflens.engines.crown.steps import Bilinear
 from prooflens.engines.crown.walk import LineWalk, plain
 from prooflens.engines.exact import Exact
+from prooflens.engines.hidden import output_forms
+from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS, Product
 from prooflens.problem import Problem
 from prooflens.queries import Box
@@ -32,7 +32,6 @@ from tests.engines.cases import MODELS, margins, model_of, problem_of, tiny_prob
 from tests.engines.support import assert_contains, random_forms, random_problem
 from tests.families import FAMILIES
 
-PEERS = Path(__file__).parents[3] / "shared" / "models"
 POINTS = 257
 """Points of an interval at which lines are compared with their function."""
 
@@ -64,10 +63,10 @@ def assert_between(lines: LineRelaxation, x: Tensor, y: Tensor, tau: float) -> N
 @example(name="gelu", where=(-0.8, 1.0, 1e-12), tau=0.0)
 @example(name="relu", where=(0.0, 1.0, 1.0), tau=1.0)
 @example(name="relu", where=(-1.0, 1.0, 1.0), tau=-1.0)
-def test_lines_of_activations(name: str, where: tuple[float, float, float], tau: float) -> None:
+def test_lines_of_activations(name: Activation, where: tuple[float, float, float], tau: float) -> None:
     box = interval(*where)
     x = inside(box)
-    assert_between(activation(name, box), x, ACTIVATIONS[name](x), tau)  # type: ignore[arg-type]
+    assert_between(activation(name, box), x, ACTIVATIONS[name](x), tau)
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
@@ -170,12 +169,7 @@ def test_outputs_padding_and_one_token(name: str) -> None:
         region = random_problem(model, n_tokens, 0.01, 0).region
         problem = Problem(model, region, padding)
         if outputs is not None and model.architecture.pool != "none":
-            none = Forms.of([], outputs)
-            forms = Forms(
-                outputs,
-                *(getattr(none, n) for n in ("index", "layer", "head", "position", "key", "weight")),
-                torch.eye(outputs, dtype=torch.float64),
-            )
+            forms = output_forms(torch.eye(outputs, dtype=torch.float64))
             assert_contains(problem, forms, get_engine("crown").bound_forms(problem, forms))
         scores = random_forms(problem, 1, 6, 5)
         assert_contains(problem, scores, get_engine("crown").bound_forms(problem, scores))
@@ -261,7 +255,7 @@ def test_the_portfolio_asks_crown_where_it_can_be_paid() -> None:
     model = load("toy")
     question = ask(model, model.example(0), Ball(0.02), layer=1)
     stages = tuple(stage for stage in PORTFOLIO if stage.engine != "taylor")
-    results = decide_question(question, Settings(stages, parse_budget("50/1/5")), lambda stage, share: None)
+    results = decide_question(question, Settings(stages, parse_budget("50/1/5")))
     assert "crown" in {row["engine"] for row in results.rows}
     stage = next(stage for stage in PORTFOLIO if stage.engine == "crown")
     small = problem_of("toy")

@@ -19,6 +19,7 @@ from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.engines.tensor_sets.walk import propagate, region_set
 from prooflens.models import Transformer
+from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS
 from prooflens.problem import Problem
 from prooflens.queries import Functional
@@ -201,7 +202,7 @@ def test_products_and_sums_contain_what_they_should(seed: int, k: int, dense: bo
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), spread=st.floats(1e-6, 30.0), name=st.sampled_from([*ACTIVATIONS]))
-def test_activations_contain_their_values(seed: int, spread: float, name: str) -> None:
+def test_activations_contain_their_values(seed: int, spread: float, name: Activation) -> None:
     generator = torch.Generator().manual_seed(seed)
     alpha = torch.rand(500, 8, generator=generator, dtype=torch.float64) * 2 - 1
     x = random_set(seed, (6,)).scaled(spread)
@@ -223,7 +224,7 @@ def test_inverse_roots_contain_their_values(seed: int, spread: float) -> None:
     assert bool(((value.rsqrt() - determined).abs() <= room * (1.0 + TOLERANCE)).all())
 
 
-def _series(name: str, x: Any) -> Any:
+def _series(name: Activation, x: Any) -> Any:
     arb = flint.arb
     if name == "tanh":
         return 1 - 2 / (1 + (2 * x).exp())
@@ -234,7 +235,7 @@ def _series(name: str, x: Any) -> Any:
     return x / (1 + (-2 * (x + arb(0.044715) * x * x * x) * (2 / arb.pi()).sqrt()).exp())
 
 
-def _bounded(name: str, numerator: int, denominator: int) -> bool:
+def _bounded(name: Activation, numerator: int, denominator: int) -> bool:
     """|φ''| < M₂ on [n − 1, n + 1]/denominator, by bisection."""
     ball = flint.arb(numerator, 1) / denominator
     second = _series(name, flint.arb_series([ball, 1], prec=3))[2] * 2
@@ -245,7 +246,7 @@ def _bounded(name: str, numerator: int, denominator: int) -> bool:
 
 
 @pytest.mark.parametrize("name", CURVATURE)
-def test_second_derivatives_stay_below_their_bound(name: str) -> None:
+def test_second_derivatives_stay_below_their_bound(name: Activation) -> None:
     """Ball arithmetic on [−12, 12]; outside, all four are linear up to e⁻¹⁰."""
     assert all(_bounded(name, numerator, 8) for numerator in range(-95, 96, 2))
 

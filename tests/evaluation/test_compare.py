@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from prooflens import Ball, cli, load
-from prooflens.engines import FormBounds, Forms, Guarantee, base, get_engine
+from prooflens.engines import FormBounds, Forms, Guarantee, get_engine, protocol
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.errors import EngineError
 from prooflens.evaluation.compare import Comparison, compare
 from prooflens.evaluation.memory_meter import resident
@@ -33,7 +34,7 @@ def question() -> Question:
 
 @pytest.fixture(scope="module")
 def table(question: Question) -> Comparison:
-    return compare(question, ENGINES, QUICK, lambda stage, share: None)
+    return compare(question, ENGINES, QUICK)
 
 
 def rows_of(table: Comparison) -> dict[str, dict[str, object]]:
@@ -69,16 +70,18 @@ def test_a_wrong_engine_is_caught(question: Question, monkeypatch: pytest.Monkey
         name: str = "wrong"
         guarantee: Guarantee = Guarantee.PROVED
 
-        def refuses(self, problem: Problem, forms: Forms) -> str | None:
+        def refuses(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> str | None:
             return None
 
-        def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
-            found = get_engine("cpz").bound_forms(problem, forms)
+        def bound_forms(
+            self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        ) -> FormBounds:
+            found = get_engine("cpz").bound_forms(problem, forms, options)
             middle, half = 0.5 * (found.lower + found.upper), 0.05 * (found.upper - found.lower)
             return FormBounds(middle - half, middle + half)
 
-    monkeypatch.setitem(base._REGISTRY, "wrong", Wrong)
-    (wrong, attack) = compare(question, ["wrong"], QUICK, lambda stage, share: None).rows
+    monkeypatch.setitem(protocol._REGISTRY, "wrong", Wrong)
+    (wrong, attack) = compare(question, ["wrong"], QUICK).rows
     assert wrong["crossed"] > 0
     assert attack["engine"] == "attack"
 
@@ -87,19 +90,19 @@ def test_an_engine_that_gives_up_says_why(question: Question, monkeypatch: pytes
     def give_up(*_: object) -> FormBounds:
         raise EngineError("too much for me")
 
-    monkeypatch.setattr("prooflens.engines.crown.bound_by", give_up)
-    rows = rows_of(compare(question, ["interval", "crown"], QUICK, lambda stage, share: None))
+    monkeypatch.setattr("prooflens.engines.crown.engine.bound_by", give_up)
+    rows = rows_of(compare(question, ["interval", "crown"], QUICK))
     assert rows["crown"]["reason"] == "too much for me"
     assert rows["interval"]["reason"] is None
 
 
 def test_only_unknown_engines_are_an_error(question: Question) -> None:
     with pytest.raises(Exception, match="did you mean 'crown'"):
-        compare(question, ["crwon"], QUICK, lambda stage, share: None)
+        compare(question, ["crwon"], QUICK)
 
 
 def test_no_claims(question: Question) -> None:
-    found = compare(replace(question, claims=[]), ["interval"], QUICK, lambda stage, share: None)
+    found = compare(replace(question, claims=[]), ["interval"], QUICK)
     assert [row["claims"] for row in found.rows] == [0, 0]
 
 

@@ -11,6 +11,7 @@ from prooflens.engines import FormBounds, Forms, Guarantee, engine_names, get_en
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.functionals import bound_claims, refusal
+from prooflens.engines.protocol import EngineBase, EngineOptions
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness import (
     FAMILIES,
@@ -92,17 +93,17 @@ def _asks_deep(case: Case) -> bool:
     return case.problem.model.architecture.n_layers > 3 and min(layers, default=0) > 1
 
 
-class _Liar:
+class _Liar(EngineBase):
     """An engine that claims a little more than is true."""
 
     name = "liar"
     guarantee = Guarantee.PROVED
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        return get_engine("layer0").refuses(problem, forms)
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        return get_engine("layer0").refuses(problem, forms, options)
 
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
-        honest = get_engine("layer0").bound_forms(problem, forms)
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        honest = get_engine("layer0").bound_forms(problem, forms, options)
         middle = (honest.lower + honest.upper) / 2
         return FormBounds(middle + 0.9 * (honest.lower - middle), middle + 0.9 * (honest.upper - middle))
 
@@ -129,10 +130,10 @@ def test_a_false_bound_of_a_form_is_caught() -> None:
 class _Believer(_Liar):
     """An engine that proves everything."""
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         return None
 
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         ones = torch.ones(forms.size, dtype=torch.float64)
         return FormBounds(ones, 2 * ones)
 
@@ -165,7 +166,7 @@ def test_unknown_kinds_are_named() -> None:
 def test_a_run_that_would_attack_nothing_is_refused() -> None:
     for options in ({"cases": 0}, {"cases": 1, "seconds": -1.0}):
         with pytest.raises(EngineError, match="attacks nothing"):
-            run(**options)  # type: ignore[arg-type]
+            run(**options)
     with pytest.raises(EngineError, match="no proof to attack"):
         run(1, engines=["attack"])
 

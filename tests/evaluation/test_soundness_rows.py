@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import Bounds, minimize
 from torch import Tensor
 
 from prooflens import Ball, Region, Transformer
@@ -147,14 +147,15 @@ def test_row_8_a_local_search_stops_below_an_attained_value() -> None:
     c, H = -0.5 * K * n, K * np.eye(n) - np.outer(w, w)
     assert v @ w == 0.0
 
+    def value(x: np.ndarray) -> float:
+        return float(-(c + 0.5 * x @ H @ x))
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = -(H @ x)
+        return found
+
     def search(start: np.ndarray) -> float:
-        found = minimize(
-            lambda x: -(c + 0.5 * x @ H @ x),
-            start,
-            jac=lambda x: -(H @ x),
-            method="L-BFGS-B",
-            bounds=[(-1.0, 1.0)] * n,
-        )
+        found = minimize(value, start, jac=slope, method="L-BFGS-B", bounds=Bounds(-1.0, 1.0))
         return -float(found.fun)
 
     attained = c + 0.5 * v @ H @ v

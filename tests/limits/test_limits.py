@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,15 @@ from prooflens.models.pull import pull
 from prooflens.problem import Problem
 from prooflens.verdicts.certify import certify
 from prooflens.verdicts.chunks import chunks, halves, least_memory
+from prooflens.verdicts.evidence import Evidence
+from prooflens.verdicts.portfolio import gather_evidence
+from prooflens.verdicts.settings import Settings
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are Linux'")
 ROOT = os.geteuid() == 0
 
 
-def prooflens(*words: str, limit: int | None = None, **more: object) -> subprocess.CompletedProcess[str]:
+def prooflens(*words: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which may take so much private memory in all."""
 
     def bound() -> None:
@@ -42,7 +44,6 @@ def prooflens(*words: str, limit: int | None = None, **more: object) -> subproce
         timeout=120,
         preexec_fn=bound,
         env=environment,
-        **more,  # type: ignore[call-overload]
     )
 
 
@@ -94,25 +95,25 @@ def test_the_estimate_comes_before_the_work(wide: Path, monkeypatch: pytest.Monk
     model = pl.load(str(wide))
     problem = Problem(model, pl.Ball(0.001).around(model.example(0)))
     need = least_memory(problem)
-    module = import_module("prooflens.verdicts.certify")
-    monkeypatch.setattr(module, "available", lambda: need - 1)
-    monkeypatch.setattr(module, "gather", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr("prooflens.verdicts.chunks.available", lambda: need - 1)
+    monkeypatch.setattr(
+        "prooflens.verdicts.certify.gather_evidence", lambda *_: pytest.fail("work was begun")
+    )
     with pytest.raises(EngineError, match=f"at least about {written(need)}"):
         certify(model, model.example(0), pl.Ball(0.001), "0.0")
 
 
 def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("prooflens.verdicts.certify")
-    model, sizes, honest = pl.load("toy"), [], module.gather
+    model, sizes = pl.load("toy"), []
 
-    def scarce(problem: Problem, evidence: list[object], settings: object) -> None:
+    def scarce(problem: Problem, evidence: list[Evidence], settings: Settings) -> None:
         sizes.append(len(evidence))
         if len(evidence) > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-        honest(problem, evidence, settings)  # type: ignore[arg-type]
+        gather_evidence(problem, evidence, settings)
 
     whole = certify(model, model.example(0), pl.Ball(0.01), "0")
-    monkeypatch.setattr(module, "gather", scarce)
+    monkeypatch.setattr("prooflens.verdicts.certify.gather_evidence", scarce)
     parts = certify(model, model.example(0), pl.Ball(0.01), "0")
     assert max(sizes) > 2
     assert [row["verdict"] for row in parts.rows] == [row["verdict"] for row in whole.rows]

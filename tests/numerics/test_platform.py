@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.engines.cases import tiny_problem
 from torch import Tensor
 
 from prooflens.engines import get_engine
@@ -11,6 +10,7 @@ from prooflens.errors import EngineError
 from prooflens.numerics import check_arithmetic, platform
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
+from tests.engines.cases import tiny_problem
 
 CPU = torch.device("cpu")
 

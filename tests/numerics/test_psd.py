@@ -6,33 +6,34 @@ import flint
 import mpmath
 import pytest
 import torch
+from torch import Tensor
 
 from prooflens.numerics import certified_shift, dominates, gershgorin_shift, is_psd, lambda_max_upper
 
 
-def random(*shape, seed=0):
+def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def symmetric(*shape, seed=0):
+def symmetric(*shape: int, seed: int = 0) -> Tensor:
     A = random(*shape, seed=seed)
     return A + A.mT
 
 
-def planted(eigenvalues, seed=0):
+def planted(eigenvalues: list[float], seed: int = 0) -> Tensor:
     n = len(eigenvalues)
     Q = torch.linalg.qr(random(n, n, seed=seed)).Q
-    A = Q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ Q.T
+    A: Tensor = Q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ Q.T
     return 0.5 * (A + A.T)
 
 
-def exactly_positive_definite(M) -> bool:
+def exactly_positive_definite(M: Tensor) -> bool:
     """Sylvester's criterion in exact rationals: all leading minors positive (flint's fraction-free determinant)."""
     rows = [[flint.fmpq(*Fraction(float(x)).as_integer_ratio()) for x in row] for row in M]
     return all(flint.fmpq_mat([row[:k] for row in rows[:k]]).det() > 0 for k in range(1, len(rows) + 1))
 
 
-def test_proves_a_definite_matrix_and_batches():
+def test_proves_a_definite_matrix_and_batches() -> None:
     A = random(5, 12, 12)
     M = A @ A.mT
     M = 0.5 * (M + M.mT) + torch.eye(12, dtype=torch.float64)
@@ -43,14 +44,14 @@ def test_proves_a_definite_matrix_and_batches():
 
 @pytest.mark.parametrize("smallest", [-1e-3, -1e-9, -1e-12, -1e-13, -1e-14])
 @pytest.mark.parametrize("seed", range(5))
-def test_refuses_a_planted_negative_eigenvalue(smallest, seed):
+def test_refuses_a_planted_negative_eigenvalue(smallest: float, seed: int) -> None:
     M = planted([smallest, *torch.linspace(0.1, 3.0, 19).tolist()], seed)
     assert not exactly_positive_definite(M) or smallest > -1e-13
     assert not bool(is_psd(M))
 
 
 @pytest.mark.parametrize("exponent", range(-17, -8))
-def test_true_is_always_confirmed_in_exact_arithmetic(exponent):
+def test_true_is_always_confirmed_in_exact_arithmetic(exponent: int) -> None:
     """Near the edge, with either sign, on scales far apart: a True must survive exact determinants."""
     for seed in range(6):
         for sign in (1.0, -1.0):
@@ -63,7 +64,7 @@ def test_true_is_always_confirmed_in_exact_arithmetic(exponent):
                     assert exactly_positive_definite(candidate)
 
 
-def test_is_not_too_timid():
+def test_is_not_too_timid() -> None:
     """The margin that is lost is of the order n²u, and it does not grow under diagonal scaling."""
     M = planted([1e-11, *torch.linspace(0.5, 2.0, 29).tolist()])
     scale = torch.exp2(torch.arange(-60, 60, 4).double())
@@ -71,7 +72,7 @@ def test_is_not_too_timid():
     assert bool(is_psd(scale[:, None] * M * scale[None, :]))
 
 
-def test_edges():
+def test_edges() -> None:
     zero = torch.zeros(3, 3, dtype=torch.float64)
     assert bool(is_psd(zero))
     assert bool(is_psd(zero[:0, :0]))
@@ -89,7 +90,7 @@ def test_edges():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_lambda_max_upper_against_mpmath(seed):
+def test_lambda_max_upper_against_mpmath(seed: int) -> None:
     H = symmetric(10, 10, seed=seed)
     with mpmath.workdps(50):
         top = max(mpmath.eigsy(mpmath.matrix(H.tolist()), eigvals_only=True))
@@ -98,7 +99,7 @@ def test_lambda_max_upper_against_mpmath(seed):
         assert bound - float(top) < 1e-11 * abs(float(top))
 
 
-def test_lambda_max_upper_scaled_negative_and_degenerate():
+def test_lambda_max_upper_scaled_negative_and_degenerate() -> None:
     H = symmetric(4, 9, 9, seed=3)
     s = random(9, seed=4).exp()
     bound = lambda_max_upper(H, s)
@@ -113,7 +114,7 @@ def test_lambda_max_upper_scaled_negative_and_degenerate():
     assert float(lambda_max_upper(rank_one)) == pytest.approx(float(rank_one.trace()), rel=1e-9)
 
 
-def test_shifts_dominate():
+def test_shifts_dominate() -> None:
     H = symmetric(3, 8, 8, seed=6)
     s = random(3, 8, seed=7).exp()
     for d in (gershgorin_shift(H), certified_shift(H), certified_shift(H, s)):
@@ -123,6 +124,6 @@ def test_shifts_dominate():
     assert not bool(dominates(torch.linalg.eigvalsh(H)[..., -1:].expand(3, 8) - 1e-6, H).any())
 
 
-def test_scale_must_be_positive():
+def test_scale_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         lambda_max_upper(symmetric(3, 3), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))

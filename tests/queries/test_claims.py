@@ -376,7 +376,7 @@ def test_sums_round_their_constant_down_whatever_the_sign() -> None:
         (lambda: Entropy(math.nan), "finite number of nats"),
         (lambda: TopK(1.5), "a count of at least 1"),  # type: ignore[arg-type]
         (lambda: Circuit(["0.0:top1@0"]), "parse_query"),  # type: ignore[arg-type]
-        (lambda: Circuit([parse_query("0.0:mass>=0.2@0")], [math.inf]), "finite numbers"),
+        (lambda: Circuit([parse_query("0.0:mass>=0.2@0")], [math.inf]), "finite numbers"),  # type: ignore[arg-type]
     ],
 )
 def test_queries_of_no_numbers(make: Callable[[], object], message: str) -> None:

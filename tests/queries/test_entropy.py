@@ -27,7 +27,8 @@ def bisected_maximum(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
         middle = (left + right) / 2
         short = torch.minimum(torch.maximum(middle, lower), upper).sum(-1, keepdim=True) < 1
         left, right = torch.where(short, middle, left), torch.where(short, right, middle)
-    return torch.special.entr(torch.minimum(torch.maximum(right, lower), upper)).sum(-1)
+    found: torch.Tensor = torch.special.entr(torch.minimum(torch.maximum(right, lower), upper)).sum(-1)
+    return found
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -70,7 +71,8 @@ def test_exact_range_of_twelve_tokens() -> None:
 
 def greedy_vertex_entropy(key: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """The paper's lower bound: saturate tokens in the order of a key, largest first."""
-    return torch.special.entr(argmin(-key, lower, upper)).sum(-1)
+    found: torch.Tensor = torch.special.entr(argmin(-key, lower, upper)).sum(-1)
+    return found
 
 
 def test_row_5_the_greedy_vertex_is_not_the_minimum() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_sums_enclose_the_real_ones() -> None:
         assert Fraction(float(below[row, j])) <= real <= Fraction(float(above[row, j]))
 
 
-def arb_softmax(scores: list[float]) -> list[object]:
+def arb_softmax(scores: list[float]) -> list[Any]:
     terms = [flint.arb(a).exp() for a in scores]
     return [term / sum(terms, flint.arb(0)) for term in terms]
 

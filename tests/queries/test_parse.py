@@ -38,10 +38,10 @@ def setting() -> Setting:
         ("top3", TopK(3)),
         ("rank3", Ranking(3)),
         ("mass>=0.2", Mass()),
-        ("mass>=0.2@{0,1}", Mass([0, 1], 0.2)),
+        ("mass>=0.2@{0,1}", Mass([0, 1], 0.2)),  # type: ignore[arg-type]
         ("mass >= .25 @ {Mary, -1} @ 3", Mass(("Mary", -1), 0.25, positions=(3,))),
-        ("mass>=0.2@3", Mass(positions=3)),
-        ('mass>=0.2@{"Mary"}', Mass("Mary")),
+        ("mass>=0.2@3", Mass(positions=3)),  # type: ignore[arg-type]
+        ('mass>=0.2@{"Mary"}', Mass("Mary")),  # type: ignore[arg-type]
         ("entropy", Entropy()),
         ("entropy<=1.5", Entropy(upper=1.5)),
         ("entropy>=1", Entropy(lower=1.0)),
@@ -51,7 +51,7 @@ def setting() -> Setting:
         ('0-2,3.1:rank2@[0,"a]b"]', Ranking(2, heads="0-2,3.1", positions=(0, "a]b"))),
         ("top1@all", TopK(1)),
         ('top1@"all"', TopK(1, positions=("all",))),
-        ("0.3:top1 & 0.4:top1", Circuit([TopK(1, heads="0.3"), TopK(1, heads="0.4")])),
+        ("0.3:top1 & 0.4:top1", Circuit([TopK(1, heads="0.3"), TopK(1, heads="0.4")])),  # type: ignore[arg-type]
         (
             "0.5 * 0.3:spec{1}>{2}@-1 + -2 * 0.4:mass>=0.2@3 > 0",
             Circuit(

@@ -1,7 +1,9 @@
 """Linear programs against HiGHS and against the greedy solution in exact rationals."""
 
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,15 +40,17 @@ def highs(cost: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     for start in range(0, count, 250):
         part = slice(start, min(start + 250, count))
         rows = part.stop - start
+        sums: Any = block_diag([np.ones((1, size))] * rows, format="csr")
         solution = linprog(
             cost[part].ravel(),
-            A_eq=block_diag([np.ones((1, size))] * rows, format="csr"),
+            A_eq=sums,
             b_eq=np.ones(rows),
-            bounds=np.stack([lower[part].ravel(), upper[part].ravel()], 1),
+            bounds=list(zip(lower[part].ravel(), upper[part].ravel(), strict=True)),
             method="highs-ds",
             options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
         )
         assert solution.status == 0, solution.message
+        assert solution.x is not None
         values[part] = (cost[part] * solution.x.reshape(rows, size)).sum(1)
     return values
 
@@ -87,12 +91,10 @@ def test_closed_forms_equal_the_general_program(size: int) -> None:
     lower, upper, point = random_boxes(PER_SIZE, size, seed=100 + size)
     kind = torch.randint(-1, 2, (PER_SIZE, size), generator=torch.Generator().manual_seed(size))
     plus, minus = kind == 1, kind == -1
-    close = {"rtol": 0.0, "atol": 1e-13}
-    torch.testing.assert_close(
-        group_difference(plus, minus, lower, upper), minimise(kind.double(), lower, upper), **close
-    )
+    close = partial(torch.testing.assert_close, rtol=0.0, atol=1e-13)
+    close(group_difference(plus, minus, lower, upper), minimise(kind.double(), lower, upper))
     mass = minimum_mass(plus, lower, upper)
-    torch.testing.assert_close(mass, minimise(plus.double(), lower, upper).clamp_min(0), **close)
+    close(mass, minimise(plus.double(), lower, upper).clamp_min(0))
     assert (mass <= (point * plus).sum(-1)).all()
     assert (maximum_mass(plus, lower, upper) >= (point * plus).sum(-1)).all()
     # Lemma of prop:evidence_mass, with its D and its capacities.
@@ -106,15 +108,11 @@ def test_closed_forms_equal_the_general_program(size: int) -> None:
     margins = pairwise_margins(lower, upper)
     costs = eye[:, None, :] - eye[None, :, :]
     wanted = minimise(costs, lower[:, None, None], upper[:, None, None])
-    torch.testing.assert_close(margins, wanted, **close)
+    close(margins, wanted)
 
     box = tighten(lower, upper)
-    torch.testing.assert_close(
-        box.lower, minimise(eye, lower[:, None], upper[:, None]).maximum(lower), **close
-    )
-    torch.testing.assert_close(
-        box.upper, maximise(eye, lower[:, None], upper[:, None]).minimum(upper), **close
-    )
+    close(box.lower, minimise(eye, lower[:, None], upper[:, None]).maximum(lower))
+    close(box.upper, maximise(eye, lower[:, None], upper[:, None]).minimum(upper))
     assert (box.lower <= point).all()
     assert (point <= box.upper).all()
 

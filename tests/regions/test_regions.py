@@ -1,5 +1,7 @@
 """Regions: every way to make one, what they contain, and what they refuse."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def test_ball_on_chosen_tokens() -> None:
 def test_per_token_radii() -> None:
     listed = Ball([0.1, 0.0, 0.2, 0.3]).around(X)
     mapped = Ball({0: 0.1, 2: 0.2, 3: 0.3}).around(Prompt(X, ("a", "b", "c", "d")))
-    assert torch.equal(listed.spread(), mapped.spread())
+    assert torch.equal(listed.half_widths(), mapped.half_widths())
     assert listed.n_factors == 9
 
 
@@ -116,9 +118,11 @@ def test_radii_that_are_no_numbers(eps: object) -> None:
 
 def test_arrays_and_other_precisions() -> None:
     expected = Ball([0.1, 0.0, 0.2, 0.3]).around(X)
-    for kind in (np.array, lambda radii: torch.tensor(radii, dtype=torch.float64)):
-        assert torch.equal(Ball(kind([0.1, 0.0, 0.2, 0.3])).around(X).spread(), expected.spread())
-    assert torch.equal(Ball(0.1, tokens=2).around(X).spread(), Ball({2: 0.1}).around(X).spread())
+    radii = np.array([0.1, 0.0, 0.2, 0.3])
+    arrays: list[Any] = [radii, torch.from_numpy(radii)]
+    for array in arrays:
+        assert torch.equal(Ball(array).around(X).half_widths(), expected.half_widths())
+    assert torch.equal(Ball(0.1, tokens=2).around(X).half_widths(), Ball({2: 0.1}).around(X).half_widths())
     region = Region(X.numpy(), generators=torch.ones(2, 4, 3, dtype=torch.float32))  # type: ignore[arg-type]
     assert region.generators is not None
     assert region.generators.dtype == region.center.dtype == torch.float64
@@ -189,7 +193,7 @@ def test_other_bad_regions() -> None:
 
 def test_a_mask_of_tokens_is_not_read_as_indices() -> None:
     with pytest.raises(RegionError, match="no token True"):
-        Ball(0.1, [True, False]).around(X)  # type: ignore[list-item]
+        Ball(0.1, [True, False]).around(X)
 
 
 def test_lists_are_float64_and_the_finer_precision_is_kept() -> None:
@@ -213,4 +217,4 @@ def test_a_token_has_one_radius() -> None:
         Ball({-1: 0.1, 3: 0.2}).around(X)
     prompt = Prompt(X, ("a", "b", "a", "d"))
     with pytest.raises(RegionError, match="two radii"):
-        as_region(Ball({"a": 0.1, 2: 0.2}), prompt)  # type: ignore[dict-item]
+        as_region(Ball({"a": 0.1, 2: 0.2}), prompt)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from prooflens.engines import Guarantee, engine_names, forms_of, get_engine
 from prooflens.evaluation.soundness import modest, random_case
 from prooflens.evaluation.soundness.forms import output_functionals, random_functionals
 from prooflens.problem import Problem
+from prooflens.queries import Functional
 from tests.rounding.real import real_forms, real_points
 
 INSTANCES = 1000
@@ -29,7 +30,7 @@ def _precision() -> None:
     flint.ctx.prec = 200
 
 
-def instance(seed: int) -> tuple[Problem, list[object]]:
+def instance(seed: int) -> tuple[Problem, list[Functional]]:
     """A random model and region without constraints, on one to three tokens, and a few forms."""
     choose = random.Random(seed)
     case = random_case(seed)
@@ -49,7 +50,7 @@ def test_float64_bounds_contain_the_real_values_at_their_corners(part: int) -> N
     tight = tried = 0
     for seed in range(part, INSTANCES, 10):
         problem, functionals = instance(seed)
-        forms = forms_of(functionals, 3)  # type: ignore[arg-type]
+        forms = forms_of(functionals, 3)
         names = PROVED if seed < 10 and problem.region.center.numel() <= 12 else CHEAP
         engines = [engine for name in names if (engine := modest(name)).refuses(problem, forms) is None]
         answers = {engine.name: engine.bound_forms(problem, forms) for engine in engines}

@@ -85,7 +85,9 @@ def some_factors(problem: Problem, answers: dict[str, FormBounds]) -> Tensor:
     p = problem.region.n_factors
     signs = torch.randint(0, 2, (3, p), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
     corners = [c[:1] for b in answers.values() for c in (b.lower_corner, b.upper_corner) if c is not None]
-    return torch.cat([torch.zeros(1, p, dtype=torch.float64), signs, 0.3 * signs, *corners]).unique(dim=0)
+    zero = torch.zeros(1, p, dtype=torch.float64)
+    distinct: Tensor = torch.cat([zero, signs, 0.3 * signs, *corners]).unique(dim=0)
+    return distinct
 
 
 @pytest.mark.parametrize("power", [-300, -80, -64, 64, 74, 120, 300])

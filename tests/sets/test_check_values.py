@@ -4,7 +4,9 @@ for polynomial zonotopes"); the numbers are those of that list.
 Each runs on float64 and, where the operation is generic, on exact rationals.
 """
 
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,26 +27,33 @@ from prooflens.sets import (
     zonotope_enclosure,
 )
 
+Rows = Sequence[Any]
+"""Numbers, or rows of them."""
+Numbers = Any
+"""A float64 tensor, or an array of rationals."""
+Make = Callable[[Rows], Numbers]
 
-def floats(rows):
+
+def floats(rows: Rows) -> Numbers:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def rationals(rows):
+def rationals(rows: Rows) -> Numbers:
     exact = np.vectorize(lambda x: Fraction(x).limit_denominator(1000), otypes=[object])
     return exact(np.array(rows, dtype=float))
 
 
-def same(x, y) -> bool:
+def same(x: Numbers, y: Numbers) -> bool:
     return tuple(x.shape) == tuple(y.shape) and bool((x == y).all())
 
 
 @pytest.fixture(params=[floats, rationals], ids=["float64", "rational"])
-def num(request):
-    return request.param
+def num(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
 
 
-def test_1_exact_sum(num):
+def test_1_exact_sum(num: Make) -> None:
     """Check value 1: exactPlus."""
     A = PolynomialZonotope(
         num([-1, 3]), num([[-1, -1, 3, 2], [2, -1, -1, 0]]), [[1, 0, 1, 5], [0, 1, 3, 0]], ids=[1, 2]
@@ -59,7 +68,7 @@ def test_1_exact_sum(num):
     assert isinstance(z, PolynomialZonotope)
 
 
-def test_2_exact_sum_merges_ids(num):
+def test_2_exact_sum_merges_ids(num: Make) -> None:
     """Check value 2: exactPlus with ids [1,3] and [3,5]."""
     x = PolynomialZonotope(
         num([4, 4]), num([[2, 1, 2], [0, 2, 2]]), [[1, 0, 3], [0, 1, 1]], num([[1], [0]]), [1, 3]
@@ -73,7 +82,7 @@ def test_2_exact_sum_merges_ids(num):
     assert z.ids == (1, 3, 5)
 
 
-def test_3_linear_map(num):
+def test_3_linear_map(num: Make) -> None:
     """Check value 3: linear map."""
     z = PolynomialZonotope(
         num([1, 2]),
@@ -88,7 +97,7 @@ def test_3_linear_map(num):
     assert image.E.tolist() == z.E.tolist()
 
 
-def test_4_quadratic_map(num):
+def test_4_quadratic_map(num: Make) -> None:
     """Check value 4: quadMap."""
     z = PolynomialZonotope(num([1, 2]), num([[1, -2, 1], [2, 3, -1]]), [[1, 0, 2], [0, 1, 1]])
     image = quadratic_map(z, [num([[1, 2], [-1, 2]]), num([[-3, 0], [1, 1]])])
@@ -97,14 +106,14 @@ def test_4_quadratic_map(num):
     assert image.E.tolist() == [[1, 0, 2, 2, 1, 3, 0, 2, 4], [0, 1, 1, 0, 1, 1, 2, 2, 2]]
 
 
-def test_5_girard_to_order_one(num):
+def test_5_girard_to_order_one(num: Make) -> None:
     """Check value 5, reduce (Girard): row sums of |G| are 3 and 4."""
     z = reduce_girard(PolynomialZonotope(num([0, 0]), num([[0, 2, 1], [3, 0, 1]]), [[1, 0, 1], [0, 1, 1]]), 1)
     assert z.dependent == 0
     assert same(z.GI, num([[3, 0], [0, 4]]))
 
 
-def test_6_zonotope_enclosure(num):
+def test_6_zonotope_enclosure(num: Make) -> None:
     """Check value 6, zonotope enclosure: only the third monomial, α₂², is even."""
     z = PolynomialZonotope(num([1, 2]), num([[1, 2, 1, -3], [1, -1, 2, -1]]), [[1, 0, 0, 2], [0, 1, 2, 1]])
     enclosure = zonotope_enclosure(z)
@@ -112,7 +121,7 @@ def test_6_zonotope_enclosure(num):
     assert same(enclosure.G, num([[1, 2, 0.5, -3], [1, -1, 1, -1]]))
 
 
-def test_7_interval(num):
+def test_7_interval(num: Make) -> None:
     """Check value 7, interval: [0,6] × [1,7]; floats may be an ulp wider, never narrower."""
     z = PolynomialZonotope(num([3, 4]), num([[2, 0, 1], [0, 2, 1]]), [[1, 0, 1], [0, 1, 1]])
     hull = interval_enclosure(z)
@@ -126,7 +135,7 @@ def test_7_interval(num):
         assert float(max(abs(box.upper - num([6, 7])))) < 1e-13
 
 
-def test_8_relax_exponents(num):
+def test_8_relax_exponents(num: Make) -> None:
     """Check value 8, relaxed exponents: t⁴ − t² ∈ [−¼, 0]."""
     z = relax_exponents(PolynomialZonotope(num([2, 2]), num([[1, -1], [2, 3]]), [[1, 1], [4, 2]]))
     assert same(z.c, num([2, 2]))
@@ -135,7 +144,7 @@ def test_8_relax_exponents(num):
     assert z.E.tolist() == [[1], [2]]
 
 
-def test_9_contains():
+def test_9_contains() -> None:
     """Check value 9: contains."""
     z = PolynomialZonotope(
         floats([0, 0]), floats([[2, 0, 1], [0, 2, 1]]), [[1, 0, 3], [0, 1, 1]], floats([[0.5], [0]])
@@ -144,7 +153,7 @@ def test_9_contains():
     assert contains(z, floats([-1, 3])) is False
 
 
-def test_10_support_function_of_a_constrained_set():
+def test_10_support_function_of_a_constrained_set() -> None:
     """Check value 10, constrained support function: the minimum in direction (1,1) is −¼, at α = (−½, ½, 1)."""
     z = ConstrainedPolynomialZonotope(
         floats([0, 0]),
@@ -160,7 +169,7 @@ def test_10_support_function_of_a_constrained_set():
     assert found.alpha == pytest.approx((-0.5, 0.5, 1.0), abs=0.05)
 
 
-def test_11_empty():
+def test_11_empty() -> None:
     """Check value 11, an empty constrained set: α₂ = α₁² and α₁ − α₂ = 1 have no common real root."""
     z = ConstrainedPolynomialZonotope(
         floats([0]),
@@ -177,7 +186,7 @@ def test_11_empty():
     ("cost", "minimum"),
     [((3, 2, 0), 1), ((-3, -1, 2), -3.5), ((1, -2, -5), -6), ((-2, -3, -1), -4), ((-2, 1, 1), -1.5)],
 )
-def test_12_simplex_linear_program(cost, minimum):
+def test_12_simplex_linear_program(cost: tuple[float, ...], minimum: float) -> None:
     """Check value 12, simplex program: box [0,1]³ with sum 1.5; s = ½ + ½α, so Σα = 0."""
     z = ConstrainedPolynomialZonotope(
         [0.5] * 3,

@@ -1,6 +1,8 @@
 """Constructors say in one sentence what is wrong; pictures draw what they say."""
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +35,7 @@ from prooflens.sets import (
     tighten_independent,
 )
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "c": [0.0, 1.0],
     "G": [[1.0, 2.0], [0.0, 1.0]],
     "E": [[1, 0], [1, 2]],
@@ -66,7 +68,7 @@ GOOD = {
         ({"c": np.array([Fraction(0), Fraction(1)], dtype=object)}, "not a mixture"),
     ],
 )
-def test_ill_formed_sets_are_refused(change, message):
+def test_ill_formed_sets_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SetError, match=message):
         ConstrainedPolynomialZonotope(**(GOOD | change))
 
@@ -96,25 +98,27 @@ def test_ill_formed_sets_are_refused(change, message):
         ),
     ],
 )
-def test_operations_that_do_not_apply_are_refused(attempt, message):
+def test_operations_that_do_not_apply_are_refused(
+    attempt: Callable[[ConstrainedPolynomialZonotope], object], message: str
+) -> None:
     with pytest.raises(SetError, match=message):
         attempt(ConstrainedPolynomialZonotope(**GOOD))
 
 
-def test_counts_per_stage_are_readable():
+def test_counts_per_stage_are_readable() -> None:
     z = PolynomialZonotope(**GOOD)
     assert (z.dim, z.factors, z.dependent, z.independent, z.constraints, z.order) == (2, 2, 2, 1, 0, 1.5)
     assert repr(z) == "PolynomialZonotope(dim=2, factors=2, dependent=2, independent=1, constraints=0)"
 
 
-def test_fresh_ids_never_meet_those_in_use():
+def test_fresh_ids_never_meet_those_in_use() -> None:
     z = PolynomialZonotope([0.0], [[1.0]], [[1]], ids=[10**6])
     minted = fresh_ids(3)
     assert min(minted) > z.ids[0]
     assert not set(minted) & set(PolynomialZonotope([0.0], [[1.0]]).ids)
 
 
-def test_interval_arithmetic_rounds_outward():
+def test_interval_arithmetic_rounds_outward() -> None:
     """0.1 + 0.2 and 0.1·3 in exact rationals lie inside."""
     x, y = Interval([0.1], [0.1]), Interval([0.2], [0.3])
     total, product, difference = x + y, x * y, x - y
@@ -128,36 +132,41 @@ def test_interval_arithmetic_rounds_outward():
     assert float(y.center[0] - y.radius[0]) <= 0.2
 
 
-def test_plot_shows_points_inside_both_outlines():
+def test_plot_shows_points_inside_both_outlines() -> None:
     pytest.importorskip("matplotlib")
     from prooflens.sets.plot import plot, zonotope_outline
 
     z = ConstrainedPolynomialZonotope(**GOOD, A=[[1.0, 1.0]], b=[0.25], R=[[1, 0], [0, 1]])
     axes = plot(z, points=500)
     assert [line.get_label() for line in axes.lines] == ["zonotope enclosure", "interval enclosure"]
-    cloud = axes.collections[0].get_offsets()
+    cloud = np.asarray(axes.collections[0].get_offsets())
     assert len(cloud) > 0
     hull = interval_enclosure(z, method="best")
-    assert bool(hull.contains(torch.tensor(np.asarray(cloud))).all())
+    assert bool(hull.contains(torch.tensor(cloud)).all())
     square = zonotope_outline(Zonotope([1.0, 1.0], [[1.0, 0.0], [0.0, -1.0]]))
     assert sorted(map(tuple, square.tolist())) == [(0.0, 0.0), (0.0, 2.0), (2.0, 0.0), (2.0, 2.0)]
     with pytest.raises(SetError, match="cannot draw"):
         plot(z, dims=(0, 2))
 
 
+def listed(*numbers: float) -> Any:
+    """A list where a tensor is declared: whoever checks no types may give one."""
+    return list(numbers)
+
+
 def test_lists_and_names_of_factors() -> None:
     z = PolynomialZonotope([1.0, 0.0], [[0.5, 0.0], [0.0, 0.25]], ids=[7, 9])
-    assert evaluate(z, {9: 1.0, 7: -1.0}).tolist() == evaluate(z, [-1.0, 1.0]).tolist() == [0.5, 0.25]
-    assert support(z, [1.0, 0.0]).upper == pytest.approx(1.5)
-    assert contains(z, [1.5, 0.25]) is True
-    assert bool(Interval([0.0], [1.0]).contains([0.5]))
+    assert evaluate(z, {9: 1.0, 7: -1.0}).tolist() == evaluate(z, listed(-1.0, 1.0)).tolist() == [0.5, 0.25]
+    assert support(z, listed(1.0, 0.0)).upper == pytest.approx(1.5)
+    assert contains(z, listed(1.5, 0.25)) is True
+    assert bool(Interval([0.0], [1.0]).contains(listed(0.5)))
     assert sample(z, 5).tolist() == sample(z, 5).tolist()
     for broken, message in (
         (lambda: evaluate(z, {7: 1.0}), "no value is given for the factors"),
-        (lambda: evaluate(z, [1.0]), "for 2 factors"),
-        (lambda: evaluate(z, [1.0, 1.0], [1.0]), "independent factors"),
-        (lambda: contains(z, [1.0]), "the point has shape"),
-        (lambda: support(z, [float("nan"), 0.0]), "NaN"),
+        (lambda: evaluate(z, listed(1.0)), "for 2 factors"),
+        (lambda: evaluate(z, listed(1.0, 1.0), listed(1.0)), "independent factors"),
+        (lambda: contains(z, listed(1.0)), "the point has shape"),
+        (lambda: support(z, listed(float("nan"), 0.0)), "NaN"),
         (lambda: interval_enclosure(z, method="finest"), "there is no method 'finest'"),  # type: ignore[arg-type]
         (lambda: stack([z, z]), "an argument of its own"),  # type: ignore[arg-type]
     ):
@@ -183,7 +192,7 @@ def test_the_box_counts_in_support_and_emptiness(seed: int) -> None:
         return
     assert is_empty(z) is not True
     for sign in (1.0, -1.0):
-        found = support(z, [sign])
+        found = support(z, listed(sign))
         true = float((sign * inside).max())
         assert found.upper >= true
         assert found.attained <= found.upper + 1e-8

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from prooflens.errors import SetError
 from prooflens.sets import inner_product_range, lemma_upper, product_range, quadratic_range, quadratic_upper
@@ -15,11 +16,11 @@ from prooflens.sets.quadratic import scalar_maximum
 relaxed = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def random(*shape, seed=0):
+def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def factor_points(p, seed=0):
+def factor_points(p: int, seed: int = 0) -> Tensor:
     """All corners (p ≤ 10), uniform points, faces and the centre."""
     corners = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=p)), dtype=torch.float64)
     inside = torch.rand(4000, p, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -27,21 +28,22 @@ def factor_points(p, seed=0):
     return torch.cat([corners, inside, faces, torch.zeros(1, p, dtype=torch.float64)])
 
 
-def values(alpha, c, a, H):
+def values(alpha: Tensor, c: Tensor, a: Tensor, H: Tensor) -> Tensor:
     return c + alpha @ a + 0.5 * torch.einsum("bi,ij,bj->b", alpha, H, alpha)
 
 
-def exact_value(alpha, c, a, H) -> Fraction:
+def exact_value(alpha: Tensor, c: Tensor, a: Tensor, H: Tensor) -> Fraction:
     x = [Fraction(t) for t in alpha.tolist()]
-    total = Fraction(float(c)) + sum(Fraction(g) * t for g, t in zip(a.tolist(), x, strict=True))
-    return (
-        total + sum(Fraction(H[i, j].item()) * x[i] * x[j] for i in range(len(x)) for j in range(len(x))) / 2
-    )
+    total = Fraction(float(c))
+    for i, t in enumerate(x):
+        total += Fraction(float(a[i])) * t
+        total += sum((Fraction(float(H[i, j])) * t * x[j] for j in range(len(x))), Fraction(0)) / 2
+    return total
 
 
 @relaxed
 @given(a=st.floats(-1e3, 1e3), d=st.floats(-1e3, 1e3))
-def test_scalar_maximum_is_the_maximum(a, d):
+def test_scalar_maximum_is_the_maximum(a: float, d: float) -> None:
     """Exact: the maximum lies at t = ±1 or, for d < 0, at t = −a/d when that is inside."""
     A, D = Fraction(a), Fraction(d)
     candidates = [abs(A) + D / 2]
@@ -58,7 +60,7 @@ def test_scalar_maximum_is_the_maximum(a, d):
     )
 
 
-def test_scalar_maximum_with_negative_curvature_inside_and_outside():
+def test_scalar_maximum_with_negative_curvature_inside_and_outside() -> None:
     a = torch.tensor([0.0, 1.0, 3.0, -3.0, 2.0, 0.0], dtype=torch.float64)
     d = torch.tensor([-2.0, -2.0, -2.0, -2.0, -2.0, 0.0], dtype=torch.float64)
     truth = torch.tensor([0.0, 0.25, 2.0, 2.0, 1.0, 0.0], dtype=torch.float64)
@@ -68,7 +70,7 @@ def test_scalar_maximum_with_negative_curvature_inside_and_outside():
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["indefinite", "convex", "concave", "nonsymmetric", "sparse"])
-def test_quadratic_range_contains_corners_and_samples(kind, seed):
+def test_quadratic_range_contains_corners_and_samples(kind: str, seed: int) -> None:
     p = 1 + seed % 10
     c, a, H = random(1, seed=seed)[0], random(p, seed=seed + 1), random(p, p, seed=seed + 2)
     if kind != "nonsymmetric":
@@ -88,7 +90,7 @@ def test_quadratic_range_contains_corners_and_samples(kind, seed):
     assert Fraction(float(box.upper)) >= exact_value(best, c, a, H), "in exact arithmetic, not to a tolerance"
 
 
-def test_bounds_are_tight_where_they_can_be():
+def test_bounds_are_tight_where_they_can_be() -> None:
     """Diagonal quadratics and exact ties: the bound equals the maximum up to rounding, and does not fall below it."""
     H = torch.diag(torch.tensor([2.0, -4.0, 0.0], dtype=torch.float64))
     a = torch.tensor([1.0, 2.0, -0.5], dtype=torch.float64)
@@ -102,7 +104,7 @@ def test_bounds_are_tight_where_they_can_be():
     assert Fraction(0.1) + 8 <= Fraction(top) <= Fraction(0.1) + 8 + Fraction(1, 10**9)
 
 
-def test_paper_row_10_counts_each_pair_once():
+def test_paper_row_10_counts_each_pair_once() -> None:
     """Soundness.md row 10: the coefficient of α₁α₂ in αᵀMα is M₁₂ + M₂₁, whatever the paper's 2|M₁₂| says."""
     zero = torch.zeros(2, dtype=torch.float64)
     upper_only = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
@@ -119,7 +121,7 @@ def test_paper_row_10_counts_each_pair_once():
             assert maximum <= float(bound(zero[0], zero, 2.0 * M)) <= maximum + 1e-12
 
 
-def test_more_reweightings_never_loosen_and_eigenvalues_beat_the_lemma():
+def test_more_reweightings_never_loosen_and_eigenvalues_beat_the_lemma() -> None:
     c, a = torch.zeros(3, dtype=torch.float64), random(3, 40, seed=1)
     H = random(3, 40, 40, seed=2)
     H = H + H.mT
@@ -131,7 +133,7 @@ def test_more_reweightings_never_loosen_and_eigenvalues_beat_the_lemma():
 
 @relaxed
 @given(data=st.data())
-def test_quadratic_on_awkward_numbers(data):
+def test_quadratic_on_awkward_numbers(data: st.DataObject) -> None:
     """Tiny, huge and equal entries; the truth from exact arithmetic at every corner and the centre."""
     p = data.draw(st.integers(1, 4))
     number = st.sampled_from([0.0, 1.0, -1.0, 0.1, 1e-17, -1e-17, 1e8, -1e8, 1 / 3, 2.0**-1050, 1e100])
@@ -148,7 +150,7 @@ def test_quadratic_on_awkward_numbers(data):
 @pytest.mark.parametrize(("M", "p"), [(1, 3), (1, 9), (2, 8), (3, 10), (4, 9), (5, 6)])
 @pytest.mark.parametrize("tight", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_product_range_contains_and_matches_the_dense_form(M, p, seed, tight):
+def test_product_range_contains_and_matches_the_dense_form(M: int, p: int, seed: int, tight: bool) -> None:
     c, a, U, V = (
         random(*shape, seed=seed + i) for i, shape in enumerate([(2,), (2, p), (2, M, p), (2, M, p)])
     )
@@ -163,7 +165,7 @@ def test_product_range_contains_and_matches_the_dense_form(M, p, seed, tight):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_product_range_in_exact_arithmetic(seed):
+def test_product_range_in_exact_arithmetic(seed: int) -> None:
     """At the best of all points of {−1, 0, 1}ᵖ, with ties, equal factors, silent columns and scales far apart."""
     p, M = 3 + seed % 5, 1 + seed % 3
     U, V = 10.0 ** (seed % 13 - 6) * random(M, p, seed=seed), random(M, p, seed=seed + 1)
@@ -189,7 +191,7 @@ def test_product_range_in_exact_arithmetic(seed):
             assert Fraction(float(box.lower)) <= exact <= Fraction(float(box.upper))
 
 
-def test_product_range_degenerate():
+def test_product_range_degenerate() -> None:
     """Equal, opposite, zero and rank-deficient factors; the rank-one square (u·α)² has maximum ‖u‖₁², minimum 0."""
     u = random(1, 7, seed=1)
     zero, none = torch.zeros(1, dtype=torch.float64), torch.zeros(1, 7, dtype=torch.float64)
@@ -218,7 +220,7 @@ def test_product_range_degenerate():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_inner_product_range_is_attacked(seed):
+def test_inner_product_range_is_attacked(seed: int) -> None:
     """Random signs, then sign ascent (α ← sign of the gradient): no attack gets past a bound."""
     cQ, cK = random(3, 6, seed=seed), random(4, 6, seed=seed + 1)
     GQ, GK = 0.1 * random(3, 6, 30, seed=seed + 2), 0.1 * random(4, 6, 30, seed=seed + 3)
@@ -238,7 +240,7 @@ def test_inner_product_range_is_attacked(seed):
             assert float(bound) <= float(reached) + 0.7 * float(H.abs().sum() / 2)
 
 
-def test_inner_product_range_in_exact_arithmetic():
+def test_inner_product_range_in_exact_arithmetic() -> None:
     """With no factors at all the score is a number, and the interval around it must hold the exact one."""
     cQ, cK = random(5, 33, seed=8), random(5, 33, seed=9)
     G = torch.zeros(5, 33, 70, dtype=torch.float64)
@@ -249,7 +251,7 @@ def test_inner_product_range_in_exact_arithmetic():
     assert float(box.width.max()) < 1e-11
 
 
-def test_wrong_shapes_and_types_are_refused():
+def test_wrong_shapes_and_types_are_refused() -> None:
     a, H = random(3), random(3, 3)
     with pytest.raises(SetError, match="3 factors"):
         quadratic_upper(a[0], a, random(2, 2))

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from prooflens.errors import EngineError, RunError
-from prooflens.results import Results
+from prooflens.results import Radii, Results
 from prooflens.sweep import work
 from prooflens.sweep.drive import locked, pending, start, status
 from prooflens.sweep.local import execute
@@ -170,7 +170,7 @@ def test_out_of_memory_is_tried_once_more_with_half(
     [task], _ = pending(copy)
     run_task, asked = work.run_task, []
 
-    def scarce(task: Task) -> Results:
+    def scarce(task: Task) -> Results | Radii:
         asked.append(task.memory)
         if len(asked) == 1:
             raise EngineError("taylor needs about 9.0 GiB, 2.0 GiB are allowed")

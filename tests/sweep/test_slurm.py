@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from prooflens.sweep.drive import pending, start, status
 from prooflens.sweep.executors import Crew, Executor
 from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
+from prooflens.sweep.work import TaskReport
 from tests.sweep.conftest import SPEC, finish, is_alive, rows_of, until
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'prooflens[slurm]'")
@@ -49,7 +51,7 @@ def test_a_job_is_killed(undisturbed: SweepStore, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
     store = start(parse_spec(FEW, "test"), tmp_path / "run")
     tasks, _ = pending(store)
-    reports = []
+    reports: list[TaskReport] = []
     for report in slurm.execute(tasks, store.path, 1, 1, "local"):
         if not reports:
             [job] = [pid for pid in workers_of(os.getpid()) if is_job(pid) and not workers_of(pid)]
@@ -107,8 +109,9 @@ def test_errors_say_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     store = start(parse_spec(FEW, "test"), tmp_path / "run")
+    crew = replace(Crew(Executor.SLURM, workers=1, address="local"), **asked)
     with pytest.raises(RunError, match=message):
-        finish(store, crew=Crew(**{"executor": Executor.SLURM, "workers": 1, "address": "local"} | asked))
+        finish(store, crew=crew)
 
 
 def test_options_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

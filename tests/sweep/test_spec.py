@@ -96,7 +96,8 @@ def test_tasks_are_keyed_by_all_they_ask() -> None:
     assert len({task.key for task in tasks}) == len(tasks) == TASKS
     assert [task.key for task in tasks] == [task.key for task in plan(spec, facts)]
     first = tasks[0]
-    for name, value in [("eps", 0.5), ("model_sha256", "0"), ("prompt", "0"), ("heads", (0,)), ("seed", 1)]:
+    changes: dict[str, Any] = {"eps": 0.5, "model_sha256": "0", "prompt": "0", "heads": (0,), "seed": 1}
+    for name, value in changes.items():
         assert replace(first, **{name: value}).key != first.key
 
 

@@ -79,9 +79,9 @@ def sweep(
     from prooflens.sweep.drive import probe, start
     from prooflens.sweep.spec import read_spec
 
-    asked = read_spec(spec)
+    asked, who = read_spec(spec), crew.crew()
     if dry_run:
-        found = probe(asked, crew.crew())
+        found = probe(asked, who)
         if as_json:
             print_json(found)
         else:
@@ -89,7 +89,7 @@ def sweep(
         return
     if out is None:
         raise RunError("a sweep needs a folder to write: -o RUN/ (or --dry-run)")
-    _proceed(start(asked, out), crew.crew(), as_json)
+    _proceed(start(asked, out), who, as_json)
 
 
 @app.command()
@@ -102,7 +102,8 @@ def resume(
     """Go on with a sweep: what is done is kept, damaged shards are redone, failed tasks are tried again."""
     from prooflens.sweep.store import SweepStore
 
-    _proceed(SweepStore.open(run), crew.crew(), as_json)
+    who = crew.crew()
+    _proceed(SweepStore.open(run), who, as_json)
 
 
 def _proceed(store: SweepStore, crew: Crew, as_json: bool) -> None:

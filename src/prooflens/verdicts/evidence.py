@@ -257,8 +257,8 @@ def _ledger(sources: Sequence[BoundSource | None]) -> Ledger | None:
 
 
 def _signs(corner: Tensor) -> Tensor:
-    """Corners of the factor box as int8: an eighth of the memory."""
-    return corner.to(torch.int8) if bool((corner.abs() == 1).all()) else corner
+    """Corners of the factor box as int8: an eighth of the memory. What a functional does not read stays at 0."""
+    return corner.to(torch.int8) if bool((corner == corner.sign()).all()) else corner
 
 
 def _least(values: Tensor) -> float | None:

@@ -13,6 +13,7 @@ from prooflens.engines import FormBounds, Forms, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, break_claims
 from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
+from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.relaxations import ellipsoids as shapes
 from prooflens.engines.taylor import Taylor, drop_sign_changes, pieces
 from prooflens.engines.taylor.remainder_bounds import Supports
@@ -133,7 +134,7 @@ def test_masses_and_entropies_come_from_the_same_forms() -> None:
 def test_too_little_memory_is_said_before_the_start() -> None:
     problem = problem_of("toy")
     with pytest.raises(EngineError, match="GiB"):
-        Taylor(memory=1000).bound_forms(problem, random_forms(problem, 1, 2, seed=0))
+        Taylor().bound_forms(problem, random_forms(problem, 1, 2, seed=0), EngineOptions(memory=1000))
 
 
 def test_stages_are_reported() -> None:
@@ -276,7 +277,7 @@ def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
         forms = replace(margins(problem, 1), signs=True)
         found = Taylor().bound_forms(problem, forms)
         assert_contains(problem, forms, found, seed)
-        with patch("prooflens.engines.taylor.PIECES", ()):
+        with patch("prooflens.engines.taylor.engine.PIECES", ()):
             whole = Taylor().bound_forms(problem, forms)
         decided["whole"] += int(((whole.lower > 0) | (whole.upper < 0)).sum())
         decided["pieces"] += int(((found.lower > 0) | (found.upper < 0)).sum())
@@ -304,7 +305,8 @@ def test_edges_of_boxes_of_one_factor(name: str, n_tokens: int, size: float) -> 
 
 def bounds_and_stages(problem: Problem, forms: Forms) -> tuple[FormBounds, list[str]]:
     stages: list[str] = []
-    found = Taylor(progress=lambda stage, share: stages.append(stage)).bound_forms(problem, forms)
+    options = EngineOptions(progress=lambda stage, share: stages.append(stage))
+    found = Taylor().bound_forms(problem, forms, options)
     return found, stages
 
 
@@ -325,14 +327,14 @@ def test_forms_that_change_sign_are_given_up(name: str, output: bool) -> None:
         with torch.no_grad():
             part = engine._parts(engine.walk(problem, forms), problem, forms, Supports())
             nothing = torch.full_like(part.lower, torch.inf)
-            part = part._replace(lower=-nothing, upper=nothing, hopeful=nothing > 0.0)
+            part = part._replace(lower=-nothing, upper=nothing, provable=nothing > 0.0)
             drop_sign_changes(problem, forms, part)
-        gone = (~part.hopeful).nonzero()[:, 0]
+        gone = (~part.provable).nonzero()[:, 0]
         given_up += len(gone)
         ends = [attained(problem, forms, sign * part.corner).diagonal()[gone] for sign in (1.0, -1.0)]
         assert bool((ends[0] * ends[1] <= 0.0).all())
         found = engine.bound_forms(problem, forms)
-        with patch("prooflens.engines.taylor.drop_sign_changes"):
+        with patch("prooflens.engines.taylor.engine.drop_sign_changes"):
             whole = engine.bound_forms(problem, forms)
         decided, without = ((x.lower > 0) | (x.upper < 0) for x in (found, whole))
         assert torch.equal(decided, without)

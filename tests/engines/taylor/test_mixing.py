@@ -10,11 +10,11 @@ from torch import Tensor
 
 from prooflens import Ball
 from prooflens.engines.relaxations.ellipsoids import image, total
+from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.mixing import Grams, MixShape
 from prooflens.engines.taylor.softmax_budget import Sizes, SoftmaxBudget, against_e, beyond, with_e
 from prooflens.engines.taylor.values import Value
-from prooflens.engines.taylor.walk import Chain
 from prooflens.models.sites import Softmax, share_heads
 from prooflens.problem import Problem
 from prooflens.regions import Region
@@ -32,8 +32,9 @@ class Terms:
         assert mix is not None
         names = mix.attention
         self.mix, self.t, self.alpha = mix, t, alpha
-        self.values = tuple(chain.values[name] for name in (names.q, names.k, names.v))
-        self.shapes = MixShape(mix, *self.values, [t], Grams.of(mix, *self.values[1:]))
+        q, k, v = (chain.values[name] for name in (names.q, names.k, names.v))
+        self.values = q, k, v
+        self.shapes = MixShape(mix, q, k, v, [t], Grams.of(mix, k, v))
         self.generator = torch.Generator().manual_seed(seed)
         self.s = mix.s[:, t]
         self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.deviations[:, t])
@@ -48,7 +49,8 @@ class Terms:
         w = torch.randn(POINTS, len(M), generator=self.generator, dtype=torch.float64)
         x = (w @ M) / (w @ M * w).sum(-1, keepdim=True).sqrt()
         H, c = self.mix.z.shape[1:]
-        return x.reshape(POINTS, -1, c).repeat_interleave(H // value.heads, 1)
+        repeated: Tensor = x.reshape(POINTS, -1, c).repeat_interleave(H // value.heads, 1)
+        return repeated
 
     def second(self, b: Tensor, moved: Tensor) -> Tensor:
         """½ Σ c b² + Σ s b W_O δV."""
@@ -69,7 +71,8 @@ class Terms:
             torch.einsum("dhj,nhj->nd", self.c, x) for x in (b**4 / 24.0 - b**2 * m2 / 4.0, -b * m3 / 6.0)
         )
         weights = self.s * (b**3 / 6.0 - b * m2 / 2.0), -self.s * m3 / 6.0
-        return even, odd, *(torch.einsum("nhj,dhc,njhc->nd", w, self.mix.out, moved) for w in weights)
+        first, second = (torch.einsum("nhj,dhc,njhc->nd", w, self.mix.out, moved) for w in weights)
+        return even, odd, first, second
 
     def linear_in(self, b_e: Tensor) -> list[Tensor]:
         """What is linear in b_e of second and third order, and ½ Σ c b_e²."""

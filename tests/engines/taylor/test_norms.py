@@ -69,9 +69,10 @@ def exact_norm_is_less(K: torch.Tensor, bound: float) -> bool:
     """Whether bound²I − K² is positive definite, by elimination in exact arithmetic: then ‖K‖₂ < bound."""
     entries = [[Fraction(float(x)) for x in row] for row in K]
     n = len(entries)
+    square, none = Fraction(bound) * Fraction(bound), Fraction(0)
     rest = [
         [
-            (Fraction(bound) ** 2 if i == j else 0) - sum(entries[i][k] * entries[k][j] for k in range(n))
+            (square if i == j else none) - sum((entries[i][k] * entries[k][j] for k in range(n)), none)
             for j in range(n)
         ]
         for i in range(n)

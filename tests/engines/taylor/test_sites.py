@@ -15,12 +15,13 @@ from torch.func import jvp, vmap
 
 from prooflens.engines.relaxations.derivatives import derivatives
 from prooflens.engines.taylor.attention import Heads, ScoreSite
+from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing import Grams, MixShape
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import Attention, FeedForward, Segment
 from prooflens.engines.taylor.values import FactorBox, Root, Value
-from prooflens.engines.taylor.walk import Chain, TaylorWalk
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softmax
 from tests.engines.support import outside
@@ -310,9 +311,9 @@ def test_scores(sizes: list[float], quick: bool) -> None:
             (centred(whole - own), mix.E_cross),
         ):
             assert bool(((found.abs() - limit)[:, :, step.mask] <= SLACK).all())
-        values = [mixing.chain.values[name] for name in "qkv"]
+        at_q, at_k, at_v = (mixing.chain.values[name] for name in "qkv")
         for t in range(len(mixing.u)):
-            shapes = MixShape(mix, *values, [t], Grams.of(mix, *values[1:]))
+            shapes = MixShape(mix, at_q, at_k, at_v, [t], Grams.of(mix, at_k, at_v))
             K_e = shapes._nonlinear(shapes._products())[0]
             live = step.mask[t].repeat(2)
             b_e = centred(whole + first)[:, :, t].flatten(1)

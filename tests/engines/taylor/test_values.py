@@ -21,9 +21,10 @@ from prooflens import Ball, Paraphrases
 from prooflens.engines.relaxations import ellipsoids as shapes
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import walk as taylor_walk
+from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.remainder_sources import PropagatedSource, RemainderSource, kept_apart
 from prooflens.engines.taylor.segments import FeedForward
-from prooflens.engines.taylor.walk import Chain, TaylorWalk
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models import OUTPUT
 from prooflens.models.sites import Mix, Softmax
 from prooflens.problem import Problem

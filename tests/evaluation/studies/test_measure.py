@@ -7,6 +7,7 @@ import torch
 
 from prooflens.engines import FormBounds, Forms, Guarantee
 from prooflens.engines.attack import AttackBudget
+from prooflens.engines.protocol import EngineBase, EngineOptions
 from prooflens.evaluation.studies import StudyError
 from prooflens.evaluation.studies.measure import StudyCase, answered, attacked, rows_of
 from prooflens.models import Transformer
@@ -17,16 +18,13 @@ QUERIES = {"Q1": "top1", "Q2": "mass>=0.3", "Q3": "entropy"}
 
 
 @dataclass(frozen=True)
-class Liar:
+class Liar(EngineBase):
     """Says that every form stays within a hair of its clean value."""
 
     name: str = "liar"
     guarantee: Guarantee = Guarantee.PROVED
 
-    def refuses(self, problem: Problem, forms: Forms) -> str | None:
-        return None
-
-    def bound_forms(self, problem: Problem, forms: Forms) -> FormBounds:
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         clean = torch.zeros(forms.size, dtype=torch.float64)
         scores = problem.setting(forms.layers).scores
         names = ("index", "layer", "head", "position", "key", "weight")

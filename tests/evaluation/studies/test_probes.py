@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import default_memory
 from prooflens.evaluation.studies import StudyError, StudySettings, base, journal, probes, probing
 from prooflens.evaluation.studies.journal import ProbeAnswer
+from prooflens.evaluation.studies.measure import StudyCase
 from prooflens.evaluation.studies.probes import (
     Pair,
     alike,
@@ -288,12 +291,22 @@ def test_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (jobs, memory) == (4, default_memory(device) // 4)
     assert isinstance(alone, StudySettings)
     assert (alone.jobs, alone.kept) == (1, None)
-    assert getattr(asked.prover, "memory", 0) is None, "who is alone has the engine's default"
+    assert asked.memory is None, "who is alone has the engine's default"
     monkeypatch.setattr(probing, "_ASKED", [])
     threads = torch.get_num_threads()
     probing._start(alone, share(device, 4))
     torch.set_num_threads(threads)
-    assert getattr(probing._ASKED[0].prover, "memory", 0) == memory
+    limits: list[int | None] = []
+
+    def answered(engine: str, cases: Sequence[StudyCase], options: EngineOptions) -> None:
+        limits.append(options.memory)
+        raise StoppedError
+
+    monkeypatch.setattr(probing, "answered", answered)
+    for one in (asked, probing._ASKED[0]):
+        with pytest.raises(StoppedError):
+            one.one(*items["0"])
+    assert limits == [None, memory]
 
 
 def test_processes_that_end_are_told_about(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
