@@ -44,10 +44,10 @@ from prooflens.queries.simplex import Box
 from prooflens.queries.weights import weight_box
 
 AFFINE = SetOptions(simplex=False, norm=False, taylor=False, k=0)
-"""No quadratic generators and none of the paper's constraints."""
+"""The options of affine arithmetic: no quadratic generators and none of the paper's constraints."""
 
 WIDEST = 300.0
-"""Differences of scores beyond this are not given to exponentials: their weights are boxes."""
+"""Score differences beyond this are not given to exponentials: their weights are boxes."""
 
 
 def strip(
@@ -58,7 +58,16 @@ def strip(
     slope: Tensor,
     touch: Tensor,
 ) -> Relaxation:
-    """φ(x) ∈ value + λ(x − c) ± error for a convex φ, any λ and any touching point, in floats to 32 roundings."""
+    """Return φ(x) ∈ value + λ(x − c) ± error for a convex φ, for any slope λ and any touching point.
+
+    Args:
+        function: φ, computed to 32 roundings.
+        derivative: φ', computed to 32 roundings.
+        c: where the line is centred.
+        box: the interval of x.
+        slope: λ.
+        touch: where the tangent below φ touches.
+    """
     low, high = box
     touch = torch.minimum(torch.maximum(touch, low), high)
     at = torch.stack((low, high))
@@ -75,7 +84,7 @@ def strip(
 
 
 class AffineRules(Rules):
-    """The steps' meanings in affine arithmetic: all of `polyzono`'s with no quadratic part, and DeepT's softmax."""
+    """The steps of `polyzono` in affine arithmetic: no quadratic part, and DeepT's softmax."""
 
     def _softmax(self, step: Softmax, a: TensorSet) -> TensorSet:
         mask = step.mask
@@ -129,7 +138,7 @@ class AffineRules(Rules):
         return self.on_simplex(s).within(box)
 
     def on_simplex(self, s: TensorSet) -> TensorSet:
-        """s + w(1 − Σ s), weight by weight where that is narrower."""
+        """Replace s by s + w(1 − Σ s), weight by weight, where that is narrower."""
         before = s.hull()
         square = (before.upper - before.lower).square()
         w = square / square.sum(-1, keepdim=True).clamp(min=TINY)
@@ -153,15 +162,31 @@ class AffineRules(Rules):
 @register("zonotope")
 @dataclass(frozen=True)
 class ZonotopeEngine(EngineBase):
-    """Proved bounds of linear forms of any scores and outputs by affine arithmetic."""
+    """Bound linear forms of any scores and outputs by affine arithmetic (zonotopes, as DeepT); the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        symbols: how many noise symbols are kept from step to step.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = ZonotopeEngine().bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "zonotope"
     guarantee: Guarantee = Guarantee.PROVED
     symbols: int = 1024
-    """Noise symbols that are kept from step to step, at least two per coordinate of the input."""
+    """Noise symbols that are kept from step to step; at least two per coordinate of the input are kept."""
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form; ±∞ where a set has left the float numbers."""
+        """Bound every form; ±∞ where a set has left the float numbers."""
         steps = score_steps(problem, forms)
         names = {name for step in steps.values() for name in step.inputs}
         names |= {OUTPUT} if forms.logits is not None else set()
