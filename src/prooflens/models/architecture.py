@@ -13,16 +13,40 @@ NormPlace = Literal["pre", "post"]
 PoolKind = Literal["none", "mean", "first", "last"]
 
 LARGEST = 2**24
-"""No model has a width, a context or a vocabulary beyond this; what says so is damaged."""
+"""The largest width, context or vocabulary that a model can have; a file that says more is damaged."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One description for every family that prooflens knows.
+    """One description of every model family that prooflens knows.
 
-    A block is attention and a feed-forward network, each with a residual connection and a norm that stands
-    before (`norm_place="pre"`: GPT-2, Llama) or after (`"post"`: BERT, MPNet, the paper's encoder) it. The
-    output is: final norm (pre-norm models), pooling over tokens, a dense tanh pooler (BERT), a linear head.
+    A block is attention and a feed-forward network, each with a residual connection and a norm that stands before
+    (`norm_place="pre"`: GPT-2, Llama) or after (`"post"`: BERT, MPNet, the paper's encoder) it. The output is made
+    of: final norm (pre-norm models), pooling over tokens, a dense tanh pooler (BERT), a linear head.
+
+    Attributes:
+        family: the family's name, for people.
+        n_layers: the number of blocks.
+        n_heads: the number of query heads.
+        d_model: the width of the residual stream.
+        d_ff: the width of the feed-forward network.
+        activation: its activation.
+        norm_kind: LayerNorm (`"layer"`) or RMSNorm (`"rms"`).
+        norm_place: before (`"pre"`) or after (`"post"`) attention and feed-forward network.
+        norm_eps: ε of the norms.
+        n_kv_heads: the number of key-value heads; None for `n_heads`.
+        d_head: the width of a head; None for `d_model / n_heads`.
+        gated: whether the feed-forward network has a gate.
+        causal: whether a token attends only to itself and those before it.
+        rope_theta: the base of RoPE's frequencies; None without RoPE.
+        relative_buckets: the number of relative position buckets (MPNet); None without them.
+        relative_max_distance: the distance from which on all tokens share a bucket.
+        pool: how tokens are pooled: not at all, mean, first or last.
+        pooler: whether a dense tanh layer follows the pooling.
+        d_out: the number of outputs of the head; None without a head.
+        d_vocab: the size of the vocabulary; None for a model without token embeddings.
+        context: the largest number of tokens; None for any.
+        position_offset: the index of the first position embedding.
     """
 
     family: str
@@ -66,7 +90,7 @@ class Architecture:
             raise ModelError(f"pool {self.pool!r} is not one of {', '.join(get_args(PoolKind))}")
 
     def _check_types(self) -> None:
-        """Numbers are numbers, of a size that a model can have; a folder may say anything."""
+        """Raise unless numbers are numbers, of a size that a model can have; a file may say anything."""
         for field in fields(self):
             value, kind = getattr(self, field.name), str(field.type)
             if value is None and "None" in kind:
@@ -82,21 +106,21 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, d_h."""
+        """The width of one head, d_h."""
         return self.d_head if self.d_head is not None else self.d_model // self.n_heads
 
     @property
     def kv_heads(self) -> int:
-        """Number of key-value heads; each serves `n_heads / kv_heads` query heads."""
+        """The number of key-value heads; each serves `n_heads / kv_heads` query heads."""
         return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` reads back."""
+        """Return a dictionary, ready for JSON, that `from_dict` reads back."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
-        """Read back `to_dict`; unknown keys are an error, since they would change what is computed."""
+        """Read back what `to_dict` made; unknown keys are an error, since they would change what is computed."""
         if not isinstance(data, dict):
             raise ModelError("the architecture must be a JSON object")
         known = {field.name for field in fields(cls)}

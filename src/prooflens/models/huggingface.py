@@ -47,9 +47,15 @@ _RELATIVES = {
 
 
 def convert(config: Config, state: State, pool: str | None = None) -> tuple[Architecture, dict[str, Tensor]]:
-    """Architecture and canonical weights of a Hugging Face model; the tensors are renamed, never changed.
+    """Return architecture and canonical weights of a Hugging Face model; tensors are renamed, never changed.
 
-    `pool` overrides how an encoder without a classification head is read out ("mean" for sentence encoders).
+    Args:
+        config: the dictionary of config.json.
+        state: the state dict.
+        pool: how to read out an encoder without a classification head (`"mean"` for sentence encoders).
+
+    Raises:
+        ModelError: if the family or one of its options is not supported, or a tensor is missing.
     """
     family = str(config.get("model_type", ""))
     if family not in _FAMILIES:
@@ -79,12 +85,12 @@ def _activation(name: object) -> Activation:
 
 
 def _strip(state: State, prefix: str) -> dict[str, Tensor]:
-    """State without the prefix that a model with a head puts before its trunk."""
+    """Return the state without the prefix that a model with a head puts before its trunk."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 def _rename(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Pick `source.{weight,bias}` pairs under canonical names; a missing weight is an error, a bias may lack."""
+    """Pick `source.{weight,bias}` pairs under canonical names; a weight must be there, a bias may be missing."""
     weights: dict[str, Tensor] = {}
     for canonical, source in names.items():
         weights[f"{canonical}.weight"] = state[f"{source}.weight"]
@@ -94,7 +100,7 @@ def _rename(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
 
 
 def _predicts_tokens(state: State, trunk: str) -> bool:
-    """Whether a decoder's output is over the vocabulary; a trunk alone has no prefix, and other heads are refused."""
+    """Say whether a decoder's output is over the vocabulary; a trunk alone has no prefix, other heads are refused."""
     for name in state:
         if name.startswith(("score.", "classifier.", "qa_outputs.")):
             raise ModelError(
@@ -104,14 +110,14 @@ def _predicts_tokens(state: State, trunk: str) -> bool:
 
 
 def _has_own_head(state: State, embedding: Tensor, tied: bool) -> bool:
-    """Whether the unembedding is not the embedding; a module may have been given another after it was tied."""
+    """Say whether the unembedding is not the embedding; a module may have been given another after it was tied."""
     return not tied or ("lm_head.weight" in state and not torch.equal(state["lm_head.weight"], embedding))
 
 
 def _encoder(
     config: Config, state: State, pool: str | None, trunk: str, block_names: Mapping[str, str], **extra: Any
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """What BERT and MPNet share: post-LayerNorm blocks, embeddings with a norm, optional pooler and head."""
+    """Convert what BERT and MPNet share: post-LayerNorm blocks, embeddings with a norm, optional pooler and head."""
     if config.get("is_decoder"):
         raise ModelError("a BERT decoder with cross attention is not supported")
     state = _strip(state, trunk)

@@ -1,4 +1,4 @@
-"""From an architecture and its weights to the program of steps that every engine walks."""
+"""Build the program of steps that every engine walks, from an architecture and its weights."""
 
 from __future__ import annotations
 
@@ -36,14 +36,27 @@ INPUT = "blocks.0.hook_resid_pre"
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A straight line of steps from `INPUT` to the values somebody asked for."""
+    """A straight line of steps from `INPUT` to the values that were asked for.
+
+    Example:
+        >>> import prooflens as pl
+        >>> print(pl.load("toy").program(4, "blocks.0.attn.hook_q"))
+        blocks.0.attn.hook_q = Affine(blocks.0.hook_resid_pre)
+    """
 
     steps: tuple[AnyStep, ...]
     n_tokens: int
     mask: Bool[Tensor, "S S"]
 
     def slice(self, wanted: Sequence[str]) -> Program:
-        """Only the steps that the wanted values depend on, in order."""
+        """Return only the steps that the wanted values depend on, in order.
+
+        Args:
+            wanted: names of values.
+
+        Raises:
+            ModelError: if the model has no value of that name.
+        """
         known = {INPUT} | {step.out for step in self.steps}
         if missing := [name for name in wanted if name not in known]:
             raise ModelError(f"the model has no value named {missing[0]!r}; `run_with_cache` lists them all")
@@ -56,7 +69,15 @@ class Program:
         return Program(tuple(reversed(kept)), self.n_tokens, self.mask)
 
     def run(self, x: Tensor, keep: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Evaluate every step at x. With `keep`, values are dropped after their last use."""
+        """Evaluate every step at x.
+
+        Args:
+            x: the post-embedding input, shape [..., S, d].
+            keep: names of values to keep; the others are dropped after their last use. None keeps all.
+
+        Returns:
+            The values by name.
+        """
         last_use = {name: i for i, step in enumerate(self.steps) for name in step.inputs}
         kept = None if keep is None else set(keep)
         values = {INPUT: x}
@@ -80,7 +101,14 @@ def build_program(
     n_tokens: int,
     padding: Bool[Tensor, " S"] | None = None,
 ) -> Program:
-    """All the steps of a model on `n_tokens` tokens, from the post-embedding input to the output."""
+    """Return all the steps of a model, from the post-embedding input to the output.
+
+    Args:
+        architecture: what the model looks like.
+        weights: its tensors by canonical name.
+        n_tokens: S.
+        padding: True at real tokens; None if all are real.
+    """
     like = weights["blocks.0.q.weight"]
     mask = attention_mask(architecture, n_tokens, padding, like.device)
     steps: list[AnyStep] = []
@@ -101,7 +129,7 @@ def _block(
     stream: str,
     mask: Tensor,
 ) -> str:
-    """Append one block; returns the name of the residual stream after it."""
+    """Append one block; return the name of the residual stream after it."""
     block = f"blocks.{layer}"
     ln1, ln2 = f"{block}.ln1.hook_normalized", f"{block}.ln2.hook_normalized"
     if architecture.norm_place == "pre":
@@ -232,7 +260,17 @@ def attention_mask(
     padding: Bool[Tensor, " S"] | None,
     device: torch.device | str = "cpu",
 ) -> Bool[Tensor, "S S"]:
-    """Causal and padding masks as one: [i, j] is True where query i may attend to key j."""
+    """Combine causal and padding masks: [i, j] is True if query i may attend to key j.
+
+    Args:
+        architecture: says whether the model is causal.
+        n_tokens: S.
+        padding: True at real tokens; None if all are real.
+        device: where to make the mask.
+
+    Raises:
+        ModelError: if the padding has another length, or some token can attend to no key.
+    """
     mask = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=device)
     if architecture.causal:
         mask = mask.tril()
@@ -246,10 +284,10 @@ def attention_mask(
 
 
 def scores_name(layer: int) -> str:
-    """TransformerLens' name of a layer's attention scores."""
+    """Return TransformerLens' name of a layer's attention scores."""
     return f"blocks.{layer}.attn.hook_attn_scores"
 
 
 def pattern_name(layer: int) -> str:
-    """TransformerLens' name of a layer's attention weights."""
+    """Return TransformerLens' name of a layer's attention weights."""
     return f"blocks.{layer}.attn.hook_pattern"
