@@ -4,8 +4,8 @@
     RUN/rows/part-00000.parquet          one row per claim, zstd
     RUN/tensors/part-00000.safetensors   regions, bounds, corners, ledgers, witnesses of the rows of that part
 
-A file is written under a temporary name beside its own, flushed to disk and renamed; `run.json` names a part only when
-the part is complete. What a crash leaves behind is a run without its last part.
+A file is written under a temporary name beside its own, flushed to disk and renamed; `run.json` names a part only
+when the part is complete. What a crash leaves behind is a run without its last part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Engine `autolirpa`: the library auto_LiRPA on the same forms, where it is installed; its bounds are *estimated*.
 
-The canonical program is written out as a torch module, forms included, in float64, and bounded backwards (CROWN). What
-comes back is not a proof for us: auto_LiRPA does not account for rounding, and its softmax adds 1e-12 where a proof may
-not. It is here so that a table can show it beside `crown`, which is the same method with a rounding account.
+The canonical program is written out as a torch module, forms included, in float64, and bounded backwards (CROWN).
+What comes back is not a proof for us: auto_LiRPA does not account for rounding, and its softmax adds 1e-12 where a
+proof may not. It is here so that a table can show it beside `crown`, which is the same method with a rounding
+account.
 
 auto_LiRPA is not a dependency: https://github.com/Verified-Intelligence/auto_LiRPA (0.7.1 was tried).
 """

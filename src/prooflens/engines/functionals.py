@@ -1,6 +1,7 @@
 """From linear forms to functionals: how any engine bounds log-odds of mass, entropies and circuits.
 
-An engine bounds linear forms of scores. A functional f that is not linear is bounded in two ways that are intersected:
+An engine bounds linear forms of scores. A functional f that is not linear is bounded in two ways that are
+intersected:
 
 1. **Directly.** Around the clean scores ã (as computed: any point will do), f(a) = f(ã) + ∇f(ã)·(a − ã) + rest. The
    middle term is one linear form, so rows and heads keep their shared factors; the rest is bounded by

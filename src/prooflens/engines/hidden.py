@@ -8,8 +8,8 @@ so that for any covector w
 
     |w·h − w·h₀|  ≤  ‖wA‖₁ + |w|·E  ≤  |w|·(ρ + E),   ρ_k = ‖A_k‖₁,       and  ≤ ‖w‖₂ · sup‖h − h₀‖₂.
 
-An engine gives it through a method `bound_hidden(problem) -> HiddenBounds` about `problem.model.headless`. One that has
-no such method is asked for every coordinate as a linear form, which gives A = 0.
+An engine gives it through a method `bound_hidden(problem) -> HiddenBounds` about `problem.model.headless`. One that
+has no such method is asked for every coordinate as a linear form, which gives A = 0.
 """
 
 from __future__ import annotations

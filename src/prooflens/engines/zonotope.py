@@ -4,17 +4,17 @@ Every value is c + Σ_k ε_k L_k, ε ∈ [−1, 1], the noise symbols ε shared 
 `tensor_sets.tensor_set` without quadratic generators, so affine steps and rounding are theirs.
 
 **Dot products** c₁c₂ + c₁ℓ₂ + ℓ₁c₂ + ℓ₁ℓ₂, the last term boxed: *precise*, Σ_{k≤l} |M_kl + M_lk| with ε_k² ∈ [0, 1],
-where the coefficients fit in memory (`tensor_sets.products`); *fast*, the product of the two radii, where they do not.
-Forms of scores are always precise, after differences are taken.
+where the coefficients fit in memory (`tensor_sets.products`); *fast*, the product of the two radii, where they do
+not. Forms of scores are always precise, after differences are taken.
 
-**One-dimensional functions** lie in a strip, φ(x) ∈ λx + [μ̲, μ̄]. For a convex φ and any λ the upper end is at an end of
-[l, u]; below, the tangent at any t gives φ(x) − λx ≥ φ(t) − φ'(t)t + min over x ∈ {l, u} of (φ'(t) − λ)x, best where
-φ'(t) = λ.
+**One-dimensional functions** lie in a strip, φ(x) ∈ λx + [μ̲, μ̄]. For a convex φ and any λ the upper end is at an
+end of [l, u]; below, the tangent at any t gives φ(x) − λx ≥ φ(t) − φ'(t)t + min over x ∈ {l, u} of (φ'(t) − λ)x, best
+where φ'(t) = λ.
 
 **Softmax** s_j = 1/Σ_k e^{a_k − a_j}: differences, a strip for e^x, a sum, a strip for 1/Z, cut by the box that the
-differences allow. **Its sum**: the real weights satisfy Σ s = 1, so s_j = s_j + w_j(1 − Σ_k s_k) for any w. On the set
-that is an affine map; w follows the squared radii, so that noise which all weights share cancels. Where it does not
-narrow a weight the weight stays.
+differences allow. **Its sum**: the real weights satisfy Σ s = 1, so s_j = s_j + w_j(1 − Σ_k s_k) for any w. On the
+set that is an affine map; w follows the squared radii, so that noise which all weights share cancels. Where it does
+not narrow a weight the weight stays.
 
 Symbols are reduced to a budget after each step (largest ℓ1 norm kept), and what is boxed becomes a fresh symbol.
 """

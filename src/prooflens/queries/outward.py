@@ -19,7 +19,7 @@ LIBM_ULPS = 4
 """The units in the last place within which `exp` and `log` are trusted."""
 
 LIBM_ROUNDINGS = 2 * LIBM_ULPS
-"""The same error as a number of relative roundings u, since one ulp is at most 2u."""
+"""The error of `exp` and `log` as a number of relative roundings u: one ulp is at most 2u."""
 
 
 LARGEST_EXPONENT = 700.0

@@ -9,8 +9,8 @@
     token    = an index, negative from the end | a word | a text in double quotes
     heads    = "1.10" | a layer "2" | layers "0-2" | a comma list of these | "all"
 
-Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A bare
-number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
+Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A
+bare number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
 """
 
 import json

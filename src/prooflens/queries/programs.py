@@ -2,9 +2,9 @@
 
 Over weights: within a row the coefficients of `Score` and `LogSumExp` terms add up to 0, so the row's normaliser
 cancels and the terms are Σ w log(mass of a group). A group's least mass and another's greatest are reached by one
-greedy pattern (fill the second group first and the first group last), so for the difference of two disjoint groups the
-sum of the separate bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the tests of
-`prop:cert_attn`, `cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are
+greedy pattern (fill the second group first and the first group last), so for the difference of two disjoint groups
+the sum of the separate bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the
+tests of `prop:cert_attn`, `cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are
 independent (the paper's remark on circuits), which is sound.
 """
 

@@ -9,9 +9,9 @@ deviations). Both atoms see u only up to a common shift, so this is all they nee
   It is small where one key dominates.
 
 `RowEntropy`: along a⁰ + tu the second derivative is −Σ g_j(t) (u_j − ū_t)², g_j = s_j(1 + log s_j + H), ū_t = s(t)·u.
-(K(t) = log Σ s⁰e^{tu} gives H' = −Cov_t(log s, u) and H'' = −Var_t(u) − E_t[(log s − E_t log s)(u − ū_t)²].) With a box
-of weights valid for all t ∈ [0, 1], ranges of g_j over it and ρ_j ≥ |u_j − ū_t| by a linear program over that box, the
-rest ½H''(τ) lies in [−½Σ max(g_j, 0)ρ_j², ½Σ max(−g_j, 0)ρ_j²].
+(K(t) = log Σ s⁰e^{tu} gives H' = −Cov_t(log s, u) and H'' = −Var_t(u) − E_t[(log s − E_t log s)(u − ū_t)²].) With a
+box of weights valid for all t ∈ [0, 1], ranges of g_j over it and ρ_j ≥ |u_j − ū_t| by a linear program over that
+box, the rest ½H''(τ) lies in [−½Σ max(g_j, 0)ρ_j², ½Σ max(−g_j, 0)ρ_j²].
 """
 
 from collections.abc import Mapping

@@ -10,8 +10,8 @@ Sources, tightest first:
 4. `piecewise_chord`: one piece of the score range at a time, then the **maximum** over pieces (soundness row 7: the
    score may lie in any piece; the minimum of Eq. `joint_softmax` is not a bound).
 
-3 and 4 contain 2 for every input, so `weight_box` intersects 1 and 2 and lets the simplex tighten the result; they are
-here because the paper's tables use them. Everything is rounded outward. `mask` marks the keys that take part; the
+3 and 4 contain 2 for every input, so `weight_box` intersects 1 and 2 and lets the simplex tighten the result; they
+are here because the paper's tables use them. Everything is rounded outward. `mask` marks the keys that take part; the
 others get the weight [0, 0].
 """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MOST_FIGURES = 12
-"""Of each kind, so many pictures are written as files."""
+"""How many pictures of each kind are written as files."""
 
 SHOWN_FIRST = 40
 """Rows that stand in the file as HTML, for readers without scripts; scripts draw the others."""

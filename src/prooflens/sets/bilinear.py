@@ -179,6 +179,15 @@ class GramBlocks:
         The computed blocks differ from the real Gram matrix of U diag(r), V diag(r) by at most γ_{p+3}|X||X|ᵀ entry
         by entry (scaling errs by u in each factor), whose 2-norm is at most γ_{p+3}‖X‖_F², γ_{p+3} times the trace.
         Traces of at least 2⁻⁹⁰⁰ leave underflow, p·2⁻¹⁰⁷⁴ in an entry, far below that.
+
+        Args:
+            XX: the computed XXᵀ.
+            YX: the computed YXᵀ.
+            YY: the computed YYᵀ.
+            p: the inner length of these products.
+
+        Raises:
+            SetError: if a trace is not finite.
         """
         M = XX.shape[-1]
         traces = _trace(XX), _trace(YY)

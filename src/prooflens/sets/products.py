@@ -1,9 +1,9 @@
 """Products of sets with shared factors: exact, by adding exponents (⊙ of the paper's CPZ algebra).
 
-A product of c₁ + Σ g_i α^{E_i} and c₂ + Σ g'_j α^{E'_j} has the (h₁+1)(h₂+1) terms g_i g'_j α^{E_i + E'_j}. Independent
-generators are absorbed into fresh factors first (`absorb`), so nothing is bounded and nothing lost; reduce afterwards.
-Constraints are kept (Theorem `thm:constraint_preservation`). For bounds of many inner products without their
-generators see `prooflens.sets.bilinear`.
+A product of c₁ + Σ g_i α^{E_i} and c₂ + Σ g'_j α^{E'_j} has the (h₁+1)(h₂+1) terms g_i g'_j α^{E_i + E'_j}.
+Independent generators are absorbed into fresh factors first (`absorb`), so nothing is bounded and nothing lost;
+reduce afterwards. Constraints are kept (Theorem `thm:constraint_preservation`). For bounds of many inner products
+without their generators see `prooflens.sets.bilinear`.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ the one with parameter τ ∈ [−1, 1] is
 
 `crown` takes τ = 0; `alpha-crown` moves τ. Lines are proved before any of that, so whatever τ is, the bound is.
 
-**Convex φ on [l, u].** Above: the chord. For any slope λ, φ(x) − λx is convex, so its maximum is at an end. Below: the
-tangents at l, at a point between and at u. With the slope λ as computed, |λ − φ'(t)| ≤ γ|λ|,
+**Convex φ on [l, u].** Above: the chord. For any slope λ, φ(x) − λx is convex, so its maximum is at an end. Below:
+the tangents at l, at a point between and at u. With the slope λ as computed, |λ − φ'(t)| ≤ γ|λ|,
 
     φ(x) − λx ≥ φ(t) − λt − γ|λ|(u − l).
 

@@ -9,8 +9,8 @@ From bounds d_k ∈ [l_k, u_k] of score *differences* (a query that both scores 
 1/Z is convex and falls, so every step keeps its side; no product of two ranges occurs. Where a line is worse than the
 box of weights in the middle of the differences, or an exponential would leave float64, the box is the line.
 
-**Σ_j s_j = 1.** Σ_j A_j s_j = κ + Σ_j (A_j − κ) s_j for every κ. The rule takes the κ that minimises Σ_j |A_j − κ| e_j,
-e_j the gap between the lines: a weighted median. What all weights share costs nothing.
+**Σ_j s_j = 1.** Σ_j A_j s_j = κ + Σ_j (A_j − κ) s_j for every κ. The rule takes the κ that minimises
+Σ_j |A_j − κ| e_j, e_j the gap between the lines: a weighted median. What all weights share costs nothing.
 """
 
 from __future__ import annotations

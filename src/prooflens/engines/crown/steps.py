@@ -16,8 +16,8 @@ A rule takes A of a step's output y, and returns A of its inputs, what to add to
 
 **Rounding.** The coefficients are exact by definition: whatever was computed is the A that goes on. The real WᵀA
 differs from it by at most γ_n|W|ᵀ|A|, so ⟨A, y⟩ differs by at most γ_n⟨|A|, |W||x| + |b|⟩. Each rule therefore adds
-⟨|A|, size⟩ to s, with `size` the absolute-value chain of its formula on the box of its inputs, and N bounds all numbers
-of roundings.
+⟨|A|, size⟩ to s, with `size` the absolute-value chain of its formula on the box of its inputs, and N bounds all
+numbers of roundings.
 
 **Tokens.** All but attention and pooling work token by token. A function of one token's values goes back with that
 token's share of every rule (`at`) until a key or a value reads the others: an S-th of the work.

@@ -88,7 +88,14 @@ class SampledConnector:
     seed: int = 0
 
     def remainder(self, program: Program, name: str, region: Region, J: Tensor) -> Tensor:
-        """safety · V̂, V̂_i = max_n ‖∇f_i(z_n) − ∇f_i(x₀)‖₁ (in units of the factors)."""
+        """Estimate the remainder as safety · V̂, V̂_i = max_n ‖∇f_i(z_n) − ∇f_i(x₀)‖₁, in units of the factors.
+
+        Args:
+            program: the steps of the model.
+            name: the value that is linearised.
+            region: the input set.
+            J: the Jacobian at the centre, the factors first.
+        """
         points, _ = region.sample(self.samples, seed=self.seed)
         found = torch.zeros_like(J[0])
         for z in points:
@@ -96,7 +103,7 @@ class SampledConnector:
         return self.safety * found
 
     def __call__(self, problem: Problem, name: str) -> TensorSet:
-        """The zonotope around a value: K_J columns and one remainder generator per token."""
+        """Return the zonotope around a value: K_J columns, and one segment per token for everything else."""
         region = problem.region
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         center = program.run(region.center, [name])[name]

@@ -4,17 +4,17 @@ r"""Interval arithmetic of every step of a program, rounded outward; any leading
 the first, γ_n(|W||c| + |b|), rides along in the second.
 
 **Norm.** y_k = m_k (m_k²/d + ρ_k/d + ε)^{-½} with m = Px and ρ_k = Σ_{j≠k} m_j². It grows with m_k; with ρ_k it
-shrinks where m_k ≥ 0 and grows where m_k ≤ 0. So its range over m_k ∈ [m̲, m̄], ρ_k ∈ [ρ̲, ρ̄] is reached at two corners.
-It is intersected with |y_k| ≤ √(d−1) (`thm:ln`), for RMSNorm √d, which hold whatever the input. Where ε = 0 and the
-token may be constant the norm is not defined and nothing is said.
+shrinks where m_k ≥ 0 and grows where m_k ≤ 0. So its range over m_k ∈ [m̲, m̄], ρ_k ∈ [ρ̲, ρ̄] is reached at two
+corners. It is intersected with |y_k| ≤ √(d−1) (`thm:ln`), for RMSNorm √d, which hold whatever the input. Where ε = 0
+and the token may be constant the norm is not defined and nothing is said.
 
 **Scores.** Each product q_c k_c has its extremes at the corners of its rectangle. **Softmax.** `queries.weight_box`:
 the vertex optimum, tightened by the simplex. **Mixing.** Exact over Δ_S ∩ [s̲, s̄] (`prop:lp_simplex`), inside
 `thm:convex`.
 
-**Activations.** ReLU and tanh are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a distribution function:
-φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the largest value is at an
-end of the interval, the smallest at an end or, if x* is inside, the global minimum.
+**Activations.** ReLU and tanh are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a distribution
+function: φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the largest
+value is at an end of the interval, the smallest at an end or, if x* is inside, the global minimum.
 
 What cannot be bounded is ±∞; NaN (∞ − ∞, 0·∞) becomes ±∞ after each step.
 """

@@ -4,14 +4,14 @@ The output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid of r(
 gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per covector.
 
 - For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
-  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
-  order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
-  likewise.
-- A ReLU whose kink is in reach has no tangent that is any good. Its stand-in is the chord over |u| ≤ b, lowered by half
-  its height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
+  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order,
+  third order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u,
+  raised likewise.
+- A ReLU whose kink is in reach has no useful tangent. Its stand-in is the chord over |u| ≤ b, lowered by half its
+  height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
-- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`smooth.expansions`; neurons that move far stop at an
-  earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
+- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`derivatives.expansions`; neurons that move far stop at
+  an earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -368,6 +368,12 @@ def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -
     """Bound the rounding of an affine map at the centre and of the covector that goes back through it.
 
     Each errs by γ of its inner length times ‖v‖‖W‖ sup‖u(x)‖; of the factor 4 on that, 2 are to spare.
+
+    Args:
+        step: the affine map.
+        source: the value that it reads.
+        v: covectors at its output, shape [F, o].
+        t: the token.
     """
     size = frobenius(step.weight) * (2.0 * source.size[t])
     bias = 0.0 if step.bias is None else length(step.bias)

@@ -208,7 +208,7 @@ class TaylorWalk:
         return Root(u[tokens], N, total([*there, missed]), chain.root.factors, origins)
 
     def _tokens_at_once(self, mix: MixSite, d: int) -> int:
-        """How many query tokens fit into half of the memory while their ellipsoids are made."""
+        """Return how many query tokens fit into half of the memory while their ellipsoids are made."""
         S, H, c = mix.z.shape
         return max(1, int(self.memory // (16 * one_token(S, H, c, d, mix.rows.shape[-1]))))
 

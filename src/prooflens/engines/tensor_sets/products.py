@@ -7,8 +7,8 @@ With x = x₀ + ℓ_x + e_x (linear part ℓ, e = quadratic part and independent
             + the rest of B(ℓ_x, ℓ_y) + terms of degree three and more    boxed into r.
 
 K holds the k factors with the largest generators (CORA's reduction of dependent generators before a bilinear
-operation, `k_dep` of the paper). k = ∞ is the exact product ⊙ up to degree two. Where all p² coefficients fit in memory
-the rest is bounded by |M_kl + M_lk|, after cancellation inside B; else by the product of the two parts' sizes.
+operation, `k_dep` of the paper). k = ∞ is the exact product ⊙ up to degree two. Where all p² coefficients fit in
+memory the rest is bounded by |M_kl + M_lk|, after cancellation inside B; else by the product of the two parts' sizes.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ so with b̃ ∈ [l, u], E_j = max(e^x − 1 − x) over it and w = ζ/(1 + ζ), 
 The polynomial b̃ is kept (score differences cancel in it), ρ becomes one independent factor per weight. Where the
 interval softmax of the same ranges is narrower than the Taylor form, it is used alone: the centre–residual form.
 
-**Constraints.** *simplex*: weights are tightened by the LP of `prop:lp_simplex`, outputs are written around a constant
-v̄ (Σ s_j v_j = v̄ + Σ s_j (v_j − v̄) holds because Σ s_j = 1) and cut by the LP hull of `prop:lp_simplex`.
+**Constraints.** *simplex*: weights are tightened by the LP of `prop:lp_simplex`, outputs are written around a
+constant v̄ (Σ s_j v_j = v̄ + Σ s_j (v_j − v̄) holds because Σ s_j = 1) and cut by the LP hull of `prop:lp_simplex`.
 *norm*: |y_k − β_k| ≤ |γ_k|√(d − 1) (`thm:ln`; √d for RMSNorm). Without them the walk is PZ.
 
 **Norm.** m = Px is linear, v = ‖m‖²/d + ε a square, n = v^{-½} a scalar relaxation per token, y = m n a product: the

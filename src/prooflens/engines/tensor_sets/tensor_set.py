@@ -2,13 +2,13 @@ r"""A polynomial zonotope for a whole tensor of values at once: what `polyzono` 
 
     x = c + Σ_k α_k L_k + Σ_{(k,l)} α_k α_l Q_kl + r ⊙ β,      α ∈ [−1,1]^p shared,  β ∈ [−1,1]^shape independent,
 
-c, L_k, Q_kl, r tensors of one shape, r ≥ 0 the diagonal G_I, optionally ∩ box. It is the CPZ of `prooflens.sets` (E has
-degree at most two, ids are shared by all coordinates, tokens and values of a walk), kept so that every operation
+c, L_k, Q_kl, r tensors of one shape, r ≥ 0 the diagonal G_I, optionally ∩ box. It is the CPZ of `prooflens.sets` (E
+has degree at most two, ids are shared by all coordinates, tokens and values of a walk), kept so that every operation
 is one tensor operation: a Python loop over scores would take minutes at d = 128.
 
-**Rounding.** |α^E| ≤ 1, so an operation whose coefficients err by γ_n times its absolute-value chain errs, at every α,
-by at most γ_n times the chain applied to `magnitude` = |c| + Σ|L| + Σ|Q| + r. That is added to r: the set that comes
-out contains the exact image in real arithmetic. Radii are sums of nonnegative terms, scaled up by 1 + γ_n.
+**Rounding.** |α^E| ≤ 1, so an operation whose coefficients err by γ_n times its absolute-value chain errs, at every
+α, by at most γ_n times the chain applied to `magnitude` = |c| + Σ|L| + Σ|Q| + r. That is added to r: the set that
+comes out contains the exact image in real arithmetic. Radii are sums of nonnegative terms, scaled up by 1 + γ_n.
 """
 
 from __future__ import annotations
