@@ -220,7 +220,7 @@ class MixSite:
         self.E, self.E_products, self.E_cross = (grow(bound + rounding) for bound in bounds)
         self.rho = grow((self.rows.abs() @ widths + rounding) * self.mask)
         # The computed weights s err by 8u relative (exp) and by u|a_j − max a| (its argument): 2⁻⁴⁵ = 256u covers
-        # that for scores less than 240 apart. γ of the scores' size, in E, comes on top.
+        # that for scores less than 240 apart. Weights further apart are below e⁻²⁴⁰, and so is what they err by.
         self.beta = grow(self.rho + self.E + 2.0**-45)
 
     def _rows(self) -> Float[Tensor, "H S S p"]:
@@ -250,9 +250,9 @@ class MixSite:
     ) -> tuple[Float[Tensor, "T S d m"], Float[Tensor, "T S"]]:
         """Return the Jacobian of the next root by something of each token, and its rounding.
 
-        Made of the Jacobians of q, k, v and the stream by it. Sums have at most S, c·H or d terms, and deviations
-        from means have S more. The factor 8 in the rounding covers the three parts and shared heads, which count up
-        to H/heads times.
+        It is made of the Jacobians of q, k, v and the stream by that something. Sums have at most S, c·H or d terms,
+        and deviations from means have S more. The factor 8 in the rounding covers the three parts, and key-value
+        heads that several query heads share: r readers of a head count √r times.
 
         Args:
             q: the Jacobian of queries, shape [S, n, m].

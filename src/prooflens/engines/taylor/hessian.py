@@ -142,6 +142,7 @@ class Hessian(HigherOrderBound):
         noise = length(u) * frobenius(mix.out.flatten(1)) * (1.0 + mix.v.n.amax() * len(s) ** 0.5)
         size = frobenius(rows.flatten(0, 1)) * (most + noise * (frobenius(v).amax() + frobenius(rows).sum()))
         pair = mix.scale * frobenius(q.flatten(0, 1)) * frobenius(k).amax() * (length(c.flatten(1)) + noise)
+        # Sums over the stream, a head's coordinates, keys and the rows of `left`; the factors 8 and S are to spare.
         inner = len(left) + omega.shape[-1] + len(mix.out) + 64
         self._add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
 

@@ -53,7 +53,8 @@ each kind's own block by 4e_i covers all of it.
 class MixShape:
     """Ellipsoids of what a mixing's tangent misses, for some query tokens T.
 
-    Keys and values may have fewer heads than queries: a head h is (g, r), the r-th reader of group g.
+    Keys and values may have fewer heads than queries: a head h is (g, r), the r-th reader of group g. Rounding: sums
+    over pairs of keys have S² terms, over pairs of coordinates c², and `product_error` counts at least as many.
     """
 
     mix: MixSite

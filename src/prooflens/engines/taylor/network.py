@@ -11,7 +11,7 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
   height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
 - As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`derivatives.expansions`; neurons that move far stop at
-  an earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
+  an earlier order): with K the shape of the pre-activations, a term auᵏ has the shape W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
