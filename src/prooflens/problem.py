@@ -18,6 +18,8 @@ from prooflens.regions import Region
 class Problem:
     """A model and an input region: what every engine is asked about.
 
+    Claims about logits are about those before a cap, if the model has one (Gemma 2): their order is the same.
+
     Attributes:
         model: the model.
         region: the set of inputs.
@@ -40,6 +42,7 @@ class Problem:
     padding: Bool[Tensor, " S"] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", self.model.uncapped)
         self.model.check_input(self.region.center)
         self.region.check()
 
@@ -50,8 +53,12 @@ class Problem:
 
     @property
     def mask(self) -> Bool[Tensor, "S S"]:
-        """Which keys take part for each query, shape [S, S]."""
+        """Which keys take part for each query, in layers without a window; shape [S, S]."""
         return self.model.mask(self.n_tokens, self.padding)
+
+    def mask_of(self, layer: int) -> Bool[Tensor, "S S"]:
+        """Return which keys take part for each query of a layer."""
+        return self.model.mask(self.n_tokens, self.padding, layer)
 
     def values(
         self, x: Float[Tensor, "... S d"], layers: Iterable[int], output: bool
@@ -89,4 +96,7 @@ class Problem:
         with torch.no_grad():
             scores, logits = self.values(self.region.center, layers, output)
         architecture = self.model.architecture
-        return Setting(scores, self.mask, architecture.n_layers, architecture.n_heads, tokens, logits)
+        windows = {layer: self.mask_of(layer) for layer in layers if architecture.is_local(layer)}
+        return Setting(
+            scores, self.mask, architecture.n_layers, architecture.n_heads, tokens, logits, windows
+        )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
 from prooflens.engines.relaxations.interval_walk import form_program
 from prooflens.models import INPUT, OUTPUT, scores_name
 from prooflens.models.program import Program
@@ -37,6 +37,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Softcap,
     Softmax,
 )
 from prooflens.problem import Problem
@@ -100,7 +101,7 @@ def apply(step: AnyStep, *values: Tensor) -> Tensor:
             return ACTIVATIONS[step.function](values[0])
         case Pool():
             return (values[0] * step.weights[:, None]).sum(1)
-        case Add() | Product() | Rotary():
+        case Add() | Product() | Rotary() | Softcap():
             return step(*values)
 
 
@@ -144,11 +145,13 @@ class AutoLirpa(EngineBase):
         if importlib.util.find_spec(LIBRARY) is None:
             return "auto_LiRPA is not installed: pip install git+https://github.com/Verified-Intelligence/auto_LiRPA"
         architecture = problem.model.architecture
+        if reason := unknown_steps(architecture, self.name):
+            return reason
         if problem.region.radius is None or problem.region.constraints is not None:
             return "auto_LiRPA is asked about balls only"
         if not bool(problem.mask.all()):
             return "auto_LiRPA's softmax takes no mask (causal or padded attention)"
-        if architecture.rope_theta is not None or architecture.kv_heads != architecture.n_heads:
+        if architecture.is_rotary or architecture.kv_heads != architecture.n_heads:
             return "rotary positions and grouped heads are not exported to auto_LiRPA"
         deep = max(forms.layers, default=-1) > 0 or forms.logits is not None
         if deep and (lacking := UNSUPPORTED.get(architecture.activation)):

@@ -72,6 +72,15 @@ class Forms:
         """The layers whose scores are read, in order."""
         return tuple(sorted(set(self.layer.tolist())))
 
+    @property
+    def are_margins(self) -> bool:
+        """Whether every form is the difference of two scores."""
+        if self.logits is not None or len(self.weight) != 2 * self.size:
+            return False
+        counts = self.index.bincount(minlength=self.size)
+        sums = torch.zeros(self.size, dtype=torch.float64).index_add(0, self.index, self.weight)
+        return bool((counts == 2).all()) and bool((sums == 0).all()) and bool((self.weight.abs() == 1).all())
+
     def select(self, chosen: Int[Tensor, " M"]) -> Forms:
         """Return some of the forms, renumbered.
 

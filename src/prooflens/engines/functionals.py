@@ -153,7 +153,11 @@ def refusal(
     rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
     linear = forms_of([f for f in functionals if f.is_linear], problem.model.architecture.d_out or 0)
     read = Forms.of(
-        [(i, row, keys_of(problem.mask.cpu(), row.position)[0], 1.0) for i, row in enumerate(rows)], len(rows)
+        [
+            (i, row, keys_of(problem.mask_of(row.layer).cpu(), row.position)[0], 1.0)
+            for i, row in enumerate(rows)
+        ],
+        len(rows),
     )
     return engine.refuses(problem, _joined(linear, read), options)
 
@@ -245,15 +249,15 @@ class _Curved:
     rows: list[Row]
     keys: dict[Row, tuple[int, ...]]
     clean: dict[Row, Float[Tensor, " S"]]
-    mask: Tensor
+    masks: dict[int, Tensor]
     forms: Forms
 
     @classmethod
     def of(cls, problem: Problem, functionals: list[Functional]) -> _Curved:
         """Read the clean scores and list the forms."""
         rows = list(dict.fromkeys(row for f in functionals for row in f.rows))
-        mask = problem.mask.cpu()
-        keys = {row: keys_of(mask, row.position) for row in rows}
+        masks = {layer: problem.mask_of(layer).cpu() for layer in {row.layer for row in rows}}
+        keys = {row: keys_of(masks[row.layer], row.position) for row in rows}
         scores = problem.setting(sorted({row.layer for row in rows})).rows(rows)
         clean = {row: value.cpu() for row, value in scores.items()}
         entries: list[tuple[int, Row, int, float]] = []
@@ -268,7 +272,7 @@ class _Curved:
             for j in keys[row]:
                 entries.append((size, row, j, 1.0))
                 size += 1
-        return cls(functionals, rows, keys, clean, mask, Forms.of(entries, size))
+        return cls(functionals, rows, keys, clean, masks, Forms.of(entries, size))
 
     def bounds(self, found: FormBounds) -> tuple[Tensor, Tensor]:
         """Bound the functionals directly and through weights, and intersect both."""
@@ -305,7 +309,7 @@ class _Curved:
                     min=0.0
                 )
                 place += 1
-            boxes[row] = weight_box(differences=gaps, mask=self.mask[row.position])
+            boxes[row] = weight_box(differences=gaps, mask=self.masks[row.layer][row.position])
             differences[row] = up(gaps - down(a[:, None] - a[None, :])).fill_diagonal_(0.0)
             moves[row] = move
         return differences, moves, boxes

@@ -27,7 +27,7 @@ from prooflens.engines.hidden import HiddenBounds, headless, nothing_known
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
 from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
-from prooflens.engines.tensor_sets.walk import SetWalk, bound_from, propagate, score_steps
+from prooflens.engines.tensor_sets.walk import SetWalk, bound_from, propagate, read_names, score_steps
 from prooflens.models import OUTPUT
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
@@ -73,7 +73,7 @@ class PolyZono(EngineBase):
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners of the region they were expanded around."""
         steps = score_steps(problem, forms)
-        names = {name for step in steps.values() for name in step.inputs}
+        names = read_names(steps)
         if forms.logits is not None:
             names.add(OUTPUT)
         return bound_from(self.walk(problem, sorted(names)).sets, problem, forms, steps)

@@ -13,6 +13,7 @@ import torch
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.errors import EngineError
+from prooflens.models import Architecture
 from prooflens.problem import Problem
 from prooflens.progress import Progress, silent
 
@@ -108,6 +109,20 @@ class EngineBase(ABC):
     @abstractmethod
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound the forms; they were checked already."""
+
+
+def unknown_steps(architecture: Architecture, engine: str) -> str | None:
+    """Say why a model's scores are not products of affine queries and keys; None if they are.
+
+    Args:
+        architecture: what the model looks like.
+        engine: the name of the engine that needs such scores, for the message.
+    """
+    if architecture.score_cap is not None:
+        return f"{engine} has no rule for capped scores (score_cap): ask crown or interval"
+    if architecture.qk_norm != "none":
+        return f"{engine} has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+    return None
 
 
 _REGISTRY: dict[str, Callable[[], Engine]] = {}

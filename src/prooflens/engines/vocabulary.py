@@ -2,7 +2,8 @@ r"""Functionals of the output for heads with many outputs: named tokens directly
 
 **Named tokens.** A functional Σ_c κ_c Logit(c) is the linear form v·h + β of the vector h that the head reads, with
 v = Σ κ_c w_c. So the model gets another head, one row v per functional, and any engine bounds its outputs:
-differences of rows are taken before anything is bounded. v is rounded: |fl(v) − v|·|h| ≤ γ Σ|κ_c||w_c|·sup|h| is added.
+differences of rows are taken before anything is bounded. v is rounded:
+|fl(v) − v|·|h| ≤ γ Σ|κ_c||w_c|·sup|h| is added.
 
 **The tail.** Logit(y) − max_{c ∈ T} Logit(c) is the smallest of (w_y − w_c)·h + b_y − b_c, c ∈ T. Of each a lower
 bound is wanted, cheapest first, and only tokens that are still open go on:

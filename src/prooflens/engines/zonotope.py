@@ -34,7 +34,7 @@ from prooflens.engines.relaxations.activations import LIBM, Relaxation
 from prooflens.engines.tensor_sets.relax import apply
 from prooflens.engines.tensor_sets.steps import Rules, SetOptions, Unbounded
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
-from prooflens.engines.tensor_sets.walk import bound_from, propagate, score_steps
+from prooflens.engines.tensor_sets.walk import bound_from, propagate, read_names, score_steps
 from prooflens.models import OUTPUT
 from prooflens.models.sites import Softmax
 from prooflens.numerics import gamma
@@ -188,7 +188,7 @@ class ZonotopeEngine(EngineBase):
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form; ±∞ where a set has left the float numbers."""
         steps = score_steps(problem, forms)
-        names = {name for step in steps.values() for name in step.inputs}
+        names = read_names(steps)
         names |= {OUTPUT} if forms.logits is not None else set()
         program = problem.model.program(problem.n_tokens, sorted(names), problem.padding)
         limit = max(self.symbols, 2 * problem.region.center.numel())

@@ -9,8 +9,9 @@ from prooflens.errors import ModelError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 NormKind = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post"]
+NormPlace = Literal["pre", "post", "none", "sandwich", "output"]
 PoolKind = Literal["none", "mean", "first", "last"]
+HeadNorm = Literal["none", "head", "whole"]
 
 LARGEST = 2**24
 """The largest width, context or vocabulary that a model can have; a file that says more is damaged."""
@@ -18,35 +19,38 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class Architecture:
-    """One description of every model family that prooflens knows.
+    """One description for every family that prooflens knows.
 
-    A block is attention and a feed-forward network, each with a residual connection and a norm that stands before
-    (`norm_place="pre"`: GPT-2, Llama) or after (`"post"`: BERT, MPNet, the paper's encoder) it. The output is made
-    of: final norm (pre-norm models), pooling over tokens, a dense tanh pooler (BERT), a linear head.
+    A block is attention and a feed-forward network, each with a residual connection and a norm that stands
+    before (`norm_place="pre"`: GPT-2, Llama) or after (`"post"`: BERT, MPNet, the paper's encoder) it; before it and
+    on what it adds (`"sandwich"`: Gemma 2), on what it adds alone (`"output"`: OLMo 2), or nowhere (`"none"`). The
+    output is: final norm (where norms do not stand after), pooling over tokens, a dense pooler (BERT), a linear head.
+
+    Fields from `parallel` on came later than the first models: at their defaults they are not written, so that the
+    fingerprints of those models stay.
 
     Attributes:
-        family: the family's name, for people.
-        n_layers: the number of blocks.
-        n_heads: the number of query heads.
-        d_model: the width of the residual stream.
-        d_ff: the width of the feed-forward network.
-        activation: its activation.
-        norm_kind: LayerNorm (`"layer"`) or RMSNorm (`"rms"`).
-        norm_place: before (`"pre"`) or after (`"post"`) attention and feed-forward network.
-        norm_eps: ε of the norms.
-        n_kv_heads: the number of key-value heads; None for `n_heads`.
-        d_head: the width of a head; None for `d_model / n_heads`.
-        gated: whether the feed-forward network has a gate.
-        causal: whether a token attends only to itself and those before it.
-        rope_theta: the base of RoPE's frequencies; None without RoPE.
-        relative_buckets: the number of relative position buckets (MPNet); None without them.
-        relative_max_distance: the distance from which on all tokens share a bucket.
-        pool: how tokens are pooled: not at all, mean, first or last.
-        pooler: whether a dense tanh layer follows the pooling.
-        d_out: the number of outputs of the head; None without a head.
-        d_vocab: the size of the vocabulary; None for a model without token embeddings.
-        context: the largest number of tokens; None for any.
-        position_offset: the index of the first position embedding.
+        parallel: attention and network read the same stream and are added together.
+        shared_norm: in such a block both read one norm.
+        has_attention: whether blocks have attention at all.
+        has_network: whether blocks have a feed-forward network.
+        first_norm: whether the first block has a norm before its attention.
+        attention_scale: factor of q·k; None for 1/√d_h.
+        scale_by_layer: divide it by the number of the layer, from 1.
+        window: how many tokens away a local layer looks; None for all.
+        window_layers: the layers that are local.
+        alibi: scores get a bias that grows with the key's place (BLOOM).
+        qk_norm: norms of queries and keys before they turn: none, head by head, or of all heads together.
+        score_cap: c in c·tanh(a/c), through which scores go; None for none.
+        logit_cap: the same of logits.
+        embed_scale: factor of token embeddings.
+        d_embed: width of token embeddings that are projected to the stream; None for its own width.
+        rope_given: rotary frequencies are weights (`rope.frequencies`), not powers of `rope_theta`.
+        rope_local: local layers have frequencies of their own (`rope.local_frequencies`).
+        rope_scale: factor of cosines and sines.
+        pooler_activation: what follows the dense layer of the pooler.
+        patch: side of an image's patches; None for models that read tokens.
+        channels: colours of an image.
     """
 
     family: str
@@ -71,8 +75,30 @@ class Architecture:
     d_vocab: int | None = None
     context: int | None = None
     position_offset: int = 0
+    parallel: bool = False
+    shared_norm: bool = False
+    has_attention: bool = True
+    has_network: bool = True
+    first_norm: bool = True
+    attention_scale: float | None = None
+    scale_by_layer: bool = False
+    window: int | None = None
+    window_layers: tuple[int, ...] = ()
+    alibi: bool = False
+    qk_norm: HeadNorm = "none"
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embed_scale: float | None = None
+    d_embed: int | None = None
+    rope_given: bool = False
+    rope_local: bool = False
+    rope_scale: float = 1.0
+    pooler_activation: Activation = "tanh"
+    patch: int | None = None
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "window_layers", tuple(self.window_layers))
         self._check_types()
         for name in ("n_layers", "n_heads", "d_model", "d_ff", "n_kv_heads", "d_head", "d_out", "d_vocab"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -83,11 +109,11 @@ class Architecture:
             )
         if self.n_heads % self.kv_heads:
             raise ModelError(f"{self.n_heads} heads cannot share {self.kv_heads} key-value heads evenly")
-        for name, kind in (("activation", Activation), ("norm_kind", NormKind), ("norm_place", NormPlace)):
+        for name, kind in CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
-        if self.pool not in get_args(PoolKind):
-            raise ModelError(f"pool {self.pool!r} is not one of {', '.join(get_args(PoolKind))}")
+        if not (self.has_attention or self.has_network):
+            raise ModelError("blocks without attention and without a network do nothing")
 
     def _check_types(self) -> None:
         """Raise unless numbers are numbers, of a size that a model can have; a file may say anything."""
@@ -99,6 +125,8 @@ class Architecture:
                 right = type(value) is int and 0 <= value <= LARGEST
             elif kind.startswith("float"):
                 right = type(value) in (int, float) and 0 <= value <= 1e12
+            elif kind.startswith("tuple"):
+                right = all(type(part) is int and 0 <= part < LARGEST for part in value)
             else:
                 right = isinstance(value, bool if kind == "bool" else str)
             if not right:
@@ -110,13 +138,45 @@ class Architecture:
         return self.d_head if self.d_head is not None else self.d_model // self.n_heads
 
     @property
+    def is_rotary(self) -> bool:
+        """Whether queries and keys turn with their position."""
+        return self.rope_theta is not None or self.rope_given
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands behind the last block."""
+        return self.norm_place in ("pre", "sandwich", "output")
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms of a block, by the names of their weights."""
+        parts = (["1"] if self.has_attention else []) + (["2"] if self.has_network else [])
+        if self.parallel and self.shared_norm:
+            parts = ["1"]
+        before = [f"norm{i}" for i in parts] if self.norm_place in ("pre", "post", "sandwich") else []
+        behind = [f"norm{i}_out" for i in parts] if self.norm_place in ("sandwich", "output") else []
+        return (*before, *behind)
+
+    def is_local(self, layer: int) -> bool:
+        """Say whether a layer looks at a window only."""
+        return self.window is not None and layer in self.window_layers
+
+    def scale(self, layer: int) -> float:
+        """Return the factor of q·k in a layer."""
+        scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+        return scale / (layer + 1) if self.scale_by_layer else scale
+
+    @property
     def kv_heads(self) -> int:
         """The number of key-value heads; each serves `n_heads / kv_heads` query heads."""
         return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary, ready for JSON, that `from_dict` reads back."""
-        return asdict(self)
+        """Return a dictionary, ready for JSON, that `from_dict` reads back; later fields are left out at defaults."""
+        later = [field for field in fields(self) if field.name in LATER]
+        plain = {field.name for field in later if getattr(self, field.name) == field.default}
+        written = {name: value for name, value in asdict(self).items() if name not in plain}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in written.items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
@@ -132,9 +192,8 @@ class Architecture:
             raise ModelError(f"the architecture is not complete: {error}") from error
 
     def __str__(self) -> str:
-        norm = (
-            f"{self.norm_place}-{'RMSNorm' if self.norm_kind == 'rms' else 'LayerNorm'} ε={self.norm_eps:g}"
-        )
+        kind = "RMSNorm" if self.norm_kind == "rms" else "LayerNorm"
+        norm = "no norm" if self.norm_place == "none" else f"{self.norm_place}-{kind} ε={self.norm_eps:g}"
         heads = f"{self.n_heads} heads" + (
             f" in {self.kv_heads} groups" if self.kv_heads != self.n_heads else ""
         )
@@ -152,4 +211,38 @@ class Architecture:
             parts.append(f"RoPE θ={self.rope_theta:g}")
         if self.relative_buckets is not None:
             parts.append(f"{self.relative_buckets} relative position buckets")
+        parts += [
+            name
+            for name, there in {
+                "parallel": self.parallel,
+                "attention only": not self.has_network,
+                f"window of {self.window} in {len(self.window_layers)} layers": bool(self.window_layers),
+                "ALiBi": self.alibi,
+                "RoPE by given frequencies": self.rope_given,
+                "normed queries and keys": self.qk_norm != "none",
+                f"scores capped at {self.score_cap}": self.score_cap is not None,
+                f"logits capped at {self.logit_cap}": self.logit_cap is not None,
+                f"patches of {self.patch} × {self.patch}": self.patch is not None,
+            }.items()
+            if there
+        ]
         return f"{self.family}: " + ", ".join(parts)
+
+
+LATER = frozenset(
+    name
+    for name in Architecture.__dataclass_fields__
+    if list(Architecture.__dataclass_fields__).index(name)
+    > list(Architecture.__dataclass_fields__).index("position_offset")
+)
+"""Fields that are not written at their defaults: the first models' fingerprints do not know them."""
+
+CHOICES = {
+    "activation": Activation,
+    "norm_kind": NormKind,
+    "norm_place": NormPlace,
+    "pool": PoolKind,
+    "qk_norm": HeadNorm,
+    "pooler_activation": Activation,
+}
+"""Fields that are words, and which words they may be."""

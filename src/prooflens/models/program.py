@@ -11,21 +11,8 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
-from prooflens.models.sites import (
-    Add,
-    Affine,
-    AnyStep,
-    Elementwise,
-    Mix,
-    Norm,
-    Pool,
-    Product,
-    Rotary,
-    Scores,
-    Softmax,
-    relative_bias,
-    rotary_tables,
-)
+from prooflens.models.program_blocks import Builder
+from prooflens.models.sites import Affine, AnyStep, Elementwise, Pool, Softcap
 
 OUTPUT = "output"
 """The name of a model's last value: class logits, next-token logits, or the pooled representation."""
@@ -101,138 +88,37 @@ def build_program(
     n_tokens: int,
     padding: Bool[Tensor, " S"] | None = None,
 ) -> Program:
-    """Return all the steps of a model, from the post-embedding input to the output.
+    """All the steps of a model on `n_tokens` tokens, from the post-embedding input to the output.
 
     Args:
         architecture: what the model looks like.
-        weights: its tensors by canonical name.
-        n_tokens: S.
-        padding: True at real tokens; None if all are real.
+        weights: its canonical weights.
+        n_tokens: how many tokens.
+        padding: True at real tokens; None if all are.
     """
-    like = weights["blocks.0.q.weight"]
-    mask = attention_mask(architecture, n_tokens, padding, like.device)
-    steps: list[AnyStep] = []
+    like = some_weight(weights)
+    layers = range(architecture.n_layers)
+    masks = [attention_mask(architecture, n_tokens, padding, like.device, layer) for layer in layers]
+    builder = Builder(architecture, weights, masks)
     stream = INPUT
-    for layer in range(architecture.n_layers):
-        stream = _block(steps, architecture, weights, layer, stream, mask)
-    if architecture.norm_place == "pre":
-        stream = _norm(steps, architecture, weights, "final_norm", stream, "ln_final.hook_normalized")
-    _readout(steps, architecture, weights, stream, n_tokens, padding)
-    return Program(tuple(steps), n_tokens, mask)
-
-
-def _block(
-    steps: list[AnyStep],
-    architecture: Architecture,
-    weights: Mapping[str, Tensor],
-    layer: int,
-    stream: str,
-    mask: Tensor,
-) -> str:
-    """Append one block; return the name of the residual stream after it."""
-    block = f"blocks.{layer}"
-    ln1, ln2 = f"{block}.ln1.hook_normalized", f"{block}.ln2.hook_normalized"
-    if architecture.norm_place == "pre":
-        inner = _norm(steps, architecture, weights, f"{block}.norm1", stream, ln1)
-        attended = _attention(steps, architecture, weights, block, inner, mask)
-        steps.append(Add(f"{block}.hook_resid_mid", (stream, attended)))
-        inner = _norm(steps, architecture, weights, f"{block}.norm2", f"{block}.hook_resid_mid", ln2)
-        fed = _feed_forward(steps, architecture, weights, block, inner)
-        steps.append(Add(f"{block}.hook_resid_post", (f"{block}.hook_resid_mid", fed)))
-        return f"{block}.hook_resid_post"
-    attended = _attention(steps, architecture, weights, block, stream, mask)
-    steps.append(Add(f"{block}.hook_resid_mid", (stream, attended)))
-    middle = _norm(steps, architecture, weights, f"{block}.norm1", f"{block}.hook_resid_mid", ln1)
-    fed = _feed_forward(steps, architecture, weights, block, middle)
-    steps.append(Add(f"{block}.hook_resid_post", (middle, fed)))
-    return _norm(
-        steps,
-        architecture,
-        weights,
-        f"{block}.norm2",
-        f"{block}.hook_resid_post",
-        f"{block}.hook_normalized_resid_post",
+    for layer in layers:
+        stream = builder.block(layer, stream)
+    if architecture.has_final_norm:
+        stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
+    _readout(builder, stream, n_tokens, padding)
+    return Program(
+        tuple(builder.steps), n_tokens, attention_mask(architecture, n_tokens, padding, like.device)
     )
 
 
-def _attention(
-    steps: list[AnyStep],
-    architecture: Architecture,
-    weights: Mapping[str, Tensor],
-    block: str,
-    source: str,
-    mask: Tensor,
-) -> str:
-    attn, d_head = f"{block}.attn", architecture.head_dim
-    n_tokens = mask.shape[0]
-    for name, heads in (
-        ("q", architecture.n_heads),
-        ("k", architecture.kv_heads),
-        ("v", architecture.kv_heads),
-    ):
-        weight, bias = weights[f"{block}.{name}.weight"], weights.get(f"{block}.{name}.bias")
-        steps.append(Affine(f"{attn}.hook_{name}", (source,), weight, bias, 1, (heads, d_head)))
-    q, k = f"{attn}.hook_q", f"{attn}.hook_k"
-    if architecture.rope_theta is not None:
-        cos, sin = rotary_tables(n_tokens, d_head, architecture.rope_theta, weights[f"{block}.q.weight"])
-        steps.append(Rotary(f"{attn}.hook_rot_q", (q,), cos, sin))
-        steps.append(Rotary(f"{attn}.hook_rot_k", (k,), cos, sin))
-        q, k = f"{attn}.hook_rot_q", f"{attn}.hook_rot_k"
-    bias = None
-    if architecture.relative_buckets is not None:
-        bias = relative_bias(weights["relative_bias"], n_tokens, architecture.relative_max_distance)
-    steps.append(Scores(f"{attn}.hook_attn_scores", (q, k), d_head**-0.5, bias, mask))
-    steps.append(Softmax(f"{attn}.hook_pattern", (f"{attn}.hook_attn_scores",), mask))
-    steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", f"{attn}.hook_v")))
-    weight, bias = weights[f"{block}.o.weight"], weights.get(f"{block}.o.bias")
-    steps.append(
-        Affine(f"{block}.hook_attn_out", (f"{attn}.hook_z",), weight, bias, 2, (architecture.d_model,))
-    )
-    return f"{block}.hook_attn_out"
+def some_weight(weights: Mapping[str, Tensor]) -> Tensor:
+    """Return a matrix of the first block: its precision and device are the model's."""
+    return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
 
 
-def _feed_forward(
-    steps: list[AnyStep], architecture: Architecture, weights: Mapping[str, Tensor], block: str, source: str
-) -> str:
-    mlp = f"{block}.mlp"
-
-    def affine(name: str, src: str, out: str) -> str:
-        weight, bias = weights[f"{block}.{name}.weight"], weights.get(f"{block}.{name}.bias")
-        steps.append(Affine(out, (src,), weight, bias, 1, (weight.shape[0],)))
-        return out
-
-    if architecture.gated:
-        pre = affine("gate", source, f"{mlp}.hook_pre")
-        linear = affine("up", source, f"{mlp}.hook_pre_linear")
-        steps.append(Elementwise(f"{mlp}.hook_gate", (pre,), architecture.activation))
-        steps.append(Product(f"{mlp}.hook_post", (f"{mlp}.hook_gate", linear)))
-    else:
-        pre = affine("up", source, f"{mlp}.hook_pre")
-        steps.append(Elementwise(f"{mlp}.hook_post", (pre,), architecture.activation))
-    return affine("down", f"{mlp}.hook_post", f"{block}.hook_mlp_out")
-
-
-def _norm(
-    steps: list[AnyStep],
-    architecture: Architecture,
-    weights: Mapping[str, Tensor],
-    name: str,
-    source: str,
-    out: str,
-) -> str:
-    weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
-    steps.append(Norm(out, (source,), weight, bias, architecture.norm_eps, architecture.norm_kind == "layer"))
-    return out
-
-
-def _readout(
-    steps: list[AnyStep],
-    architecture: Architecture,
-    weights: Mapping[str, Tensor],
-    stream: str,
-    n_tokens: int,
-    padding: Tensor | None,
-) -> None:
+def _readout(builder: Builder, stream: str, n_tokens: int, padding: Tensor | None) -> None:
+    """Pooling, pooler and head; the last step makes the output."""
+    architecture, weights, steps = builder.architecture, builder.weights, builder.steps
     if architecture.pool != "none":
         real = torch.ones(n_tokens, dtype=torch.float64) if padding is None else padding.cpu().double()
         chosen = torch.zeros(n_tokens, dtype=torch.float64)
@@ -240,17 +126,18 @@ def _readout(
             chosen = real / real.sum()
         else:
             chosen[0 if architecture.pool == "first" else int(real.nonzero().max())] = 1.0
-        steps.append(Pool("hook_pooled", (stream,), chosen.to(weights["blocks.0.q.weight"])))
+        steps.append(Pool("hook_pooled", (stream,), chosen.to(some_weight(weights))))
         stream = "hook_pooled"
     if architecture.pooler:
-        weight, bias = weights["pooler.weight"], weights.get("pooler.bias")
-        steps.append(Affine("pooler.hook_pre", (stream,), weight, bias, 1, (weight.shape[0],)))
-        steps.append(Elementwise("pooler.hook_post", ("pooler.hook_pre",), "tanh"))
+        stream = builder.affine("pooler", stream, "pooler.hook_pre")
+        steps.append(Elementwise("pooler.hook_post", (stream,), architecture.pooler_activation))
         stream = "pooler.hook_post"
     if architecture.d_out is not None:
         tied = "head.weight" not in weights
         weight = weights["embed.tokens" if tied else "head.weight"]
         steps.append(Affine("logits", (stream,), weight, weights.get("head.bias"), 1, (architecture.d_out,)))
+        if architecture.logit_cap is not None:
+            steps.append(Softcap("capped", ("logits",), architecture.logit_cap))
     steps[-1] = replace(steps[-1], out=OUTPUT)
 
 
@@ -259,21 +146,23 @@ def attention_mask(
     n_tokens: int,
     padding: Bool[Tensor, " S"] | None,
     device: torch.device | str = "cpu",
+    layer: int | None = None,
 ) -> Bool[Tensor, "S S"]:
-    """Combine causal and padding masks: [i, j] is True if query i may attend to key j.
+    """Causal, local and padding masks as one: [i, j] is True where query i may attend to key j.
 
     Args:
-        architecture: says whether the model is causal.
-        n_tokens: S.
-        padding: True at real tokens; None if all are real.
-        device: where to make the mask.
-
-    Raises:
-        ModelError: if the padding has another length, or some token can attend to no key.
+        architecture: what the model looks like.
+        n_tokens: how many tokens.
+        padding: True at real tokens; None if all are.
+        device: where the mask goes.
+        layer: the layer whose window counts; None for the mask of a layer without one.
     """
     mask = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=device)
     if architecture.causal:
         mask = mask.tril()
+    if layer is not None and architecture.is_local(layer):
+        assert architecture.window is not None
+        mask = mask.triu(-architecture.window).tril(architecture.window)
     if padding is not None:
         if padding.shape != (n_tokens,):
             raise ModelError(f"the padding mask must have shape [{n_tokens}], got {list(padding.shape)}")

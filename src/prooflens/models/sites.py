@@ -90,7 +90,10 @@ class Add(Step):
 
 @dataclass(frozen=True, eq=False)
 class Norm(Step):
-    """LayerNorm (`centred`) or RMSNorm: γ ⊙ Px/√(‖Px‖²/d + ε) + β, with P the centring map or the identity."""
+    """LayerNorm (`centred`) or RMSNorm: γ ⊙ Px/√(‖Px‖²/d + ε) + β, with P the centring map or the identity.
+
+    Of the last dimension: of a token's stream, or of each head of queries and keys.
+    """
 
     weight: Float[Tensor, " d"] | None
     bias: Float[Tensor, " d"] | None
@@ -151,6 +154,17 @@ class Elementwise(Step):
 
 
 @dataclass(frozen=True, eq=False)
+class Softcap(Step):
+    """y = c·tanh(x/c), coordinate by coordinate: odd, increasing, never steeper than 1, between −c and c."""
+
+    cap: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return torch.tanh(x / self.cap) * self.cap
+
+
+@dataclass(frozen=True, eq=False)
 class Product(Step):
     """Gated product y = g ⊙ u of a gated feed-forward network."""
 
@@ -170,7 +184,7 @@ class Pool(Step):
         return torch.einsum("s,...sd->...d", self.weights, x)
 
 
-AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | Product | Pool
+AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
 
 
 def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, "... S H d_h"]:
@@ -199,9 +213,42 @@ def rotary_tables(
         like: a tensor with the wanted dtype and device.
     """
     inverse = 1.0 / theta ** (torch.arange(0, d_head, 2).float() / d_head)
-    angles = torch.outer(torch.arange(n_tokens).float(), inverse)
+    return turned_tables(n_tokens, inverse, like)
+
+
+def turned_tables(
+    n_tokens: int, frequencies: Float[Tensor, " half"], like: Tensor, scale: float = 1.0
+) -> tuple[Float[Tensor, "S d_h"], Float[Tensor, "S d_h"]]:
+    """The cosines and sines of given frequencies, each twice, times a factor; in float32 as in `rotary_tables`.
+
+    Args:
+        n_tokens: how many positions.
+        frequencies: the angle per position of each pair of coordinates.
+        like: a tensor whose precision and device the tables get.
+        scale: their factor (YaRN).
+    """
+    angles = torch.outer(torch.arange(n_tokens).float(), frequencies.float().cpu())
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(like), angles.sin().to(like)
+    return (angles.cos() * scale).to(like), (angles.sin() * scale).to(like)
+
+
+def alibi_bias(n_heads: int, n_tokens: int, like: Tensor) -> Float[Tensor, "H S S"]:
+    """BLOOM's bias of scores: a slope per head, a power of two, times the place of the key.
+
+    Args:
+        n_heads: how many heads; slopes are 2^(−8k/n) for the next power of two n below, then those between.
+        n_tokens: how many positions.
+        like: a tensor whose precision and device the bias gets.
+    """
+    closest = 2 ** math.floor(math.log2(n_heads))
+    base = torch.tensor(2 ** (-(2 ** -(math.log2(closest) - 3))), dtype=torch.float32)
+    slopes = torch.pow(base, torch.arange(1, 1 + closest, dtype=torch.int32))
+    if closest != n_heads:
+        extra = torch.tensor(2 ** (-(2 ** -(math.log2(2 * closest) - 3))), dtype=torch.float32)
+        more = min(closest, n_heads - closest)
+        slopes = torch.cat((slopes, torch.pow(extra, torch.arange(1, 1 + 2 * more, 2, dtype=torch.int32))))
+    places = slopes[:, None] * torch.arange(n_tokens)
+    return places[:, None, :].expand(-1, n_tokens, -1).to(like)
 
 
 def relative_bias(

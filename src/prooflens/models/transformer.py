@@ -21,6 +21,7 @@ from prooflens.models.program import (
     build_program,
     pattern_name,
     scores_name,
+    some_weight,
 )
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
 from prooflens.models.weights import check_weights
@@ -35,21 +36,18 @@ class Transformer:
 
     Attributes:
         architecture: everything but the weights: layers, heads, widths, norms, activation.
-        weights: float64 tensors by canonical name (`blocks.0.q.weight`, …: see `weights.expected_shapes`), exactly as
-            they were given; nothing is folded or centred.
+        weights: float64 tensors by canonical name (`blocks.0.q.weight`, …), exactly as they were given; nothing is
+            folded or centred.
         name: the name that results and messages use.
         tokenizer: reads texts; None for a model that has none.
         examples: inputs that an embedded model carries, shape [n, S, d]; None for others.
-        processing: what an adapter knows of processing that was done before, such as the folded norms of
-            TransformerLens.
+        processing: what an adapter knows of processing that was done before, such as TransformerLens' folded norms.
 
     Example:
         >>> import prooflens as pl
         >>> model = pl.load("toy")
         >>> model(model.example()).argmax().item()
         0
-        >>> model.n_parameters
-        1218
     """
 
     architecture: Architecture
@@ -65,12 +63,12 @@ class Transformer:
     @property
     def device(self) -> torch.device:
         """The device that the weights are on."""
-        return self.weights["blocks.0.q.weight"].device
+        return some_weight(self.weights).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights: float64, unless `to` made a copy for search and training."""
-        return self.weights["blocks.0.q.weight"].dtype
+        return some_weight(self.weights).dtype
 
     @property
     def n_parameters(self) -> int:
@@ -88,11 +86,7 @@ class Transformer:
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
-        """Return a copy on another device or in another precision; proofs need float64.
-
-        Args:
-            device: as in `torch.Tensor.to`; None to stay.
-            dtype: as in `torch.Tensor.to`; None to keep it.
+        """Return a copy on another device or in another precision, as `torch.Tensor.to`; proofs need float64.
 
         Example:
             >>> import prooflens as pl, torch
@@ -136,11 +130,27 @@ class Transformer:
         Where the head reads every token, it is the vector of the last token, as in `Problem.read_output`.
         """
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
-        architecture = replace(self.architecture, d_out=None, d_vocab=None, context=None, pool=pool)
+        architecture = replace(
+            self.architecture,
+            d_out=None,
+            d_vocab=None,
+            context=None,
+            d_embed=None,
+            patch=None,
+            logit_cap=None,
+            pool=pool,
+        )
         kept = {
             name: tensor for name, tensor in self.weights.items() if not name.startswith(("head.", "embed."))
         }
         return replace(self, architecture=architecture, weights=kept, tokenizer=None)
+
+    @cached_property
+    def uncapped(self) -> Transformer:
+        """The model whose logits do not go through a cap. A cap is increasing, so the order of logits is the same."""
+        if self.architecture.logit_cap is None:
+            return self
+        return replace(self, architecture=replace(self.architecture, logit_cap=None))
 
     @property
     def head(self) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
@@ -151,12 +161,7 @@ class Transformer:
         return weight, self.weights.get("head.bias", weight.new_zeros(len(weight)))
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
-        """Return the model with another linear head on the vector of `headless`.
-
-        Args:
-            weight: one row per output, shape [F, d].
-            bias: one number per output, shape [F].
-        """
+        """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`."""
         bare = self.headless
         weights = {**bare.weights, "head.weight": weight, "head.bias": bias}
         return replace(bare, architecture=replace(bare.architecture, d_out=len(weight)), weights=weights)
@@ -172,8 +177,8 @@ class Transformer:
         Args:
             n_tokens: S, the length of the input.
             until: a name, or several, of the values that are wanted (`blocks.0.attn.hook_pattern`, `output`, …).
-            padding: True at real tokens; None if all are real. No query attends to the others, and mean pooling
-                leaves them out.
+            padding: True at real tokens; None if all are. The others are not attended to, and mean pooling leaves
+                them out.
         """
         wanted = (until,) if isinstance(until, str) else tuple(until)
         padding = None if padding is None else padding.bool()
@@ -181,9 +186,6 @@ class Transformer:
 
     def input(self, x: Input) -> Float[Tensor, "... S d"]:
         """Return the post-embedding input of a text, a prompt or token ids; a tensor [..., S, d] comes back as it is.
-
-        Args:
-            x: what to embed.
 
         Raises:
             ModelError: if a tensor does not have the model's width and dtype.
@@ -250,12 +252,7 @@ class Transformer:
         return cache[OUTPUT], cache
 
     def scores(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
-        """Return the pre-softmax attention scores of a layer, shape [..., H, S, S].
-
-        Args:
-            x: an input [..., S, d], a text, a prompt, or token ids.
-            layer: counted from 0.
-        """
+        """Return the pre-softmax attention scores of a layer, counted from 0, shape [..., H, S, S]."""
         name = scores_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
@@ -278,10 +275,12 @@ class Transformer:
         name = pattern_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
-    def mask(self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None) -> Bool[Tensor, "S S"]:
-        """Return which keys (columns) each query (row) may attend to; `padding` is True at real tokens."""
+    def mask(
+        self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None, layer: int | None = None
+    ) -> Bool[Tensor, "S S"]:
+        """Return which keys (columns) each query (row) may attend to in a layer; None: without a window."""
         padding = None if padding is None else padding.bool()
-        return attention_mask(self.architecture, n_tokens, padding, self.device)
+        return attention_mask(self.architecture, n_tokens, padding, self.device, layer)
 
     def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
         """Embed token ids: the result is the post-embedding input, where every region is centred.
@@ -313,6 +312,8 @@ class Transformer:
             raise PromptError(f"token ids must lie in 0 … {architecture.d_vocab - 1}")
         ids = ids.to(self.device)
         x = weights["embed.tokens"][ids]
+        if architecture.embed_scale is not None:
+            x = x * architecture.embed_scale
         if "embed.positions" in weights:
             x = x + weights["embed.positions"][torch.arange(n_tokens) + architecture.position_offset]
         if "embed.types" in weights:
@@ -322,8 +323,12 @@ class Transformer:
                 x,
                 x.shape[-1:],
                 weights["embed.norm.weight"],
-                weights["embed.norm.bias"],
+                weights.get("embed.norm.bias"),
                 architecture.norm_eps,
+            )
+        if "embed.project.weight" in weights:
+            x = torch.nn.functional.linear(
+                x, weights["embed.project.weight"], weights.get("embed.project.bias")
             )
         return x
 

@@ -20,15 +20,25 @@ def required_shapes(architecture: Architecture) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for layer in range(a.n_layers):
         block = f"blocks.{layer}"
-        shapes[f"{block}.q.weight"] = (q_width, a.d_model)
-        shapes[f"{block}.k.weight"] = shapes[f"{block}.v.weight"] = (kv_width, a.d_model)
-        shapes[f"{block}.o.weight"] = (a.d_model, q_width)
-        shapes[f"{block}.up.weight"] = (a.d_ff, a.d_model)
-        shapes[f"{block}.down.weight"] = (a.d_model, a.d_ff)
-        if a.gated:
+        if a.has_attention:
+            shapes[f"{block}.q.weight"] = (q_width, a.d_model)
+            shapes[f"{block}.k.weight"] = shapes[f"{block}.v.weight"] = (kv_width, a.d_model)
+            shapes[f"{block}.o.weight"] = (a.d_model, q_width)
+        if a.has_network:
+            shapes[f"{block}.up.weight"] = (a.d_ff, a.d_model)
+            shapes[f"{block}.down.weight"] = (a.d_model, a.d_ff)
+        if a.has_network and a.gated:
             shapes[f"{block}.gate.weight"] = (a.d_ff, a.d_model)
     if a.d_vocab is not None:
-        shapes["embed.tokens"] = (a.d_vocab, a.d_model)
+        shapes["embed.tokens"] = (a.d_vocab, a.d_embed or a.d_model)
+    if a.d_embed is not None:
+        shapes["embed.project.weight"] = (a.d_model, a.d_embed)
+    if a.patch is not None:
+        shapes["embed.patches.weight"] = (a.d_model, a.channels * a.patch**2)
+    if a.rope_given:
+        shapes["rope.frequencies"] = (a.head_dim // 2,)
+    if a.rope_local:
+        shapes["rope.local_frequencies"] = (a.head_dim // 2,)
     if a.relative_buckets is not None:
         shapes["relative_bias"] = (a.relative_buckets, a.n_heads)
     if a.pooler:
@@ -44,16 +54,23 @@ def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
         for name, shape in required_shapes(a).items()
         if name.endswith(".weight")
     }
-    norms = [f"blocks.{layer}.norm{i}" for layer in range(a.n_layers) for i in (1, 2)]
-    if a.norm_place == "pre":
-        norms.append("final_norm")
+    width = a.d_embed or a.d_model
+    norms = {f"blocks.{layer}.{name}": a.d_model for layer in range(a.n_layers) for name in a.norms}
+    if a.qk_norm != "none":
+        for name, heads in (("q_norm", a.n_heads), ("k_norm", a.kv_heads)):
+            size = a.head_dim if a.qk_norm == "head" else heads * a.head_dim
+            norms |= {f"blocks.{layer}.{name}": size for layer in range(a.n_layers)}
+    if a.has_final_norm:
+        norms["final_norm"] = a.d_model
     if a.d_vocab is not None:
-        norms.append("embed.norm")
-        shapes["embed.types"] = (2, a.d_model)
-        if a.context is not None:
-            shapes["embed.positions"] = (a.context + a.position_offset, a.d_model)
-    for norm in norms:
-        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (a.d_model,)
+        norms["embed.norm"] = width
+        shapes["embed.types"] = (2, width)
+    if a.patch is not None:
+        shapes["embed.front"] = (1, a.d_model)
+    if (a.d_vocab is not None or a.patch is not None) and a.context is not None:
+        shapes["embed.positions"] = (a.context + a.position_offset, width)
+    for norm, size in norms.items():
+        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (size,)
     if a.d_out is not None:
         shapes["head.weight"], shapes["head.bias"] = (a.d_out, a.d_model), (a.d_out,)
     return shapes

@@ -112,7 +112,7 @@ class RowQuery(Query):
 
 def _read(setting: Setting, row: Row) -> Reading:
     scores = setting.row(row).tolist()
-    order = sorted(setting.keys(row.position), key=lambda key: -scores[key])
+    order = sorted(setting.keys(row.position, row.layer), key=lambda key: -scores[key])
     return Reading(row, tuple(order), tuple(scores[key] for key in order))
 
 

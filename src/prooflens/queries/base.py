@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
@@ -44,7 +44,7 @@ class Sense(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What queries need of a prompt in a model: clean scores, mask and names.
+    """What queries need of a prompt in a model: clean scores, masks and names.
 
     Attributes:
         scores: clean pre-softmax scores [H, S, S] by layer.
@@ -53,6 +53,7 @@ class Setting:
         n_heads: the number of heads in each layer.
         tokens: the texts of the tokens; None if there are none.
         logits: the clean output; None if it was not computed.
+        windows: masks of the layers that look at a window only.
     """
 
     scores: Mapping[int, Float[Tensor, "H S S"]]
@@ -61,15 +62,17 @@ class Setting:
     n_heads: int
     tokens: tuple[str, ...] | None = None
     logits: Float[Tensor, " C"] | None = None
+    windows: Mapping[int, Bool[Tensor, "S S"]] = field(default_factory=dict)
+    """Masks of the layers that look at a window only; all others have `mask`."""
 
     @property
     def size(self) -> int:
         """The number of tokens, S."""
         return self.mask.shape[0]
 
-    def keys(self, position: int) -> tuple[int, ...]:
-        """Return the keys that take part in the row of a position."""
-        return keys_of(self.mask, position)
+    def keys(self, position: int, layer: int | None = None) -> tuple[int, ...]:
+        """Return the keys that take part in the row of a position, in a layer; None: without a window."""
+        return keys_of(self.mask if layer is None else self.windows.get(layer, self.mask), position)
 
     def row(self, row: Row) -> Float[Tensor, " S"]:
         """Return the clean scores of a row, in float64."""

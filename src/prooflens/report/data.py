@@ -16,6 +16,7 @@ from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
 from prooflens.report.outputs import Answer, answers
 from prooflens.report.source import RowSource, read_source
+from prooflens.results.outcome import STRENGTH, Verdict
 
 if TYPE_CHECKING:
     from prooflens.results.frame import Frame
@@ -31,7 +32,7 @@ MOST_CURVES = 60
 MOST_MAPS = 8
 """Curves, and queries with a radius map, that are drawn."""
 
-VERDICTS = ("holds", "fails", "unknown", "estimated")
+VERDICTS = tuple(verdict.value for verdict in Verdict)
 
 
 @dataclass(frozen=True)
@@ -286,9 +287,6 @@ def _smallest(a: float | None, b: float | None) -> float | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-STRENGTH = {"fails": 0, "unknown": 1, "estimated": 2, "holds": 3}
-
-
 def _circuit(source: RowSource) -> CircuitGraph:
     names = [c for c in VERDICT_COLUMNS if c in source.table.column_names]
     rows = source.table.select(names).to_pylist()
@@ -297,7 +295,7 @@ def _circuit(source: RowSource) -> CircuitGraph:
 
     def strength(i: int) -> tuple[int, float]:
         lower = parts[i]["lower"]
-        return STRENGTH[parts[i]["verdict"]], -math.inf if lower is None else lower
+        return STRENGTH.index(parts[i]["verdict"]), -math.inf if lower is None else lower
 
     weakest = min(range(len(parts)), key=strength, default=-1)
     kept = ("layer", "head", "position", "query", "verdict", "lower", "clean")

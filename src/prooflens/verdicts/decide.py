@@ -7,10 +7,15 @@ the whole is an estimate, because the weakest part counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from prooflens.engines import Bounds, Guarantee
 from prooflens.queries import Claim
+from prooflens.results.outcome import Verdict
+
+PROVED_REASON = "proved on the whole region"
 
 
 def decide(claim: Claim, *known: Bounds) -> Guarantee | None:
@@ -45,6 +50,48 @@ def decide(claim: Claim, *known: Bounds) -> Guarantee | None:
     if bool(met[Guarantee.PROVED].all()):
         return Guarantee.PROVED
     return Guarantee.ESTIMATED if bool((met[Guarantee.PROVED] | met[Guarantee.ESTIMATED]).all()) else None
+
+
+def verdict_of(claim: Claim, broken: bool, *known: Bounds) -> Verdict:
+    """Say how a claim ends.
+
+    Args:
+        claim: what is claimed.
+        broken: whether a point of the region was found at which it is false.
+        known: bounds of all its functionals, in their order; each has one guarantee.
+
+    Returns:
+        `unknown` for a tie, `fails` if it is broken, else what `decide` makes of the bounds.
+    """
+    if claim.tie is not None:
+        return Verdict.UNKNOWN
+    if broken:
+        return Verdict.FAILS
+    return VERDICTS[decide(claim, *known)]
+
+
+VERDICTS = {Guarantee.PROVED: Verdict.HOLDS, Guarantee.ESTIMATED: Verdict.ESTIMATED, None: Verdict.UNKNOWN}
+"""What a guarantee of all conditions makes of a claim that is not broken."""
+
+
+def reason_of(claim: Claim, verdict: Verdict, guessed: Iterable[str], proved: str = PROVED_REASON) -> str:
+    """Say in words why a claim ends as it does.
+
+    Args:
+        claim: what is claimed.
+        verdict: how it ends.
+        guessed: the engines whose estimates it rests on.
+        proved: what to say of a claim that holds.
+    """
+    match verdict:
+        case Verdict.HOLDS:
+            return proved
+        case Verdict.FAILS:
+            return "broken by a point of the region"
+        case Verdict.ESTIMATED:
+            return f"{'+'.join(dict.fromkeys(guessed))} only estimates: not a proof"
+        case Verdict.UNKNOWN:
+            return claim.tie or "neither proved nor broken"
 
 
 def is_proved(claim: Claim, bounds: Bounds) -> bool:

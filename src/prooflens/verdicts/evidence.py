@@ -19,7 +19,7 @@ from prooflens.engines.bounds import Ledger, tighter
 from prooflens.problem import Problem
 from prooflens.queries import Claim
 from prooflens.results.outcome import Outcome, Verdict
-from prooflens.verdicts.decide import decide
+from prooflens.verdicts.decide import PROVED_REASON, decide, reason_of, verdict_of
 
 ATTACK = "attack"
 """The name of the attack, as an engine and as a stage."""
@@ -132,13 +132,8 @@ class Evidence:
     @property
     def verdict(self) -> Verdict:
         """What the evidence is worth."""
-        if self.claim.tie is not None:
-            return Verdict.UNKNOWN
-        if self.witness is not None or self.broken:
-            return Verdict.FAILS
-        if self.guarantee is None:
-            return Verdict.UNKNOWN
-        return Verdict.HOLDS if self.guarantee is Guarantee.PROVED else Verdict.ESTIMATED
+        broken = self.witness is not None or self.broken
+        return verdict_of(self.claim, broken, self.proved.bounds, self.estimated.bounds)
 
     @property
     def open(self) -> bool:
@@ -232,18 +227,14 @@ class Evidence:
         return [estimate if guessed else proof for guessed, estimate, proof in pairs]
 
     def _reason(self, clean: bool) -> str:
-        verdict = self.verdict
-        if verdict is Verdict.HOLDS:
-            tail = self.bounds().tail
-            proved = "proved on the whole region" if self.engines else "true by the mask alone"
-            return proved if tail is None else f"{proved}; {tail}"
-        if verdict is Verdict.FAILS:
-            return "the clean input breaks it" if clean else "broken by a point of the region"
-        if verdict is Verdict.ESTIMATED:
-            guesses = [s.bounds for s in self._sources() if s is not None]
-            names = dict.fromkeys(b.engine for b in guesses if b.guarantee is Guarantee.ESTIMATED)
-            return f"{'+'.join(names)} only estimates: not a proof"
-        return self.claim.tie or "neither proved nor broken"
+        if clean:
+            return "the clean input breaks it"
+        behind = [source.bounds for source in self._sources() if source is not None]
+        tail = next((bounds.tail for bounds in behind if bounds.tail is not None), None)
+        proved = PROVED_REASON if self.engines else "true by the mask alone"
+        guessed = [bounds.engine for bounds in behind if bounds.guarantee is Guarantee.ESTIMATED]
+        whole = proved if tail is None else f"{proved}; {tail}"
+        return reason_of(self.claim, self.verdict, guessed, whole)
 
 
 def _is_blank(known: Known) -> Bool[Tensor, " F"]:

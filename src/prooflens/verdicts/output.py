@@ -13,7 +13,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from prooflens.engines import Guarantee
 from prooflens.engines.attack import Witness
 from prooflens.engines.vocabulary import is_tail
 from prooflens.models import Prompt, Transformer, load
@@ -23,7 +22,7 @@ from prooflens.queries.rows import Token
 from prooflens.results import Outcome, Radii, Verdict
 from prooflens.results.outputs import Names, OutputResults
 from prooflens.verdicts.certify import decide_question
-from prooflens.verdicts.decide import decide
+from prooflens.verdicts.decide import reason_of, verdict_of
 from prooflens.verdicts.evidence import ATTACK
 from prooflens.verdicts.question import Place, Question, ask, source_of
 from prooflens.verdicts.radius import LARGEST, SMALLEST, radius
@@ -164,17 +163,8 @@ def _candidate(whole: Outcome, place: int) -> Outcome:
         Beats(winner, loser), (), (condition,), whole.claim.clean[place : place + 1], _tie(whole.claim, place)
     )
     broken = whole.witness is not None and bool(condition.broken(whole.witness.values[place]))
-    guarantee = decide(claim, bounds)
-    if claim.tie is not None:
-        verdict, reason = Verdict.UNKNOWN, claim.tie
-    elif broken:
-        verdict, reason = Verdict.FAILS, "broken by a point of the region"
-    elif guarantee is None:
-        verdict, reason = Verdict.UNKNOWN, "neither proved nor broken"
-    elif guarantee is Guarantee.PROVED:
-        verdict, reason = Verdict.HOLDS, "proved on the whole region"
-    else:
-        verdict, reason = Verdict.ESTIMATED, f"{bounds.engine} only estimates: not a proof"
+    verdict = verdict_of(claim, broken, bounds)
+    reason = reason_of(claim, verdict, [bounds.engine])
     witness = None
     if broken and whole.witness is not None:
         at = whole.witness.values[place : place + 1]

@@ -49,8 +49,9 @@ class Stage:
 
 def work_of_lines(problem: Problem, depth: int) -> float:
     """What `crown` costs; where the first scores are exactly quadratic it has nothing to add to `layer0`."""
-    behind_norm = problem.model.architecture.norm_place == "pre"
-    return crown_work(problem, depth) if depth or behind_norm else math.inf
+    architecture = problem.model.architecture
+    exact = architecture.norm_place in ("post", "none", "output") and architecture.qk_norm == "none"
+    return math.inf if depth == 0 and exact else crown_work(problem, depth)
 
 
 def work_of_walks(problem: Problem, depth: int) -> float:

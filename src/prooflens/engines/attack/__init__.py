@@ -11,13 +11,13 @@ region and was run through the model in float64, whatever precision the search h
 from prooflens.engines.attack.engine import (
     BUDGETS,
     Attack,
-    AttackBudget,
     AttackResult,
     Witness,
     attack_claims,
     attained,
     break_claims,
 )
+from prooflens.engines.attack.search import AttackBudget
 
 __all__ = [
     "BUDGETS",

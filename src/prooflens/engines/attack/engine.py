@@ -19,17 +19,6 @@ from prooflens.engines.vocabulary import is_tail, narrowed
 from prooflens.problem import Problem
 from prooflens.queries import Claim
 
-__all__ = [
-    "BUDGETS",
-    "Attack",
-    "AttackBudget",
-    "AttackResult",
-    "Witness",
-    "attack_claims",
-    "attained",
-    "break_claims",
-]
-
 BUDGETS: Mapping[str, AttackBudget] = MappingProxyType(
     {
         "synthetic": AttackBudget(500_000, 20, 50),

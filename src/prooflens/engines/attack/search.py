@@ -113,9 +113,10 @@ class Landscape:
         """Return the landscape with only one head in the last layer: its query and key maps and position bias."""
         attention = scores_name(self.layers[-1]).rsplit(".", 1)[0]
         n_heads = self.problem.model.architecture.n_heads
+        split = {f"{attention}.hook_{name}{end}" for name in "qk" for end in ("", "_normalized")}
         steps: list[AnyStep] = []
         for step in self.program.steps:
-            if isinstance(step, Affine) and step.out in (f"{attention}.hook_q", f"{attention}.hook_k"):
+            if isinstance(step, Affine) and step.out in split:
                 heads, width = step.out_shape
                 first = head * heads // n_heads * width
                 bias = None if step.bias is None else step.bias[first : first + width]

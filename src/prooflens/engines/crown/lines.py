@@ -28,6 +28,7 @@ from torch import Tensor
 from prooflens.engines.relaxations.activations import LIBM, deviation
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS
+from prooflens.numerics import down, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
 
@@ -127,6 +128,13 @@ def activation(function: Activation, box: Box) -> LineRelaxation:
     return LineRelaxation(
         _through(slopes, below, pick_low, c, -1.0), _through(slopes, above, pick_up, c, 1.0)
     )
+
+
+def softcap(cap: float, box: Box) -> LineRelaxation:
+    """Return lines of c·tanh(x/c): if tanh(y) ≤ λy + μ on the box of y = x/c, then c·tanh(x/c) ≤ λx + cμ."""
+    inner = activation("tanh", Box(down(box.lower / cap), up(box.upper / cap)))
+    (low, below), (high, above) = inner
+    return LineRelaxation(Lines(low, down(below * cap)), Lines(high, up(above * cap)))
 
 
 def _relu(box: Box) -> LineRelaxation:

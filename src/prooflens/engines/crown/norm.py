@@ -52,7 +52,7 @@ class Normalise:
     root: LineRelaxation
     boxed: Bool[Tensor, "S d"]
     y: Box
-    size: Float[Tensor, "S d"]
+    size: Float[Tensor, "S *H d"]
 
     @classmethod
     def of(
@@ -74,22 +74,22 @@ class Normalise:
         )
         squares = square_lines(m)
         mid_m, mid_n = Middle.of(m), Middle.of(n)
-        weight = torch.ones_like(m.lower[0]) if step.weight is None else step.weight
+        weight = m.lower.new_ones(m.lower.shape[-1]) if step.weight is None else step.weight
         bias = torch.zeros_like(weight) if step.bias is None else step.bias
-        gap = 2.0 * weight.abs() * mid_m.r * mid_n.r[:, None]
+        gap = 2.0 * weight.abs() * mid_m.r * mid_n.r[..., None]
         boxed = ~(gap < y.upper - y.lower)
-        boxed = boxed if usable is None else boxed | ~usable[:, None]
+        boxed = boxed if usable is None else boxed | ~usable[..., None]
         root_slope, root_offset = (
             torch.maximum(a, b) for a, b in zip(root.lower.size, root.upper.size, strict=True)
         )
         square_slope, square_offset = (
             torch.maximum(a, b) for a, b in zip(squares.lower.size, squares.upper.size, strict=True)
         )
-        large_m, large_n = magnitude(m), magnitude(n)[:, None]
+        large_m, large_n = magnitude(m), magnitude(n)[..., None]
         large_x = magnitude(x)
         spread = large_x + large_x.mean(-1, keepdim=True) if step.centred else large_x
         inner = (square_slope * spread + square_offset).mean(-1) + step.eps
-        through = (root_slope * inner + root_offset)[:, None]
+        through = (root_slope * inner + root_offset)[..., None]
         size = 16.0 * weight.abs() * (spread + large_m) * (large_n + through) + bias.abs() + magnitude(y)
         return cls(step, mid_m, mid_n, squares, root, boxed, y, size)
 
@@ -97,7 +97,7 @@ class Normalise:
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Shapes of τ: for the products, for the squares from below, for the root from below."""
         shape = tuple(self.size.shape)
-        return {"lower": shape, "upper": shape, "squares": shape, "root": shape[:1]}
+        return {"lower": shape, "upper": shape, "squares": shape, "root": shape[:-1]}
 
     @property
     def roundings(self) -> int:
@@ -135,13 +135,13 @@ class Normalise:
         if self.step.weight is not None:
             A = A * self.step.weight
         (m, r_m), (n, r_n) = self.m, self.n
-        by_m, by_n = A * n[:, None], A * m
-        constant = constant + paired(A.abs(), r_m * r_n[:, None]) - paired(A, m * n[:, None])
+        by_m, by_n = A * n[..., None], A * m
+        constant = constant + paired(A.abs(), r_m * r_n[..., None]) - paired(A, m * n[..., None])
         if tau:
             plus = A.clamp(min=0.0)
             above, below = plus * tau["upper"], (A - plus) * tau["lower"]
-            tilt_m, tilt_n = (below - above) * r_n[:, None], (below + above) * r_m
-            constant = constant - paired(tilt_m, m) - paired(tilt_n, n[:, None].expand(m.shape))
+            tilt_m, tilt_n = (below - above) * r_n[..., None], (below + above) * r_m
+            constant = constant - paired(tilt_m, m) - paired(tilt_n, n[..., None].expand(m.shape))
             by_m, by_n = by_m + tilt_m, by_n + tilt_n
         by_v, offset = through_lines(by_n.sum(-1), self.root, tau.get("root"), None)
         constant = constant + summed(offset) + summed(by_v) * self.step.eps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds
-from prooflens.engines.crown.lines import activation
+from prooflens.engines.crown.lines import activation, softcap
 from prooflens.engines.crown.norm import Normalise, centred, square_lines
 from prooflens.engines.crown.softmax import Weights
 from prooflens.engines.crown.steps import (
@@ -28,7 +29,7 @@ from prooflens.engines.relaxations.interval_steps import apply_step
 from prooflens.engines.relaxations.interval_walk import region_box
 from prooflens.models import INPUT
 from prooflens.models.program import Program
-from prooflens.models.sites import AnyStep, Elementwise, Mix, Norm, Product, Scores, Softmax
+from prooflens.models.sites import AnyStep, Elementwise, Mix, Norm, Product, Scores, Softcap, Softmax
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.problem import Problem
@@ -120,6 +121,8 @@ class LineWalk:
         self.boxes[step.out] = apply_step(step, *boxes)
         if isinstance(step, Elementwise):
             return Curve.of(activation(step.function, boxes[0]), boxes[0])
+        if isinstance(step, Softcap):
+            return Curve.of(softcap(step.cap, boxes[0]), boxes[0])
         assert isinstance(step, Scores | Mix | Product)
         return Bilinear.of(step, *boxes)
 
@@ -172,7 +175,8 @@ class LineWalk:
 
     def _variance(self, step: Norm, name: str, m: Box) -> Box:
         """Bound v = Σ m²/d + ε by the squares' middle lines taken back, and by m's box."""
-        S, d = m.lower.shape
+        *tokens, d = m.lower.shape  # a head of queries or keys is a token of its own here
+        count = math.prod(tokens)
         least = torch.where((m.lower <= 0) & (m.upper >= 0), 0.0, torch.minimum(m.lower.abs(), m.upper.abs()))
         most = magnitude(m)
         grow = gamma(4 * d + 32)
@@ -181,21 +185,21 @@ class LineWalk:
             (most.square().mean(-1) + step.eps) * (1.0 + grow) + TINY,
         )
         lines = square_lines(m)
-        tokens = torch.arange(S, device=m.lower.device)
         x = magnitude(self.boxes[name])
         ends = []
         for side, keep in ((lines.upper, True), (lines.lower, False)):
             slope = side.slope[1] / d
-            A = m.lower.new_zeros(S, S, d)
-            A[tokens, tokens] = centred(slope) if step.centred else slope
-            found = self.bounds(Start({name: A}))
+            A = torch.diag_embed((centred(slope) if step.centred else slope).reshape(count, d).T)
+            found = self.bounds(Start({name: A.permute(1, 2, 0).reshape(count, *tokens, d)}))
             size = (slope.abs() * (x + x.mean(-1, keepdim=True)) + side.offset[1].abs() / d).sum(
                 -1
             ) + step.eps
             constant = side.offset[1].mean(-1) + step.eps
             slack = 4.0 * grow * size + TINY
             ends.append(
-                up(up(found.upper + constant) + slack) if keep else down(down(found.lower + constant) - slack)
+                up(up(found.upper.reshape(tokens) + constant) + slack)
+                if keep
+                else down(down(found.lower.reshape(tokens) + constant) - slack)
             )
         return _cut(box, ends[1], ends[0])
 

@@ -17,7 +17,7 @@ from prooflens.engines.exact.branch import Bounder, ByEngines, Quadratic, maximi
 from prooflens.engines.first_layer.entries import Entries
 from prooflens.engines.first_layer.layer import FirstLayer
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
 from prooflens.errors import EngineError
 from prooflens.numerics.rounding import TINY, up
 from prooflens.problem import Problem
@@ -91,7 +91,9 @@ class Exact(EngineBase):
     seed: int = 0
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Refuse a point, constraints, and more than 64 factors unless all forms can be enumerated."""
+        """Refuse unknown steps, a point, constraints, and more than 64 factors unless all forms can be enumerated."""
+        if reason := unknown_steps(problem.model.architecture, self.name):
+            return reason
         if problem.region.constraints is not None:
             return "exact bounds need a region without constraints"
         if problem.region.n_factors == 0:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.models import scores_name
-from prooflens.models.sites import Affine, Norm, Rotary, Scores
+from prooflens.models.sites import Affine, Norm, Rotary, Scores, Softcap
 from prooflens.numerics import down, gamma, lambda_max_upper, up
 from prooflens.problem import Problem
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
@@ -56,6 +56,7 @@ class FirstLayer:
     def of(cls, problem: Problem) -> FirstLayer:
         """Find the steps between the input and the scores of layer 0."""
         steps = problem.model.program(problem.n_tokens, scores_name(0), problem.padding).steps
+        steps = steps[:-1] if isinstance(steps[-1], Softcap) else steps
         norms = [step for step in steps if isinstance(step, Norm)]
         maps = {step.out.rsplit("_", 1)[-1]: step for step in steps if isinstance(step, Affine)}
         rotaries = [step for step in steps if isinstance(step, Rotary)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.engines.jacobian.interval import interval_jacobian
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
 from prooflens.engines.relaxations.affine import through_rotary
 from prooflens.engines.tensor_sets.steps import SetOptions, affine
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
@@ -211,13 +211,14 @@ class Jacobian(EngineBase):
         """Refuse a region that is a point."""
         if problem.region.n_factors == 0:
             return "the connector needs a region that moves: at a point any other engine is as good"
-        return None
+        return unknown_steps(problem.model.architecture, self.name)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form; `jacobian` uses the paper's lemma, `jacobian-proved` the improved one."""
         steps = score_steps(problem, forms)
         sets: dict[str, TensorSet] = {}
         for scores in steps.values():
+            assert isinstance(scores, Scores)
             sets |= self._read(problem, scores)
         if forms.logits is not None and (output := self.connector(problem, OUTPUT)) is not None:
             sets[OUTPUT] = output

@@ -29,6 +29,7 @@ from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.engines.tensor_sets.products import bilinear
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
 from prooflens.models import sites
+from prooflens.models.architecture import Activation
 from prooflens.models.program import INPUT, Program
 from prooflens.models.sites import (
     ACTIVATIONS,
@@ -132,7 +133,10 @@ def _apply(step: AnyStep, sets: dict[str, TensorSet], *slopes: Slope) -> Slope:
         case Norm():
             return _norm(step, x, sets[step.inputs[0]], sets[step.out].hull())
         case sites.Elementwise():
-            return x.times(_derivative(step, ranges[0]), torch.mul, 1)
+            return x.times(_derivative(step.function, ranges[0]), torch.mul, 1)
+        case sites.Softcap():
+            inner = Box(down(ranges[0].lower / step.cap), up(ranges[0].upper / step.cap))
+            return x.times(_derivative("tanh", inner), torch.mul, 1)
         case sites.Product():
             return slopes[0].times(ranges[1], torch.mul, 1) + slopes[1].times(ranges[0], torch.mul, 1)
         case sites.Pool():
@@ -180,6 +184,14 @@ def _mix(slopes: tuple[Slope, ...], ranges: list[Box]) -> Slope:
 
 
 def _norm(step: Norm, dx: Slope, x: TensorSet, y: Box) -> Slope:
+    if x.c.ndim == 3:  # head by head: every head of a token is a token of its own
+        heads = x.c.shape[-2]
+
+        def flat(t: Tensor) -> Tensor:
+            return t.flatten(-3, -2)
+
+        made = _norm(step, dx.linear(flat, flat, 0), x.linear(flat, flat, 0), Box(*map(flat, y)))
+        return made.linear(lambda t: t.unflatten(-2, (-1, heads)), lambda t: t.unflatten(-2, (-1, heads)), 0)
     d = x.c.shape[-1]
     dm, m = dx, x
     if step.centred:
@@ -214,15 +226,15 @@ def _unit_range(step: Norm, m: Box, n: Box, y: Box, d: int) -> Box:
     return Box(low, torch.where(usable, torch.minimum(high, up(ends.amax(0))), high))
 
 
-def _derivative(step: sites.Elementwise, x: Box) -> Box:
+def _derivative(function: Activation, x: Box) -> Box:
     """Bound φ' over intervals."""
-    if step.function == "relu":
+    if function == "relu":
         return Box((x.lower > 0).to(x.lower), (x.upper >= 0).to(x.lower))
     share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=x.lower.dtype, device=x.lower.device)
     points = x.lower + (x.upper - x.lower) * share.reshape(-1, *(1 for _ in x.lower.shape))
     with torch.enable_grad():
         leaf = points.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(ACTIVATIONS[step.function](leaf).sum(), leaf)
+        (slope,) = torch.autograd.grad(ACTIVATIONS[function](leaf).sum(), leaf)
     cell = (x.upper - x.lower) / CELLS + gamma(16) * (x.lower.abs() + x.upper.abs())
-    between = 0.5 * CURVATURE[step.function] * cell * (1.0 + gamma(8)) + LIBM * (1.0 + points.abs().amax(0))
+    between = 0.5 * CURVATURE[function] * cell * (1.0 + gamma(8)) + LIBM * (1.0 + points.abs().amax(0))
     return Box(down(slope.amin(0) - between), up(slope.amax(0) + between))

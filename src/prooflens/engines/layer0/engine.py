@@ -19,7 +19,8 @@ from prooflens.engines.layer0.curvature import (
     uniform_curvature,
 )
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
-from prooflens.numerics import gamma, up
+from prooflens.engines.relaxations.interval_walk import score_boxes
+from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.problem import Problem
 from prooflens.regions import Region
@@ -55,9 +56,14 @@ class Layer0(EngineBase):
     guarantee: Guarantee = Guarantee.PROVED
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Refuse everything but scores of layer 0."""
+        """Refuse deeper layers, outputs, norms of queries and keys, and capped scores that are no margins."""
         if forms.logits is not None or any(layer != 0 for layer in forms.layers):
             return "layer0 bounds scores of layer 0 only"
+        architecture = problem.model.architecture
+        if architecture.qk_norm != "none":
+            return "layer0 has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+        if architecture.score_cap is not None and not forms.are_margins:
+            return "layer0 bounds capped scores (score_cap) in differences of two of them only"
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
@@ -65,7 +71,26 @@ class Layer0(EngineBase):
         view = FirstLayer.of(problem)
         upper, upper_corner = _maximise(view, forms)
         minus, lower_corner = _maximise(view, forms.negated())
-        return FormBounds(-minus, upper, lower_corner, upper_corner)
+        lower = -minus
+        if (cap := problem.model.architecture.score_cap) is not None:
+            lower, upper = _capped(problem, cap, lower, upper)
+        return FormBounds(lower, upper, lower_corner, upper_corner)
+
+
+def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Bound ψ(a) − ψ(b) for ψ(x) = c·tanh(x/c) by bounds of a − b.
+
+    By the mean value theorem the quotient of both is ψ'(ξ) = 1 − tanh²(ξ/c) for a ξ between a and b: at most 1, and
+    at least its value at the largest |score| of the region.
+    """
+    box = score_boxes(problem, [0], capped=False)[0]
+    largest = float(torch.maximum(box.lower.abs(), box.upper.abs()).max())
+    steep = torch.tanh(torch.tensor(up(largest / cap), dtype=torch.float64))
+    least = float((1.0 - up(steep * (1.0 + gamma(64))).square() - gamma(64)).clamp(min=0.0))
+    return (
+        torch.where(lower > 0.0, down(lower * least), lower),
+        torch.where(upper < 0.0, up(upper * least), upper),
+    )
 
 
 def _maximise(view: FirstLayer, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:

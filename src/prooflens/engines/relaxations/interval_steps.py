@@ -41,6 +41,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Softcap,
     Softmax,
     share_heads,
 )
@@ -94,10 +95,19 @@ def _apply(step: AnyStep, *boxes: Box) -> Box:
             return _mix(*boxes)
         case Elementwise():
             return _activation(step.function, boxes[0])
+        case Softcap():
+            return _softcap(step, boxes[0])
         case Product():
             return multiply(*boxes)
         case Pool():
             return _pool(step, boxes[0])
+
+
+def _softcap(step: Softcap, x: Box) -> Box:
+    """Bound c·tanh(x/c), which grows with x and stays between −c and c."""
+    inner = Box(down(x.lower / step.cap), up(x.upper / step.cap))
+    ends = _times(_activation("tanh", inner), step.cap)
+    return Box(ends.lower.clamp(min=-step.cap), ends.upper.clamp(max=step.cap))
 
 
 def _finished(box: Box) -> Box:

@@ -18,14 +18,17 @@ from prooflens.queries import Box
 from prooflens.regions import Region
 
 
-def score_boxes(problem: Problem, layers: Iterable[int]) -> dict[int, Box]:
+def score_boxes(problem: Problem, layers: Iterable[int], capped: bool = True) -> dict[int, Box]:
     """Return proved boxes [H, S, S] of the attention scores of some layers.
 
     Args:
         problem: the model and the region.
         layers: which layers.
+        capped: whether the scores are those behind their cap, if the model has one.
     """
-    names = {layer: scores_name(problem.model.check_layer(layer)) for layer in layers}
+    has_cap = problem.model.architecture.score_cap is not None
+    end = "_uncapped" if has_cap and not capped else ""
+    names = {layer: scores_name(problem.model.check_layer(layer)) + end for layer in layers}
     boxes = value_boxes(problem, names.values())
     return {layer: boxes[name] for layer, name in names.items()}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register, unknown_steps
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
@@ -82,7 +82,12 @@ class Taylor(EngineBase):
     """Whether forms whose sign is still open are walked back to the input, one eigenvalue per site and covector."""
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Refuse a job that does not fit into memory."""
+        """Refuse models with unknown steps, and jobs that do not fit into memory."""
+        architecture = problem.model.architecture
+        if reason := unknown_steps(architecture, self.name):
+            return reason
+        if architecture.norm_place in ("sandwich", "output"):
+            return "taylor has no rule for norms of what attention adds (norm_place): ask crown or interval"
         need, allowed = least_memory(problem, forms), allowed_memory(problem, options)
         if need > allowed:
             return (
@@ -194,10 +199,7 @@ class Taylor(EngineBase):
         quick: bool = False,
         blur: float = 0.0,
     ) -> TaylorWalk:
-        """Walk forward: compute everything about the region that does not depend on a form.
-
-        A `quick` walk cannot serve Hessians; `blur` is by how much the centre may be off.
-        """
+        """Walk forward: compute what does not depend on a form. A `quick` walk cannot serve Hessians."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
         )

@@ -18,6 +18,8 @@ from prooflens.engines.relaxations.activations import (
 from prooflens.engines.tensor_sets.products import square, square_rest
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
 from prooflens.models.architecture import Activation
+from prooflens.numerics import up
+from prooflens.numerics.rounding import TINY
 
 
 def apply(x: TensorSet, how: Relaxation, k: int) -> TensorSet:
@@ -37,6 +39,14 @@ def activation(function: Activation, x: TensorSet, k: int) -> TensorSet:
     curved = deviation(function, x.c, hull, *parabola(function, x.c, hull))
     curved_cost = curved.error + curved.curvature.abs() * cost
     return apply(x, curved.or_else(straight, curved_cost < straight.error), k)
+
+
+def softcap(cap: float, x: TensorSet, k: int) -> TensorSet:
+    """c·tanh(x/c). 1/c is rounded: tanh is never steeper than 1, so that costs a unit of |x| at most."""
+    hull = x.hull()
+    size = torch.maximum(hull.lower.abs(), hull.upper.abs())
+    capped = activation("tanh", x.scaled(1.0 / cap), k).scaled(cap)
+    return capped.widened(up(2.0**-52 * size) + TINY)
 
 
 def inverse_root(x: TensorSet, k: int, floor: float) -> TensorSet:

@@ -31,7 +31,7 @@ from torch import Tensor
 from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.engines.relaxations.interval_steps import LEAST_VARIANCE
 from prooflens.engines.tensor_sets.products import bilinear
-from prooflens.engines.tensor_sets.relax import activation, inverse_root
+from prooflens.engines.tensor_sets.relax import activation, inverse_root, softcap
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.models import sites
 from prooflens.models.sites import Affine, AnyStep, Mix, Norm, Rotary, Scores, Softmax, share_heads
@@ -109,6 +109,8 @@ class Rules:
                 return self._mix(*sets)
             case sites.Elementwise():
                 return activation(step.function, sets[0], self.options.k)
+            case sites.Softcap():
+                return softcap(step.cap, sets[0], self.options.k)
             case sites.Product():
                 return bilinear(sets[0], sets[1], "sc,sc->sc", self.options.k, 1)
             case sites.Pool():
@@ -120,6 +122,13 @@ class Rules:
                 )
 
     def _norm(self, step: Norm, x: TensorSet) -> TensorSet:
+        if x.c.ndim == 3:  # head by head: every head of a token is a token of its own
+            heads = x.c.shape[-2]
+            flat = x.linear(lambda t: t.flatten(-3, -2), lambda t: t.flatten(-3, -2), 0)
+            made = self._norm(step, flat)
+            return made.linear(
+                lambda t: t.unflatten(-2, (-1, heads)), lambda t: t.unflatten(-2, (-1, heads)), 0
+            )
         d, k = x.c.shape[-1], self.options.k
         m = x
         if step.centred:

@@ -16,7 +16,7 @@ from prooflens.engines.tensor_sets.steps import Rules, SetOptions, Unbounded
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.models import OUTPUT, scores_name
 from prooflens.models.program import INPUT, Program
-from prooflens.models.sites import Scores
+from prooflens.models.sites import Scores, Softcap
 from prooflens.numerics import up
 from prooflens.problem import Problem
 from prooflens.regions import Region
@@ -92,21 +92,27 @@ def _stage(name: str, x: TensorSet) -> StageRecord:
     return StageRecord(name, x.dependent, x.independent, float((high - low).mean()))
 
 
-def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores]:
+def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores | Softcap]:
     """Return the step that makes the scores of each layer that the forms read."""
-    found = {}
+    found: dict[int, Scores | Softcap] = {}
     for layer in forms.layers:
         step = problem.model.program(problem.n_tokens, scores_name(layer), problem.padding).steps[-1]
-        assert isinstance(step, Scores)
+        assert isinstance(step, Scores | Softcap)
         found[layer] = step
     return found
+
+
+def read_names(steps: dict[int, Scores | Softcap]) -> set[str]:
+    """Return the values whose sets `bound_from` reads: queries and keys, or the scores if they are capped."""
+    named = [step.inputs if isinstance(step, Scores) else (step.out,) for step in steps.values()]
+    return {name for names in named for name in names}
 
 
 def bound_from(
     sets: dict[str, TensorSet],
     problem: Problem,
     forms: Forms,
-    steps: dict[int, Scores],
+    steps: dict[int, Scores | Softcap],
     *,
     lemma: bool = False,
 ) -> FormBounds:
@@ -125,11 +131,14 @@ def bound_from(
     upper = lower.clone()
     corners: tuple[Tensor, Tensor] | None = None
     for layer, step in steps.items():
-        q, k = (sets.get(name) for name in step.inputs)
         part = _of_layer(forms, layer)
-        if q is None or k is None:
+        read = [sets.get(name) for name in sorted(read_names({layer: step}))]
+        if any(one is None for one in read):
             low, high = (torch.where(_touched(part), end, 0.0).to(lower) for end in (-torch.inf, torch.inf))
+        elif isinstance(step, Softcap):
+            low, high = _bound_capped(sets[step.out], part)
         else:
+            q, k = (sets[name] for name in step.inputs)
             low, high, *found = bound_scores(step, q, k, part, problem.region.n_factors, lemma=lemma)
             corners = corners or (found[0], found[1])
         lower, upper = _sum_down(lower, low), up(upper + high)
@@ -137,6 +146,19 @@ def bound_from(
         low, high = _bound_output(sets.get(OUTPUT), problem, forms.logits.to(lower))
         lower, upper = _sum_down(lower, low), up(upper + high)
     return FormBounds(lower, upper, *(corners or (None, None)))
+
+
+def _bound_capped(scores: TensorSet, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Bound forms of one layer's capped scores, whose set is known itself."""
+    weights = scores.c.new_zeros(forms.size, *scores.c.shape)
+    place = (forms.index, forms.head, forms.position, forms.key)
+    weights.index_put_(tuple(x.to(weights.device) for x in place), forms.weight.to(weights), accumulate=True)
+    flat = weights.flatten(1)
+    made = scores.linear(
+        lambda x: x.flatten(-3) @ flat.T, lambda x: x.flatten(-3) @ flat.abs().T, flat.shape[1]
+    )
+    low, high = made.hull()
+    return low, high
 
 
 def _sum_down(x: Tensor, y: Tensor) -> Tensor:

@@ -14,7 +14,10 @@ from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
 from prooflens.regions import Ball, Constraints, Region
 
-FAMILIES = ("encoder", "bert", "mpnet", "gpt2", "llama")
+FIRST = ("encoder", "bert", "mpnet", "gpt2", "llama")
+LATER = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "bare", "window")
+"""Families of steps that came later: side by side, ALiBi, windows, norms of queries and keys, caps, no norm."""
+FAMILIES = FIRST + LATER
 
 DEPTHS = (3, 4, 5, 6)
 """Layers of the deep models that one seed in three draws. All other seeds mean what they meant before: one or two."""
@@ -37,7 +40,8 @@ class Case:
 def random_case(seed: int) -> Case:
     """A reproducible question from a seed."""
     choose = random.Random(seed)
-    family = FAMILIES[seed % len(FAMILIES)]
+    turn, place = divmod(seed, len(FIRST))
+    family = FIRST[place] if turn % 2 == 0 else LATER[(seed // 2) % len(LATER)]
     deep = random.Random(f"depth of case {seed}")
     depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
     model = random_model(family, choose, depth)
@@ -91,7 +95,8 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
             "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
         },
     }
-    architecture = Architecture.from_dict({"family": family, **common, **shapes[family]})
+    shape = shapes[family] if family in FIRST else _mixed(choose)[family]
+    architecture = Architecture.from_dict({"family": family, **common, **shape})
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     weights = {}
     for name, shape in sorted((optional_shapes(architecture) | required_shapes(architecture)).items()):
@@ -99,6 +104,43 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
         scale = choose.choice((0.5, 1.0, 2.0)) * shape[-1] ** -0.5 if len(shape) == 2 else 0.3
         weights[name] = noise * scale + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return Transformer(architecture, weights, name=f"random {family}")
+
+
+def _mixed(choose: random.Random) -> dict[str, dict[str, object]]:
+    """Families of the later steps, each with its own and some drawn ones."""
+    decoder: dict[str, object] = {"pool": "last", "norm_place": "pre", "causal": True}
+    gated = decoder | {"activation": "silu", "norm_kind": "rms", "gated": True, "rope_theta": 100.0}
+    local: dict[str, object] = {"window": choose.choice((1, 2)), "window_layers": (0, 2)}
+    some: dict[str, dict[str, object]] = {
+        "parallel": {"parallel": True, "shared_norm": choose.random() < 0.5},
+        "local": local,
+        "scale": {"attention_scale": choose.choice((0.3, 1.0)), "scale_by_layer": choose.random() < 0.5},
+        "alibi": {"alibi": True},
+    }
+    drawn: dict[str, object] = {}
+    for name in choose.sample(sorted(some), choose.randint(0, 2)):
+        drawn |= some[name]
+    turning: dict[str, object] = {"rope_given": True, "rope_scale": choose.choice((1.0, 1.1))}
+    return {
+        "pythia": decoder | {"activation": "gelu", "parallel": True} | turning | drawn,
+        "bloom": decoder | {"activation": "gelu_tanh", "alibi": True} | drawn,
+        "neo": decoder | {"activation": "gelu_tanh", "attention_scale": 1.0} | local | drawn,
+        "qwen3": gated | {"qk_norm": "head"} | drawn,
+        "olmo2": gated | {"norm_place": "output", "qk_norm": "whole"} | drawn,
+        "gemma2": gated
+        | {"norm_place": "sandwich", "score_cap": choose.choice((1.0, 5.0)), "activation": "gelu_tanh"}
+        | drawn,
+        "bare": decoder | {"activation": "relu", "norm_place": "none", "has_network": False},
+        "window": {
+            "activation": "gelu",
+            "pool": "mean",
+            "norm_place": "pre",
+            "gated": True,
+            "first_norm": False,
+        }
+        | {"rope_given": True, "rope_local": True}
+        | local,
+    }
 
 
 def _random_region(x: Tensor, choose: random.Random, share: float) -> Region:

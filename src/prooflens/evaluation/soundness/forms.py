@@ -41,7 +41,7 @@ def random_functionals(problem: Problem, layer: int, choose: random.Random) -> l
     for head in range(problem.model.architecture.n_heads):
         for position in range(problem.n_tokens):
             row = Row(layer, head, position)
-            keys = problem.mask[position].nonzero()[:, 0].tolist()
+            keys = problem.mask_of(layer)[position].nonzero()[:, 0].tolist()
             rows.append((row, keys))
             found += [
                 Functional(((1.0, Score(row, a)), (-1.0, Score(row, b))), name="margin")

@@ -66,7 +66,7 @@ def joint_margins(case: StudyCase, heads: Sequence[int], layer: int, position: i
     """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
     parts = []
     setting = case.problem.setting([layer])
-    keys = setting.keys(position)
+    keys = setting.keys(position, layer)
     for head in heads:
         scores = setting.scores[layer][head, position]
         first, second = sorted(keys, key=lambda key: -float(scores[key]))[:2]

@@ -1,0 +1,196 @@
+"""The blocks of a transformer as steps: attention, feed-forward network, and how norms and residual sums join them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from prooflens.models.architecture import Architecture
+from prooflens.models.sites import (
+    Add,
+    Affine,
+    AnyStep,
+    Elementwise,
+    Mix,
+    Norm,
+    Product,
+    Rotary,
+    Scores,
+    Softcap,
+    Softmax,
+    alibi_bias,
+    relative_bias,
+    rotary_tables,
+    turned_tables,
+)
+
+
+@dataclass(eq=False)
+class Builder:
+    """Appends the steps of blocks to a list; every method returns the name of what it made.
+
+    Attributes:
+        architecture: what the model looks like.
+        weights: its canonical weights.
+        masks: which keys take part for each query, of every layer.
+        steps: what was made so far.
+    """
+
+    architecture: Architecture
+    weights: Mapping[str, Tensor]
+    masks: list[Bool[Tensor, "S S"]]
+    steps: list[AnyStep] = field(default_factory=list)
+
+    def block(self, layer: int, stream: str) -> str:
+        """One block; the residual stream after it."""
+        return (
+            self._parallel(layer, stream) if self.architecture.parallel else self._one_by_one(layer, stream)
+        )
+
+    def _one_by_one(self, layer: int, stream: str) -> str:
+        """First attention, then the network, each added to the stream."""
+        architecture, block = self.architecture, f"blocks.{layer}"
+        behind = architecture.norm_place == "post"
+        if architecture.has_attention:
+            inner = self._before(layer, stream, 1)
+            added = self._behind(block, self.attention(layer, inner), 1)
+            last = (
+                f"{block}.hook_resid_mid"
+                if architecture.has_network or behind
+                else f"{block}.hook_resid_post"
+            )
+            stream = self._add(last, stream, added)
+            stream = self.norm(f"{block}.norm1", stream, f"{block}.ln1.hook_normalized") if behind else stream
+        if architecture.has_network:
+            inner = self._before(layer, stream, 2)
+            added = self._behind(block, self.network(block, inner), 2)
+            stream = self._add(f"{block}.hook_resid_post", stream, added)
+            if behind:
+                stream = self.norm(f"{block}.norm2", stream, f"{block}.hook_normalized_resid_post")
+        return stream
+
+    def _parallel(self, layer: int, stream: str) -> str:
+        """Attention and network side by side. What the network adds is added first: tokens meet last."""
+        block = f"blocks.{layer}"
+        first = self._before(layer, stream, 1)
+        second = first if self.architecture.shared_norm else self._before(layer, stream, 2)
+        added = self._behind(block, self.network(block, second), 2)
+        middle = self._add(f"{block}.hook_resid_network", stream, added)
+        attended = self._behind(block, self.attention(layer, first), 1)
+        return self._add(f"{block}.hook_resid_post", middle, attended)
+
+    def _add(self, out: str, stream: str, added: str) -> str:
+        self.steps.append(Add(out, (stream, added)))
+        return out
+
+    def _before(self, layer: int, stream: str, part: int) -> str:
+        """What a part of a block reads: the stream, or its norm."""
+        if self.architecture.norm_place not in ("pre", "sandwich"):
+            return stream
+        if part == 1 and layer == 0 and not self.architecture.first_norm:
+            return stream
+        block = f"blocks.{layer}"
+        return self.norm(f"{block}.norm{part}", stream, f"{block}.ln{part}.hook_normalized")
+
+    def _behind(self, block: str, added: str, part: int) -> str:
+        """What a part of a block adds: its output, or the norm of that."""
+        if self.architecture.norm_place not in ("sandwich", "output"):
+            return added
+        return self.norm(f"{block}.norm{part}_out", added, f"{block}.ln{part}_post.hook_normalized")
+
+    def norm(self, name: str, source: str, out: str) -> str:
+        """A norm of the model's kind."""
+        weight, bias = self.weights.get(f"{name}.weight"), self.weights.get(f"{name}.bias")
+        centred = self.architecture.norm_kind == "layer"
+        self.steps.append(Norm(out, (source,), weight, bias, self.architecture.norm_eps, centred))
+        return out
+
+    def attention(self, layer: int, source: str) -> str:
+        """Queries, keys and values, scores, weights, and what attention adds."""
+        architecture, block = self.architecture, f"blocks.{layer}"
+        attn, d_head = f"{block}.attn", architecture.head_dim
+        for name, heads in (
+            ("q", architecture.n_heads),
+            ("k", architecture.kv_heads),
+            ("v", architecture.kv_heads),
+        ):
+            weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
+            self.steps.append(Affine(f"{attn}.hook_{name}", (source,), weight, bias, 1, (heads, d_head)))
+        q, k = (self._turned(layer, name, source) for name in "qk")
+        raw = f"{attn}.hook_attn_scores" + ("_uncapped" if architecture.score_cap is not None else "")
+        self.steps.append(Scores(raw, (q, k), architecture.scale(layer), self._bias(), self.masks[layer]))
+        if architecture.score_cap is not None:
+            self.steps.append(Softcap(f"{attn}.hook_attn_scores", (raw,), architecture.score_cap))
+        self.steps.append(Softmax(f"{attn}.hook_pattern", (f"{attn}.hook_attn_scores",), self.masks[layer]))
+        self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", f"{attn}.hook_v")))
+        weight, bias = self.weights[f"{block}.o.weight"], self.weights.get(f"{block}.o.bias")
+        out = f"{block}.hook_attn_out"
+        self.steps.append(Affine(out, (f"{attn}.hook_z",), weight, bias, 2, (architecture.d_model,)))
+        return out
+
+    def _normed_whole(self, layer: int, name: str, read: str) -> str:
+        """Queries or keys of all heads, normed together: projected as one vector, normed, and cut into heads."""
+        architecture, attn = self.architecture, f"blocks.{layer}.attn"
+        flat = self.affine(f"blocks.{layer}.{name}", read, f"{attn}.hook_{name}_flat")
+        normed = self.norm(f"blocks.{layer}.{name}_norm", flat, f"{attn}.hook_{name}_flat_normalized")
+        weight = self.weights[f"blocks.{layer}.{name}.weight"]
+        same = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        shape = (len(weight) // architecture.head_dim, architecture.head_dim)
+        self.steps.append(Affine(f"{attn}.hook_{name}_normalized", (normed,), same, None, 1, shape))
+        return f"{attn}.hook_{name}_normalized"
+
+    def _turned(self, layer: int, name: str, read: str) -> str:
+        """Queries or keys as scores read them: normed and turned where the model does so."""
+        architecture, attn = self.architecture, f"blocks.{layer}.attn"
+        source = f"{attn}.hook_{name}"
+        if architecture.qk_norm == "head":
+            source = self.norm(f"blocks.{layer}.{name}_norm", source, f"{attn}.hook_{name}_normalized")
+        elif architecture.qk_norm == "whole":
+            source = self._normed_whole(layer, name, read)
+        if architecture.is_rotary:
+            cos, sin = self._tables(layer)
+            self.steps.append(Rotary(f"{attn}.hook_rot_{name}", (source,), cos, sin))
+            source = f"{attn}.hook_rot_{name}"
+        return source
+
+    def _tables(self, layer: int) -> tuple[Tensor, Tensor]:
+        architecture, n_tokens = self.architecture, len(self.masks[0])
+        like = self.weights["blocks.0.q.weight"]
+        if not architecture.rope_given:
+            assert architecture.rope_theta is not None
+            return rotary_tables(n_tokens, architecture.head_dim, architecture.rope_theta, like)
+        local = architecture.rope_local and architecture.is_local(layer)
+        frequencies = self.weights["rope.local_frequencies" if local else "rope.frequencies"]
+        return turned_tables(n_tokens, frequencies, like, 1.0 if local else architecture.rope_scale)
+
+    def _bias(self) -> Tensor | None:
+        architecture, n_tokens = self.architecture, len(self.masks[0])
+        if architecture.relative_buckets is not None:
+            table = self.weights["relative_bias"]
+            return relative_bias(table, n_tokens, architecture.relative_max_distance)
+        if architecture.alibi:
+            return alibi_bias(architecture.n_heads, n_tokens, self.weights["blocks.0.q.weight"])
+        return None
+
+    def network(self, block: str, source: str) -> str:
+        """The feed-forward network and what it adds."""
+        mlp, function = f"{block}.mlp", self.architecture.activation
+        if self.architecture.gated:
+            pre = self.affine(f"{block}.gate", source, f"{mlp}.hook_pre")
+            linear = self.affine(f"{block}.up", source, f"{mlp}.hook_pre_linear")
+            self.steps.append(Elementwise(f"{mlp}.hook_gate", (pre,), function))
+            self.steps.append(Product(f"{mlp}.hook_post", (f"{mlp}.hook_gate", linear)))
+        else:
+            pre = self.affine(f"{block}.up", source, f"{mlp}.hook_pre")
+            self.steps.append(Elementwise(f"{mlp}.hook_post", (pre,), function))
+        return self.affine(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out")
+
+    def affine(self, name: str, source: str, out: str) -> str:
+        """An affine map of every token."""
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        self.steps.append(Affine(out, (source,), weight, bias, 1, (weight.shape[0],)))
+        return out
