@@ -1,7 +1,7 @@
-"""Amounts of memory: as people write them, what there is, and a cap that holds.
+"""Amounts of memory: parse them, measure what is left, and cap what this process may take.
 
-A cap limits the private memory that this process may still take (Linux: RLIMIT_DATA), so that what goes beyond fails
-inside this process, with one line that says so, and not by the system's choice of a victim.
+A cap limits the private memory that this process may still take (Linux: RLIMIT_DATA). What goes beyond it fails
+inside this process, with one line that says so, and the system need not kill anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ UNITS = {
 
 
 def parse_memory(text: str | float | None) -> int | None:
-    """Bytes of `8GB`, `512MiB`, `1e9` or a number of bytes."""
+    """Return the bytes of `8GB`, `512MiB`, `1e9` or a number of bytes.
+
+    Args:
+        text: an amount; None stays None.
+
+    Raises:
+        EngineError: if it is no amount of memory.
+
+    Example:
+        >>> parse_memory("2KiB"), parse_memory("8GB")
+        (2048, 8000000000)
+    """
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([KMGT]?I?)B?\s*", str(text), re.IGNORECASE)
@@ -42,11 +53,12 @@ GROUP = Path("/sys/fs/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 KEPT_BLOCK, KEPT = 2**27, 2**29
-"""Bytes of the largest block that is kept when it is freed, and of all of them."""
+"""The bytes of the largest block that is kept when it is freed, and of all of them together."""
 
 
 def available() -> int | None:
-    """Bytes that this process may still take: free memory, its group's share, its limits; None where nobody says."""
+    """Return the bytes that this process may still take: free memory, its group's share, its limits; None if
+    unknown."""
     import resource
 
     if not STATUS.exists():
@@ -64,7 +76,11 @@ def available() -> int | None:
 
 
 def cap(size: int) -> None:
-    """From now on this process may take so many bytes beyond what it holds; systems without such limits ignore it."""
+    """Limit what this process may take beyond what it holds; systems without such limits ignore it.
+
+    Args:
+        size: bytes.
+    """
     import resource
 
     if not STATUS.exists():
@@ -80,9 +96,9 @@ def keep_freed() -> None:
     """Let the C library keep a little of what is freed for the next matrix, where it can (glibc).
 
     A proof makes and frees matrices of some MiB thousands of times. By default each goes back to the system, which
-    zeroes and maps its pages again for the next one: a tenth to a fifth of a proof's time on a cpu. At most
-    `KEPT` is held, and no block larger than `KEPT_BLOCK`; nothing changes where less than 16 times that may be used.
-    For processes of our own that have no cap: a library leaves its caller's allocator alone.
+    zeroes and maps its pages again for the next one: a tenth to a fifth of a proof's time on a cpu. At most `KEPT` is
+    held, and no block larger than `KEPT_BLOCK`; nothing changes where less than 16 times that may be used. It is
+    meant for processes of our own that have no cap: a library leaves its caller's allocator alone.
     """
     change = getattr(ctypes.CDLL(None), "mallopt", None) if STATUS.exists() else None
     if change is not None and (available() or 0) >= 16 * KEPT:
@@ -91,7 +107,7 @@ def keep_freed() -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on the cpu or on a GPU."""
+    """Say whether an error means that memory ran out, on the cpu or on a GPU."""
     return isinstance(error, MemoryError) or any(
         words in str(error).lower()
         for words in ("out of memory", "can't allocate memory", "cannot allocate memory")
@@ -99,7 +115,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def written(size: float) -> str:
-    """`1.5 GiB`, `300 MiB`."""
+    """Return an amount of memory for people, as in `1.5 GiB` or `300 MiB`."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and which share of all is done."""
+"""A callback: it is told what is being done and which share of all is done."""
 
 
 def silent(stage: str, share: float) -> None:
@@ -14,12 +14,12 @@ def silent(stage: str, share: float) -> None:
 
 
 Show = bool | Progress
-"""Whether to show a bar, or who is told instead."""
+"""Whether to show a bar, or a callback in its place."""
 
 
 @contextmanager
 def shown(show: Show) -> Iterator[Progress]:
-    """The callback to report to: the given one, a bar with the time left, or nothing where no one would see it."""
+    """Yield the callback to report to: the given one, a bar with the time left, or none if nobody would see it."""
     if not isinstance(show, bool):
         yield show
         return

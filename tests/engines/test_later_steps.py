@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms, forms_of, get_engine
 from prooflens.engines.attack import Attack, AttackBudget
 from prooflens.engines.relaxations.interval_steps import apply_step
 from prooflens.engines.taylor import Taylor
+from prooflens.engines.taylor.head_norms import HeadNormSite
+from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import LATER, random_model
 from prooflens.evaluation.soundness.forms import random_functionals
@@ -80,7 +84,9 @@ def test_taylor_is_tight_on_small_balls(family: str) -> None:
     bounds = Taylor().bound_forms(problem, forms)
     attained = Attack(budget=BUDGET, starts=bounds).bound_forms(problem, forms)
     width, least = bounds.upper - bounds.lower, attained.upper - attained.lower
-    assert bool((width <= 1.05 * least + 5e-9).all())  # some of these models hardly move: rounding is all there is
+    assert bool(
+        (width <= 1.05 * least + 5e-9).all()
+    )  # some of these models hardly move: rounding is all there is
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gemma3"])
@@ -90,11 +96,13 @@ def test_what_keys_miss_is_carried_on(family: str, monkeypatch: pytest.MonkeyPat
     for seed in range(3):
         problem, forms = question(family, seed, eps=0.05, depth=2)
         assert_not_crossed(problem, forms, Taylor().bound_forms(problem, forms), seed)
-    from prooflens.engines.taylor import head_norms, layernorm
+    shapes = {site: vars(site)["shape"].func for site in (NormSite, HeadNormSite)}
+    for site, shape in shapes.items():
 
-    for site in (layernorm.NormSite, head_norms.HeadNormSite):
-        shape = site.shape.func  # type: ignore[attr-defined]
-        monkeypatch.setattr(site, "shape", property(lambda self, shape=shape: 1e-9 * shape(self)))
+        def shrunk(self: object, shape: Callable[[object], Tensor] = shape) -> Tensor:
+            return 1e-9 * shape(self)
+
+        monkeypatch.setattr(site, "shape", property(shrunk))
         monkeypatch.setattr(site, "bound", lambda self, v, t: v.new_zeros(len(v), 2))
         monkeypatch.setattr(site, "rest", lambda self, v, t: v.new_zeros(len(v)))
     for seed in range(12):

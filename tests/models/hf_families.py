@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -188,12 +189,12 @@ def true_double() -> Iterator[None]:
     def softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda x, dim=None, dtype=None, **named: of(x, dim=dim)
 
-    try:
-        Tensor.to = kept  # type: ignore[method-assign]
-        Tensor.float = lambda self, **named: self if self.dtype == torch.float64 else to_float(self)  # type: ignore[method-assign]
-        torch.nn.functional.softmax = softmax(functional)
-        torch.softmax = softmax(plain)  # type: ignore[assignment]
+    def stays(self: Tensor, **named: Any) -> Tensor:
+        return self if self.dtype == torch.float64 else to_float(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "to", kept)
+        patch.setattr(Tensor, "float", stays)
+        patch.setattr(torch.nn.functional, "softmax", softmax(functional))
+        patch.setattr(torch, "softmax", softmax(plain))
         yield
-    finally:
-        Tensor.to, Tensor.float = to, to_float  # type: ignore[method-assign]
-        torch.nn.functional.softmax, torch.softmax = functional, plain  # type: ignore[assignment]

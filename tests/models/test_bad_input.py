@@ -85,7 +85,8 @@ def test_a_wrong_shape_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "nearest"), [("deberta", "bert"), ("mixtral", "mistral"), ("gpt_oss", "gpt_neo"), ("bertt", "bert")]
+    ("family", "nearest"),
+    [("deberta", "bert"), ("mixtral", "mistral"), ("gpt_oss", "gpt_neo"), ("bertt", "bert")],
 )
 def test_unsupported_architectures_name_the_nearest(folder: Path, family: str, nearest: str) -> None:
     edit_config(folder, model_type=family)

@@ -1,4 +1,4 @@
-"""What is kept of a certificate: run directories that others can read and check without torch (`docs/certify.md`)."""
+"""Run directories: what is kept of a certificate, for others to read and check without torch (`docs/certify.md`)."""
 
 from prooflens.certificate.store import SCHEMA, Run, RunWriter, read_run
 

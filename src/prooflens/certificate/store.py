@@ -4,8 +4,8 @@
     RUN/rows/part-00000.parquet          one row per claim, zstd
     RUN/tensors/part-00000.safetensors   regions, bounds, corners, ledgers, witnesses of the rows of that part
 
-A file is written under a temporary name beside its own, flushed to disk and renamed; `run.json` names a part only when
-the part is complete. What a crash leaves behind is a run without its last part.
+A file is written under a temporary name beside its own, flushed to disk and renamed; `run.json` names a part only
+when the part is complete. What a crash leaves behind is a run without its last part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prooflens.errors import RunError
 from prooflens.json_files import read_json
 
 SCHEMA = 1
-"""Version of the format; a reader refuses what it does not know."""
+"""The version of the format; a reader refuses others."""
 
 HEADER = "run.json"
 NEEDED = ("schema", "kind", "model", "tokens", "rows", "files")
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def sha256_of(path: Path) -> str:
-    """The fingerprint of a file."""
+    """Return the fingerprint of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -49,7 +49,15 @@ def sha256_of(path: Path) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """A whole file or none: written beside its place, flushed to disk, renamed."""
+    """Write a whole file or none: beside its place, flushed to disk, then renamed.
+
+    Args:
+        path: where the file is to be.
+        write: writes the content to the path it is given.
+
+    Raises:
+        RunError: if the file cannot be written.
+    """
     temporary = path.with_name(
         f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     )  # machines may share a folder
@@ -68,14 +76,28 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 @dataclass(eq=False)
 class RunWriter:
-    """Writes a run part by part; `header` is what `run.json` says beyond the parts themselves."""
+    """Writes a run part by part.
+
+    Attributes:
+        path: the run directory.
+        header: the content of `run.json`.
+    """
 
     path: Path
     header: dict[str, Any]
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any], hint: str = "") -> RunWriter:
-        """A new run in a folder that does not exist, is empty, or was left by a run that came to nothing."""
+        """Start a run in a folder that does not exist, is empty, or was left by a run without rows.
+
+        Args:
+            path: the run directory.
+            header: what `run.json` says beyond the parts themselves.
+            hint: what else can be done if there is a run already, for the error message.
+
+        Raises:
+            RunError: if the folder holds something, or cannot be written.
+        """
         cls.check_room(path, hint)
         writer = cls(path, {"schema": SCHEMA, **header, "rows": 0, "complete": False, "files": {}})
         writer._write_header({})
@@ -83,9 +105,11 @@ class RunWriter:
 
     @staticmethod
     def check_room(path: Path, hint: str = "") -> None:
-        """An error where a run cannot be created in this folder: it holds something, or cannot be written.
+        """Raise a `RunError` if a run cannot be created in this folder: it holds something, or cannot be written.
 
-        `hint` is what else can be done about a run that is there.
+        Args:
+            path: the folder.
+            hint: what else can be done if there is a run already, for the error message.
         """
         if path.exists() and not (path.is_dir() and _is_empty(path)):
             hint = hint if (path / HEADER).is_file() else ""
@@ -99,7 +123,18 @@ class RunWriter:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> tuple[RunWriter, Run]:
-        """Go on with a run about the same model, prompt and region; what it holds already comes back as well."""
+        """Go on with a run about the same model, prompt and region.
+
+        Args:
+            path: the run directory.
+            header: what `run.json` would say; kind, model, tokens and region must be the same.
+
+        Returns:
+            The writer, and the run as it is so far.
+
+        Raises:
+            RunError: if the run is about something else, or is damaged.
+        """
         run = read_run(path)
         for name in ("kind", "model", "tokens", "region"):
             if run.info.get(name) != header.get(name):
@@ -108,11 +143,16 @@ class RunWriter:
 
     @property
     def rows(self) -> int:
-        """How many rows are written; the next one gets this number."""
+        """How many rows are written; the next row gets this number."""
         return int(self.header["rows"])
 
     def append(self, table: pa.Table, tensors: Mapping[str, Array]) -> None:
-        """One more part: a column `row` with the global row numbers is put first."""
+        """Write one more part; a column `row` with the global row numbers is put first.
+
+        Args:
+            table: the rows.
+            tensors: their tensors by name.
+        """
         part = f"part-{len(self.header['files']) // 2:05d}"
         numbers = pa.array(np.arange(self.rows, self.rows + table.num_rows), pa.int64())
         table = table.add_column(0, "row", numbers)
@@ -124,11 +164,15 @@ class RunWriter:
         self._write_header({"files": files, "rows": self.rows + table.num_rows})
 
     def finish(self, **facts: Any) -> None:
-        """Say that nothing is missing, and what the whole came to."""
+        """Mark the run as complete.
+
+        Args:
+            facts: what the whole came to, kept in `run.json`.
+        """
         self._write_header({**facts, "complete": True})
 
     def _write_header(self, changes: Mapping[str, Any]) -> None:
-        """Write, then believe: after an interruption the header is that of the disk or the one before it."""
+        """Write the header, then keep it: after an interruption it is that of the disk or the one before it."""
         header = {**self.header, **changes}
         text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
         write_atomically(self.path / HEADER, lambda path: _write_bytes(path, text.encode()))
@@ -136,7 +180,7 @@ class RunWriter:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether there is nothing in a folder but the header of a run without rows."""
+    """Say whether there is nothing in a folder but the header of a run without rows."""
     names = [entry.name for entry in folder.iterdir()]
     if names != [HEADER]:
         return not names
@@ -149,14 +193,14 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Tensors(Mapping[str, Array]):
-    """The tensors of all parts under their names, read when they are asked for."""
+    """The tensors of all parts by name, read when they are asked for."""
 
     homes: dict[str, Path]
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, paths: list[Path]) -> Tensors:
-        """The names in some safetensors files."""
+        """Collect the names in some safetensors files."""
         opened = {path: _opened(path) for path in paths}
         return cls({name: path for path, file in opened.items() for name in file.keys()}, opened)  # noqa: SIM118
 
@@ -185,7 +229,14 @@ def _opened(path: Path) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run as it was read: what `run.json` says, the rows, the tensors."""
+    """A run as it was read.
+
+    Attributes:
+        path: the run directory.
+        info: the content of `run.json`.
+        table: the rows.
+        tensors: bounds, witnesses and regions by name, read when they are asked for.
+    """
 
     path: Path
     info: dict[str, Any]
@@ -194,14 +245,31 @@ class Run:
 
     @property
     def rows(self) -> pa.Table:
-        """The table, with an error where nothing was decided before the run ended."""
+        """The rows; a `RunError` if the run ended before it decided anything."""
         if not self.table.num_columns:
             raise RunError(f"{self.path} holds no rows: the run ended before it decided anything")
         return self.table
 
 
 def read_run(path: Path | str, verify: bool = True) -> Run:
-    """Read a run directory; with `verify`, every file must have the fingerprint that `run.json` states."""
+    """Read a run directory.
+
+    Args:
+        path: the directory that `certify(…, out=path)` or `Results.save` wrote.
+        verify: whether every file must have the fingerprint that `run.json` states.
+
+    Raises:
+        RunError: if it is not a run, or is damaged.
+
+    Example:
+        >>> import prooflens as pl, tempfile
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     res.save(f"{folder}/run")
+        ...     read_run(f"{folder}/run").rows.column("verdict").to_pylist()
+        ['holds']
+    """
     path = Path(path)
     info = _read_header(path)
     files = info["files"]
@@ -274,7 +342,7 @@ class _Header(_Lenient):
 
 
 def _check_header(path: Path, info: Mapping[str, Any]) -> None:
-    """What readers rely on is of the kind that it must be."""
+    """Raise a `RunError` unless the entries that readers rely on have the right types."""
     try:
         _Header.model_validate(info)
     except ValidationError as error:
@@ -291,12 +359,24 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def query_rows(path: Path | str, sql: str) -> pa.Table:
-    """DuckDB over the rows of a run, as table `rows`."""
+    """Run a SQL query (DuckDB) over the rows of a run, as table `rows`."""
     return query_tables({"rows": read_run(path).rows}, sql)
 
 
 def query_tables(tables: Mapping[str, Any], sql: str) -> pa.Table:
-    """DuckDB over Arrow tables or data sets. A query sees nothing else: no files, no network, no variables."""
+    """Run a SQL query (DuckDB) over Arrow tables. It sees nothing else: no files, no network, no variables.
+
+    Args:
+        tables: Arrow tables or data sets by name.
+        sql: the query.
+
+    Raises:
+        RunError: if the query fails.
+
+    Example:
+        >>> query_tables({"rows": pa.table({"x": [1, 2]})}, "select max(x) as x from rows").column("x").to_pylist()
+        [2]
+    """
     import duckdb
 
     connection = duckdb.connect(":memory:")

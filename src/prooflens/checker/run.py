@@ -73,10 +73,28 @@ class CheckReport:
 
 
 def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport:
-    """Check a run directory against the folder of the model's weights.
+    """Check every row of a run directory against the weights, by code that shares nothing with the engines.
 
-    `tables` gives RoPE's float32 constants as the library that ran the model makes them; they are compared with the
-    checker's own. Without them claims beyond layer 0 of a Llama model are mostly `not checkable`.
+    Args:
+        run: the run directory that `certify(…, out=run)` or `Results.save` wrote.
+        weights: the folder of the model's weights.
+        tables: RoPE's float32 constants as the library that ran the model makes them; they are compared with the
+            checker's own. Without them claims beyond layer 0 of a Llama model are mostly `not checkable`.
+
+    Returns:
+        Problems of the run as a whole, and one of four words per row: `re-proved`, `witness confirmed`, `not
+            checkable` or `WRONG`. A damaged run is reported as WRONG, not raised.
+
+    Example:
+        >>> import prooflens as pl, tempfile
+        >>> from importlib import resources
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
+        >>> weights = Path(str(resources.files("prooflens.models"))) / "embedded" / "toy"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     res.save(f"{folder}/run")
+        ...     check(Path(folder, "run"), weights).counts["re-proved"]
+        1
     """
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))

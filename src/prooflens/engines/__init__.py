@@ -1,8 +1,9 @@
-"""Who answers: engines that bound scalars of a model over a region. Importing this package registers them all.
+"""Engines: they bound scalars of a model over a region. Importing this package registers all of them.
 
-`protocol` says what an engine is, `forms` what it is asked, `bounds` what it answers; `functionals` and `vocabulary`
-make everything else of forms, once for all engines. `relaxations`, `tensor_sets` and `first_layer` are what engines
-share. Every other name here is one engine, or a family of engines, and its first page says what it proves.
+`protocol` says what an engine is, `forms` what it is asked, and `bounds` what it answers. `functionals` and
+`vocabulary` write everything else in terms of forms, once for all engines. `relaxations`, `tensor_sets` and
+`first_layer` hold what engines share. Every other name here is an engine or a family of engines, and the docstring of
+its package says what it proves.
 """
 
 from prooflens.engines import (

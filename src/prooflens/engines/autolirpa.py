@@ -1,8 +1,9 @@
 """Engine `autolirpa`: the library auto_LiRPA on the same forms, where it is installed; its bounds are *estimated*.
 
-The canonical program is written out as a torch module, forms included, in float64, and bounded backwards (CROWN). What
-comes back is not a proof for us: auto_LiRPA does not account for rounding, and its softmax adds 1e-12 where a proof may
-not. It is here so that a table can show it beside `crown`, which is the same method with a rounding account.
+The canonical program is written out as a torch module, forms included, in float64, and bounded backwards (CROWN).
+What comes back is not a proof for us: auto_LiRPA does not account for rounding, and its softmax adds 1e-12 where a
+proof may not. It is here so that a table can show it beside `crown`, which is the same method with a rounding
+account.
 
 auto_LiRPA is not a dependency: https://github.com/Verified-Intelligence/auto_LiRPA (0.7.1 was tried).
 """
@@ -64,7 +65,7 @@ class Exported(nn.Module):
             self.reads[OUTPUT] = forms.logits
 
     def forward(self, x: Tensor) -> Tensor:
-        """All forms, [1, F]."""
+        """Return all forms, shape [1, F]."""
         values = {INPUT: x}
         for step in self.program.steps:
             values[step.out] = apply(step, *(values[name] for name in step.inputs))
@@ -78,7 +79,7 @@ class Exported(nn.Module):
 
 
 def apply(step: AnyStep, *values: Tensor) -> Tensor:
-    """A step on tensors with one leading dimension, without einsum."""
+    """Apply a step to tensors with one leading dimension, without einsum."""
     match step:
         case Affine():
             x = values[0].reshape(1, -1, step.weight.shape[1]) if step.in_dims > 1 else values[0]
@@ -106,7 +107,7 @@ def apply(step: AnyStep, *values: Tensor) -> Tensor:
 
 @contextmanager
 def _double() -> Iterator[None]:
-    """auto_LiRPA makes constants in torch's default precision."""
+    """Make float64 torch's default precision for a while: auto_LiRPA makes constants in the default precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -118,14 +119,29 @@ def _double() -> Iterator[None]:
 @register("autolirpa")
 @dataclass(frozen=True)
 class AutoLirpa(EngineBase):
-    """auto_LiRPA's CROWN bounds of the same forms: for comparison, not a proof."""
+    """Bound the forms by auto_LiRPA's CROWN, for comparison; the bounds are estimated, not proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: estimated, because auto_LiRPA does not account for rounding.
+        method: auto_LiRPA's name of the method.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> score = Forms.of([(0, Row(0, 1, 3), 2, 1.0)], size=1)
+        >>> AutoLirpa().refuses(problem, score)  # doctest: +SKIP
+        'auto_LiRPA is not installed: pip install git+https://github.com/Verified-Intelligence/auto_LiRPA'
+    """
 
     name: str = "autolirpa"
     guarantee: Guarantee = Guarantee.ESTIMATED
     method: str = "CROWN"
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Where the library is missing, or cannot do what the model does."""
+        """Refuse if the library is missing, or cannot do what the model does."""
         if importlib.util.find_spec(LIBRARY) is None:
             return "auto_LiRPA is not installed: pip install git+https://github.com/Verified-Intelligence/auto_LiRPA"
         architecture = problem.model.architecture
@@ -143,7 +159,7 @@ class AutoLirpa(EngineBase):
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Its bounds as they come; ±∞ where it gives none."""
+        """Return the library's bounds as they come; ±∞ where it gives none."""
         library = importlib.import_module(LIBRARY)
         region = problem.region
         assert region.radius is not None

@@ -1,4 +1,4 @@
-"""What engines answer: bounds of forms and of functionals, what they are worth, and how they add up."""
+"""What engines answer: bounds of forms and of functionals, their guarantee, and how they add up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prooflens.errors import EngineError
 
 
 class Guarantee(StrEnum):
-    """What a bound is worth."""
+    """What a bound is worth: proved with rounding included, or estimated."""
 
     PROVED = "proved"
     ESTIMATED = "estimated"
@@ -21,7 +21,14 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Tail:
-    """How the tokens of a vocabulary beside the named ones were decided: so many by each stage, so many left open."""
+    """How the outputs without a margin of their own were decided: how many by each stage, and how many are open.
+
+    Attributes:
+        box: decided by a box around the vector that the head reads.
+        linear: decided by the linear part of that vector.
+        direct: decided one by one.
+        open: not decided.
+    """
 
     box: int = 0
     linear: int = 0
@@ -30,12 +37,12 @@ class Tail:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of outputs in the tail."""
         return self.box + self.linear + self.direct + self.open
 
     @property
     def refined(self) -> int:
-        """Tokens for which the first bound was not enough."""
+        """The number of outputs for which the first bound was not enough."""
         return self.total - self.box
 
     def __str__(self) -> str:
@@ -51,10 +58,15 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """How bounds add up, for a checker: bound = value at a corner + what each token may add beyond it.
+    """How bounds add up, for a checker: the value at a corner, and what each token may add beyond it.
 
     For upper bounds f ≤ value + Σ_t penalty[t]; for lower bounds f ≥ value − Σ_t penalty[t]. `value` bounds f at the
     corner from the same side, the corner is a point of the region, and no penalty is negative.
+
+    Attributes:
+        corner: factors of the corner, shape [F, p].
+        value: a bound of f at the corner, shape [F].
+        penalty: what each token may add, shape [F, S].
     """
 
     corner: Float[Tensor, "F p"]
@@ -62,13 +74,22 @@ class Ledger:
     penalty: Float[Tensor, "F S"]
 
     def select(self, chosen: Tensor) -> Ledger:
-        """The entries of some forms."""
+        """Return the entries of some forms."""
         return Ledger(self.corner[chosen], self.value[chosen], self.penalty[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class FormBounds:
-    """Bounds of linear forms, and, if the engine has them, factors α near which they are (almost) attained."""
+    """Bounds of linear forms over a region.
+
+    Attributes:
+        lower: lower bounds, shape [F].
+        upper: upper bounds, shape [F].
+        lower_corner: factors near which the lower bounds are almost attained, shape [F, p], if the engine has them.
+        upper_corner: the same for the upper bounds.
+        lower_ledger: how the lower bounds add up, if the engine says so.
+        upper_ledger: the same for the upper bounds.
+    """
 
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
@@ -80,7 +101,27 @@ class FormBounds:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Bounds of functionals over a region, with their guarantee."""
+    """Bounds of functionals over a region, with their guarantee.
+
+    Attributes:
+        lower: lower bounds, shape [F].
+        upper: upper bounds, shape [F].
+        guarantee: what they are worth.
+        engine: whose bounds they are.
+        seconds: time spent.
+        lower_corner: factors near which the lower bounds are almost attained, shape [F, p], if the engine has them.
+        upper_corner: the same for the upper bounds.
+        lower_ledger: how the lower bounds add up, if the engine says so.
+        upper_ledger: the same for the upper bounds.
+        tail: how the outputs without a margin of their own were decided, if there are any.
+
+    Example:
+        >>> one = Bounds(torch.tensor([0.0]), torch.tensor([3.0]), Guarantee.PROVED, "crown", 0.1)
+        >>> other = Bounds(torch.tensor([1.0]), torch.tensor([4.0]), Guarantee.PROVED, "taylor", 0.2)
+        >>> both = one.intersect(other)
+        >>> both.lower.item(), both.upper.item(), both.engine
+        (1.0, 3.0, 'crown+taylor')
+    """
 
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
@@ -94,7 +135,11 @@ class Bounds:
     tail: Tail | None = None
 
     def select(self, chosen: Int[Tensor, " M"]) -> Bounds:
-        """The bounds of some of the functionals."""
+        """Return the bounds of some of the functionals.
+
+        Args:
+            chosen: the numbers of the functionals to keep.
+        """
         return Bounds(
             self.lower[chosen],
             self.upper[chosen],
@@ -108,7 +153,14 @@ class Bounds:
         )
 
     def intersect(self, other: Bounds) -> Bounds:
-        """Both bounds at once. Two proved ones give a proved one; an estimate never tightens a proof."""
+        """Return the better of two bounds at each end; an estimate never tightens a proof.
+
+        Args:
+            other: bounds of the same functionals with the same guarantee.
+
+        Raises:
+            EngineError: if the guarantees differ, or two proved bounds contradict each other.
+        """
         if self.guarantee is not other.guarantee:
             raise EngineError("a proved bound and an estimated one cannot be intersected")
         engines = f"{self.engine}+{other.engine}"
@@ -133,19 +185,19 @@ Ends = tuple[Float[Tensor, " F"], Float[Tensor, " F"]]
 def tighter(
     old: Ends, new: Ends, guarantee: Guarantee, engines: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both bounds at once, end by end: the only place that lets one bound improve another.
+    """Take the better of two bounds at each end: the only place that lets one bound improve another.
 
     Args:
         old: lower and upper bounds that are known.
         new: lower and upper bounds of the same functionals.
         guarantee: what both are worth.
-        engines: whose bounds these are, for the error.
+        engines: whose bounds these are, for the error message.
 
     Returns:
         The better lower bounds, the better upper bounds, and where each is the new one. NaN improves nothing.
 
     Raises:
-        EngineError: where both are proved and a lower bound exceeds an upper one, so that one of them is wrong.
+        EngineError: if both are proved and a lower bound exceeds an upper one, so that one of them is wrong.
     """
     better_low, better_high = new[0] > old[0], new[1] < old[1]
     lower, upper = torch.where(better_low, new[0], old[0]), torch.where(better_high, new[1], old[1])

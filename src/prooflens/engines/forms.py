@@ -20,7 +20,28 @@ from prooflens.queries.functionals import Logit
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """F linear forms Σ weight · a[layer, head, position, key] + Σ logit_weights · logits, in coordinate form."""
+    """F linear forms Σ weight · a[layer, head, position, key] + Σ logit_weights · logits.
+
+    The score terms are in coordinate form: N entries, of which those with equal `index` belong to one form.
+
+    Attributes:
+        size: F, how many forms there are.
+        index: which form each entry belongs to, shape [N].
+        layer: the layer of each entry, shape [N].
+        head: the head of each entry, shape [N].
+        position: the query position of each entry, shape [N].
+        key: the key position of each entry, shape [N].
+        weight: the weight of each entry, shape [N].
+        logits: the weights of the outputs, shape [F, C]; None if no form reads outputs.
+        signs: whether only signs are wanted.
+
+    Example:
+        >>> row = Row(layer=0, head=1, position=3)
+        >>> margin = Forms.of([(0, row, 2, 1.0), (0, row, 0, -1.0)], size=1)  # a[2] − a[0]
+        >>> scores = torch.tensor([0.5, 0.0, 4.0, 0.0]).expand(1, 2, 4, 4)
+        >>> margin.evaluate({0: scores}, None).tolist()
+        [[3.5]]
+    """
 
     size: int
     index: Int[Tensor, " N"]
@@ -31,11 +52,16 @@ class Forms:
     weight: Float[Tensor, " N"]
     logits: Float[Tensor, "F C"] | None = None
     signs: bool = False
-    """Whether only the signs of the forms are asked for: an engine may then stop where they are decided."""
+    """Whether only the signs of the forms are wanted: an engine may stop as soon as they are decided."""
 
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Row, int, float]], size: int) -> Forms:
-        """Forms from (form, row, key, weight) entries."""
+        """Make forms of score entries.
+
+        Args:
+            entries: tuples (form, row, key, weight); entries of the same form are added.
+            size: how many forms there are.
+        """
         places = [(form, row.layer, row.head, row.position, key) for form, row, key, _ in entries]
         index, layer, head, position, key = torch.tensor(places, dtype=torch.long).reshape(-1, 5).unbind(-1)
         weight = torch.tensor([entry[3] for entry in entries], dtype=torch.float64)
@@ -56,7 +82,11 @@ class Forms:
         return bool((counts == 2).all()) and bool((sums == 0).all()) and bool((self.weight.abs() == 1).all())
 
     def select(self, chosen: Int[Tensor, " M"]) -> Forms:
-        """Only some of the forms, renumbered."""
+        """Return some of the forms, renumbered.
+
+        Args:
+            chosen: the numbers of the forms to keep.
+        """
         place = torch.full((self.size,), -1, dtype=torch.long)
         place[chosen] = torch.arange(len(chosen))
         kept = place[self.index] >= 0
@@ -73,13 +103,18 @@ class Forms:
         )
 
     def negated(self) -> Forms:
-        """−f for every form."""
+        """Return −f for every form."""
         return replace(self, weight=-self.weight, logits=None if self.logits is None else -self.logits)
 
     def evaluate(
         self, scores: dict[int, Float[Tensor, "B H S S"]], output: Float[Tensor, "B C"] | None
     ) -> Float[Tensor, "B F"]:
-        """The forms on a batch of concrete points."""
+        """Evaluate the forms at a batch of concrete points.
+
+        Args:
+            scores: pre-softmax scores [B, H, S, S] by layer.
+            output: the outputs [B, C]; None if no form reads them.
+        """
         some = next(iter(scores.values())) if scores else output
         assert some is not None
         total = some.new_zeros(some.shape[0], self.size)
@@ -95,7 +130,15 @@ class Forms:
 
 
 def forms_of(functionals: Sequence[Functional], n_outputs: int = 0) -> Forms:
-    """The forms of functionals that are linear; their constants are left out."""
+    """Return the forms of linear functionals; their constants are left out.
+
+    Args:
+        functionals: functionals of `Score` and `Logit` atoms.
+        n_outputs: C, the number of outputs of the model.
+
+    Raises:
+        EngineError: if a functional is not linear in scores and outputs.
+    """
     entries: list[tuple[int, Row, int, float]] = []
     logits = torch.zeros(len(functionals), n_outputs, dtype=torch.float64)
     about_output = False

@@ -1,6 +1,7 @@
 """From linear forms to functionals: how any engine bounds log-odds of mass, entropies and circuits.
 
-An engine bounds linear forms of scores. A functional f that is not linear is bounded in two ways that are intersected:
+An engine bounds linear forms of scores. A functional f that is not linear is bounded in two ways that are
+intersected:
 
 1. **Directly.** Around the clean scores ã (as computed: any point will do), f(a) = f(ã) + ∇f(ã)·(a − ã) + rest. The
    middle term is one linear form, so rows and heads keep their shared factors; the rest is bounded by
@@ -42,10 +43,33 @@ def bound_functionals(
     widths: bool = False,
     options: EngineOptions = NO_OPTIONS,
 ) -> Bounds:
-    """Bounds of functionals over the region, with the engine's guarantee. One call of the engine serves them all.
+    """Bound functionals over the region of a problem, with the engine's guarantee.
 
-    Without `widths` an engine may stop where all signs are decided. Functionals of the logits of one token, and tails
-    of a vocabulary, go through `vocabulary` in a call of their own.
+    One call of the engine serves all of them. Functionals of the logits of one token, and tails of a vocabulary, go
+    through `vocabulary` in a call of their own.
+
+    Args:
+        engine: who bounds the linear forms.
+        problem: the model and the region.
+        functionals: what to bound.
+        widths: whether both ends matter; without it an engine may stop when all signs are decided.
+        options: memory that may be used, and who is told of progress.
+
+    Returns:
+        Bounds in the order of the functionals.
+
+    Raises:
+        EngineError: if the engine refuses.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.engines import get_engine
+        >>> from prooflens.queries.functionals import margin
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> found = bound_functionals(get_engine("crown"), problem, [margin(Row(0, 1, 3), 2, 0)])
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
     """
     check_arithmetic(problem.model.device)
     if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
@@ -114,7 +138,14 @@ def refusal(
     functionals: Sequence[Functional],
     options: EngineOptions = NO_OPTIONS,
 ) -> str | None:
-    """Why an engine cannot bound these functionals, or None if it can."""
+    """Say why an engine cannot bound these functionals, or return None if it can.
+
+    Args:
+        engine: who is asked.
+        problem: the model and the region.
+        functionals: what is to be bounded.
+        options: memory that may be used.
+    """
     others = [f for f in functionals if not reads_vector(problem, f)]
     if len(others) < len(functionals):
         reason = output_refusal(engine, problem, options)
@@ -138,7 +169,29 @@ def bound_claims(
     widths: bool = False,
     options: EngineOptions = NO_OPTIONS,
 ) -> tuple[list[Bounds], Bounds]:
-    """Bounds of the functionals of many claims, claim by claim, and all of them together."""
+    """Bound the functionals of many claims in one call of an engine.
+
+    Args:
+        engine: who bounds the linear forms.
+        problem: the model and the region.
+        claims: what is claimed.
+        widths: whether both ends matter; without it an engine may stop when all signs are decided.
+        options: memory that may be used, and who is told of progress.
+
+    Returns:
+        The bounds of each claim, and those of all functionals together.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.engines import get_engine
+        >>> from prooflens.queries import parse_query
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> claims = parse_query("0.1:top1@-1").bind(problem.setting([0]))
+        >>> [found], _ = bound_claims(get_engine("layer0"), problem, claims)
+        >>> found.lower.min().item() > 0  # proved
+        True
+    """
     functionals = [f for claim in claims for f in claim.functionals]
     together = bound_functionals(engine, problem, functionals, widths, options)
     parts, start = [], 0
@@ -150,7 +203,7 @@ def bound_claims(
 
 
 def _joined(first: Forms, second: Forms) -> Forms:
-    """Both lists of forms as one; the second reads scores only."""
+    """Join two lists of forms; the second reads scores only."""
     logits = first.logits
     if logits is not None:
         logits = torch.cat((logits, logits.new_zeros(second.size, logits.shape[1])))
@@ -177,7 +230,7 @@ def _slice(found: FormBounds, start: int) -> FormBounds:
 def _corners(
     found: FormBounds, linear: list[int], curved: list[int], fixed: list[int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Corners per functional: a curved one uses those of its linear part, a constant the first there is."""
+    """Return corners per functional: a curved one uses those of its linear part, a constant the first there is."""
     place = torch.zeros(len(linear) + len(curved) + len(fixed), dtype=torch.long)
     place[linear] = torch.arange(len(linear))
     place[curved] = len(linear) + torch.arange(len(curved))
@@ -190,7 +243,7 @@ def _corners(
 
 @dataclass(frozen=True, eq=False)
 class _Curved:
-    """Functionals that are not linear, and the forms that bound them: tangents, then differences and single scores."""
+    """Functionals that are not linear, and the forms that bound them: tangents, score differences, single scores."""
 
     functionals: list[Functional]
     rows: list[Row]
@@ -222,7 +275,7 @@ class _Curved:
         return cls(functionals, rows, keys, clean, masks, Forms.of(entries, size))
 
     def bounds(self, found: FormBounds) -> tuple[Tensor, Tensor]:
-        """Both ways, intersected."""
+        """Bound the functionals directly and through weights, and intersect both."""
         differences, moves, boxes = self._rows(found)
         lower = torch.full((len(self.functionals),), -math.inf, dtype=torch.float64)
         upper = torch.full_like(lower, math.inf)
@@ -240,7 +293,7 @@ class _Curved:
         return lower, upper
 
     def _rows(self, found: FormBounds) -> tuple[dict[Row, Tensor], dict[Row, Tensor], dict[Row, Box]]:
-        """Per row: D[j, k] ≥ u_j − u_k for the deviations u = a − ã, bounds of |u|, and the weight box."""
+        """Return, per row, D[j, k] ≥ u_j − u_k for the deviations u = a − ã, bounds of |u|, and the weight box."""
         place = len(self.functionals)
         differences, moves, boxes = {}, {}, {}
         for row in self.rows:
@@ -264,7 +317,7 @@ class _Curved:
     def _direct(
         self, number: int, found: FormBounds, differences: dict[Row, Tensor], moves: dict[Row, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """f(ã) + [tangent's range − its value at ã] + rest, rounded outward."""
+        """Return f(ã) + [the tangent's range − its value at ã] + remainder, rounded outward."""
         functional = self.functionals[number]
         low, high = remainder(functional, self.clean, differences)
         value = functional.value(self.clean)
@@ -287,7 +340,7 @@ class _Curved:
 
 
 def _gradient_terms(functional: Functional, row: Row, a: Tensor, keys: list[int]) -> Float[Tensor, " K"]:
-    """Sizes of the terms that each computed weight ∂f/∂a_j is a sum of."""
+    """Return the sizes of the terms that each computed weight ∂f/∂a_j is a sum of."""
     total = torch.zeros(len(keys), dtype=torch.float64)
     for weight, atom in functional.terms:
         if isinstance(atom, OutputAtom) or atom.row != row:
@@ -302,7 +355,7 @@ def _gradient_terms(functional: Functional, row: Row, a: Tensor, keys: list[int]
 
 
 def _balanced(functional: Functional) -> bool:
-    """Whether score terms cancel row by row, so that weights alone determine the functional."""
+    """Say whether score terms cancel row by row, so that weights alone determine the functional."""
     sums: dict[Row, list[float]] = {}
     for weight, atom in functional.terms:
         if not isinstance(atom, OutputAtom | RowEntropy):

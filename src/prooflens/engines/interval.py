@@ -23,13 +23,30 @@ from prooflens.problem import Problem
 @register("interval")
 @dataclass(frozen=True)
 class IntervalEngine(EngineBase):
-    """Proved bounds of linear forms of any scores and outputs, from boxes of them."""
+    """Bound linear forms of any scores and outputs by interval arithmetic; the bounds are proved.
+
+    It is the fastest engine and the loosest one.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = IntervalEngine().bound_forms(problem, margin)
+        >>> 0.25 < found.lower.item() < found.upper.item() < 0.45
+        True
+    """
 
     name: str = "interval"
     guarantee: Guarantee = Guarantee.PROVED
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form; ±∞ where a value could not be bounded."""
+        """Bound every form; ±∞ where a value could not be bounded."""
         program = form_program(problem, forms)
         bounds = bound_on_box(problem, program, forms, region_box(problem.region))
         return FormBounds(*bounds)

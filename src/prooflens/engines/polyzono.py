@@ -36,21 +36,42 @@ from prooflens.problem import Problem
 
 @dataclass(frozen=True)
 class PolyZono(EngineBase):
-    """Proved bounds of linear forms of any layer's scores and of the output, by sequential propagation."""
+    """Bound linear forms of any layer's scores and of the output by propagating polynomial zonotopes; proved.
+
+    Attributes:
+        name: the engine's name in the registry: `pz`, `pz-simplex`, `pz-norm` or `cpz`.
+        options: which constraints and relaxations are used.
+        guarantee: proved.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = PolyZono().bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "cpz"
     options: SetOptions = field(default_factory=SetOptions)
     guarantee: Guarantee = Guarantee.PROVED
 
     def walk(self, problem: Problem, keep: Iterable[str]) -> SetWalk:
-        """The sets of some named values, with the record of all stages."""
+        """Propagate sets through the program and keep those of some named values, with the record of all stages.
+
+        Args:
+            problem: the model and the region.
+            keep: the names of the values whose sets are wanted.
+        """
         names = tuple(keep)
         program = problem.model.program(problem.n_tokens, names, problem.padding)
         with torch.no_grad():
             return propagate(program, problem.region, self.options, names)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form, with the corners of the region they were expanded around."""
+        """Bound every form, with the corners of the region they were expanded around."""
         steps = score_steps(problem, forms)
         names = read_names(steps)
         if forms.logits is not None:
@@ -58,13 +79,13 @@ class PolyZono(EngineBase):
         return bound_from(self.walk(problem, sorted(names)).sets, problem, forms, steps)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
-        """The set of the vector that the head reads: its monomials are the generators, the rest is the box."""
+        """Enclose the vector that the head reads: monomials of its set become generators, the rest the box."""
         made = self.walk(headless(problem), [OUTPUT]).sets.get(OUTPUT)
         return nothing_known(problem) if made is None else hidden_of(made)
 
 
 def hidden_of(x: TensorSet) -> HiddenBounds:
-    """A polynomial zonotope as an enclosure: every monomial is a generator of its own, squares around their middle."""
+    """Return a polynomial zonotope as an enclosure: every monomial is a generator, squares around their middle."""
     squares = x.pairs[:, 0] == x.pairs[:, 1]
     half = 0.5 * x.Q[squares]
     A = torch.cat((x.L, x.Q[~squares], half)).T
@@ -90,7 +111,7 @@ VARIANTS = {
     "pz-norm": SetOptions(simplex=False, taylor=False),
     "cpz": SetOptions(),
 }
-"""The registered engines: none of the constraints, each alone, both."""
+"""The registered engines: neither constraint, each alone, both."""
 
 for _name, _options in VARIANTS.items():
     register(_name)(partial(PolyZono, _name, _options))

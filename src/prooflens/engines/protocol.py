@@ -20,11 +20,11 @@ from prooflens.progress import Progress, silent
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a caller allows an engine, and who hears how far it is: the same for every engine.
+    """What a caller allows an engine, and who is told of progress; the same for every engine.
 
     Attributes:
-        memory: bytes that it may use; None for what the engine thinks the machine can spare.
-        progress: told what is being done and which share of it is done.
+        memory: bytes that the engine may use; None for what it thinks the machine can spare.
+        progress: called with what is being done and which share of it is done.
     """
 
     memory: int | None = None
@@ -32,21 +32,24 @@ class EngineOptions:
 
 
 NO_OPTIONS = EngineOptions()
-"""Whatever the machine has, and nobody is told."""
+"""The default options: whatever memory the machine has, and no progress reports."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Bounds linear forms of scores and outputs over a region. `EngineBase` has the checks that all engines share."""
+    """Something that bounds linear forms of scores and outputs over a region.
+
+    `EngineBase` has the checks that all engines share. `get_engine(name)` makes one by its name.
+    """
 
     @property
     def name(self) -> str:
-        """Its name in the registry."""
+        """The engine's name in the registry."""
         ...
 
     @property
     def guarantee(self) -> Guarantee:
-        """What its bounds are worth."""
+        """What the engine's bounds are worth: proved or estimated."""
         ...
 
     def refuses(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> str | None:
@@ -109,11 +112,11 @@ class EngineBase(ABC):
 
 
 def unknown_steps(architecture: Architecture, engine: str) -> str | None:
-    """Say why an engine that reads scores as products of affine queries and keys cannot read a model's; None if it can.
+    """Say why a model's scores are not products of affine queries and keys; None if they are.
 
     Args:
         architecture: what the model looks like.
-        engine: the engine's name.
+        engine: the name of the engine that needs such scores, for the message.
     """
     if architecture.score_cap is not None:
         return f"{engine} has no rule for capped scores (score_cap): ask crown or interval"
@@ -126,7 +129,13 @@ _REGISTRY: dict[str, Callable[[], Engine]] = {}
 
 
 def register(name: str) -> Callable[[Callable[[], Engine]], Callable[[], Engine]]:
-    """Enter an engine under its name; it then takes part in `certify`, `compare` and the soundness run."""
+    """Return a decorator that enters an engine under a name.
+
+    The engine then takes part in `certify`, `compare` and the soundness run.
+
+    Args:
+        name: the engine's name.
+    """
 
     def enter(make: Callable[[], Engine]) -> Callable[[], Engine]:
         _REGISTRY[name] = make
@@ -136,19 +145,37 @@ def register(name: str) -> Callable[[Callable[[], Engine]], Callable[[], Engine]
 
 
 def engine_names() -> list[str]:
-    """All registered engines."""
+    """Return the names of all registered engines.
+
+    Example:
+        >>> import prooflens.engines
+        >>> "taylor" in engine_names()
+        True
+    """
     return sorted(_REGISTRY)
 
 
 def get_engine(name: str) -> Engine:
-    """A fresh engine by name."""
+    """Make an engine by its name.
+
+    Args:
+        name: one of `engine_names()`.
+
+    Raises:
+        EngineError: if there is no such engine.
+
+    Example:
+        >>> import prooflens.engines
+        >>> get_engine("crown").guarantee
+        <Guarantee.PROVED: 'proved'>
+    """
     if name not in _REGISTRY:
         raise EngineError(f"there is no engine {name!r}; engines: {', '.join(engine_names())}")
     return _REGISTRY[name]()
 
 
 class Stopwatch:
-    """Seconds since it was made, with the device's work finished."""
+    """Measure seconds since it was made; pending work of the device is waited for."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -160,5 +187,5 @@ class Stopwatch:
         return time.perf_counter()
 
     def seconds(self) -> float:
-        """Time gone by."""
+        """Return the seconds since the watch was made."""
         return self._now() - self._start

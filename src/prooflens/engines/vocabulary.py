@@ -1,11 +1,12 @@
 r"""Functionals of the output for heads with many outputs: named tokens directly, all others through a proved tail.
 
 **Named tokens.** A functional Σ_c κ_c Logit(c) is the linear form v·h + β of the vector h that the head reads, with
-v = Σ κ_c w_c. So the model gets another head, one row v per functional, and any engine bounds its outputs: differences
-of rows are taken before anything is bounded. v is rounded: |fl(v) − v|·|h| ≤ γ Σ|κ_c||w_c|·sup|h| is added.
+v = Σ κ_c w_c. So the model gets another head, one row v per functional, and any engine bounds its outputs:
+differences of rows are taken before anything is bounded. v is rounded:
+|fl(v) − v|·|h| ≤ γ Σ|κ_c||w_c|·sup|h| is added.
 
-**The tail.** Logit(y) − max_{c ∈ T} Logit(c) is the smallest of (w_y − w_c)·h + b_y − b_c, c ∈ T. Of each a lower bound
-is wanted, cheapest first, and only tokens that are still open go on:
+**The tail.** Logit(y) − max_{c ∈ T} Logit(c) is the smallest of (w_y − w_c)·h + b_y − b_c, c ∈ T. Of each a lower
+bound is wanted, cheapest first, and only tokens that are still open go on:
 
 | stage | bound of \|Δw·(h − h₀)\| | cost for V tokens |
 |---|---|---|
@@ -43,22 +44,23 @@ from prooflens.queries.base import make_claim
 from prooflens.queries.functionals import LargestLogit, Logit, OutputAtom
 
 CHUNK_ELEMENTS = 2**24
-"""Numbers of a matrix over the vocabulary that are held at a time (128 MiB)."""
+"""How many numbers of a matrix over the vocabulary are held at a time (128 MiB)."""
 
 CHALLENGERS = 256
-"""So many of the nearest tokens of a tail are attacked."""
+"""How many of the nearest tokens of a tail are attacked."""
 
 MOST_DIRECT = 64
-"""If more tokens than this are open after the linear stage, the tail is not proved by asking one by one."""
+"""If more tokens than this are open after the linear stage, they are not asked about one by one."""
 
 
 def is_tail(functional: Functional) -> bool:
-    """Whether a functional is a winner's margin over the largest of many outputs."""
+    """Say whether a functional is a winner's margin over the largest of many outputs."""
     return any(isinstance(atom, LargestLogit) for _, atom in functional.terms)
 
 
 def reads_vector(problem: Problem, functional: Functional) -> bool:
-    """Whether a functional is better bounded through the vector that the head reads: tails, and logits of a token."""
+    """Say whether a functional is better bounded through the vector that the head reads (tails, logits of a
+    token)."""
     architecture = problem.model.architecture
     if architecture.d_out is None or not functional.terms:
         return False
@@ -67,7 +69,12 @@ def reads_vector(problem: Problem, functional: Functional) -> bool:
 
 
 def margin_model(problem: Problem, functionals: Sequence[Functional]) -> tuple[Problem, Float[Tensor, " F"]]:
-    """The problem with one output per linear functional, and what rounding of its head may add to each."""
+    """Return the problem with one output per linear functional, and what rounding of its head may add to each.
+
+    Args:
+        problem: the model and the region.
+        functionals: linear functionals of the outputs.
+    """
     weight, bias = problem.model.head
     rows, offsets, sizes = [], [], []
     for functional in functionals:
@@ -84,7 +91,7 @@ def margin_model(problem: Problem, functionals: Sequence[Functional]) -> tuple[P
 
 
 def _terms(functional: Functional, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and indices of the logits of a linear functional."""
+    """Return weights and indices of the logits of a linear functional."""
     pairs = [(weight, atom.index) for weight, atom in functional.terms if isinstance(atom, Logit)]
     assert len(pairs) == len(functional.terms)
     weights, index = zip(*pairs, strict=True)
@@ -97,7 +104,14 @@ def bound_margins(
     functionals: Sequence[Functional],
     options: EngineOptions = NO_OPTIONS,
 ) -> FormBounds:
-    """Bounds of linear functionals of the output by any engine; their constants are left out."""
+    """Bound linear functionals of the output by any engine; their constants are left out.
+
+    Args:
+        engine: who bounds the outputs of the model with another head.
+        problem: the model and the region.
+        functionals: linear functionals of the outputs.
+        options: memory that may be used, and who is told of progress.
+    """
     asked, slack = margin_model(problem, functionals)
     found = engine.bound_forms(asked, output_forms(torch.eye(len(functionals), dtype=torch.float64)), options)
     if engine.guarantee is not Guarantee.PROVED:
@@ -114,7 +128,7 @@ def bound_margins(
 
 
 def _numbers(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The bounds without NaN, which would hide what another engine knows."""
+    """Replace NaN by ∓∞, because NaN would hide what another engine knows."""
     return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf), upper.nan_to_num(
         torch.inf, torch.inf, -torch.inf
     )
@@ -127,7 +141,7 @@ def _margins(
     known: HiddenBounds | None,
     options: EngineOptions,
 ) -> FormBounds:
-    """The same, from an engine's own enclosure where it has one; only what that leaves open is asked one by one."""
+    """Bound margins by an engine's own enclosure if it has one; only what that leaves open is asked one by one."""
     if known is None or known.A is None:
         return bound_margins(engine, problem, functionals, options)
     weight, bias = problem.model.head
@@ -159,7 +173,18 @@ def bound_tail(
     known: HiddenBounds | None = None,
     options: EngineOptions = NO_OPTIONS,
 ) -> tuple[float, float, Tail]:
-    """Bounds of Logit(y) − max over T, and how the tokens of T were decided. The lower bound holds for every token."""
+    """Bound Logit(y) − max over the tail T; the lower bound holds for every token of T.
+
+    Args:
+        engine: who is asked.
+        problem: the model and the region.
+        functional: a tail (`is_tail`).
+        known: an enclosure of the vector that the head reads; None to ask the engine for it.
+        options: memory that may be used, and who is told of progress.
+
+    Returns:
+        The lower bound, the upper bound, and how the tokens of T were decided.
+    """
     with torch.no_grad():
         known = known or hidden_bounds(engine, problem, options)
         return _Tail(engine, problem, functional, known, options).run()
@@ -176,7 +201,7 @@ class _Tail:
     options: EngineOptions
 
     def run(self) -> tuple[float, float, Tail]:
-        """Box, linear part, one by one."""
+        """Decide tokens by the box, then by the linear part, then one by one."""
         weight, _ = self.problem.model.head
         (winner, left), rest = _parts(self.functional), torch.ones(len(weight), dtype=torch.bool)
         rest[list(left)] = False
@@ -204,7 +229,7 @@ class _Tail:
         return Functional(((1.0, Logit(self.winner)), (-1.0, Logit(token))), name=f"token {token}")
 
     def _stage(self, tokens: Int[Tensor, " n"], spread: Reach) -> tuple[Tensor, Tensor]:
-        """Bounds of Δw·h + Δb for some tokens, chunk by chunk."""
+        """Bound Δw·h + Δb for some tokens, chunk by chunk."""
         weight, bias = self.problem.model.head
         h0, largest, d = self.known.h0, self.known.largest, weight.shape[-1]
         p = 1 if self.known.A is None else self.known.A.shape[-1]
@@ -222,7 +247,7 @@ class _Tail:
 
 
 def _parts(functional: Functional) -> tuple[int, tuple[int, ...]]:
-    """The winner, and the outputs that are not in the tail."""
+    """Return the winner, and the outputs that are not in the tail."""
     match functional.terms:
         case ((1.0, Logit(index=winner)), (-1.0, LargestLogit(but=left))):
             return winner, left
@@ -235,7 +260,14 @@ def bound_outputs(
     functionals: Sequence[Functional],
     options: EngineOptions = NO_OPTIONS,
 ) -> Bounds:
-    """Bounds of functionals for which `reads_vector` is true, with the engine's guarantee."""
+    """Bound functionals for which `reads_vector` is true, with the engine's guarantee.
+
+    Args:
+        engine: who is asked.
+        problem: the model and the region.
+        functionals: functionals of the outputs.
+        options: memory that may be used, and who is told of progress.
+    """
     watch = Stopwatch(problem.model.device)
     size = len(functionals)
     lower, upper = (torch.empty(size, dtype=torch.float64) for _ in range(2))
@@ -262,16 +294,21 @@ def bound_outputs(
 
 
 def output_refusal(engine: Engine, problem: Problem, options: EngineOptions = NO_OPTIONS) -> str | None:
-    """Why an engine cannot bound the vector that the head reads, or None if it can."""
+    """Say why an engine cannot bound the vector that the head reads, or return None if it can."""
     return engine.refuses(
         headless(problem), output_forms(torch.eye(problem.model.headless.architecture.d_model)), options
     )
 
 
 def narrowed(problem: Problem, claim: Claim, most: int = CHALLENGERS) -> tuple[Problem, Claim]:
-    """The claim with the nearest tokens of its tail in place of all of them: what breaks it breaks the claim.
+    """Return a claim with only the nearest tokens of its tail: what breaks it breaks the original claim.
 
-    The model of the new problem has only the outputs that are named, so that an attack need not run the others.
+    The model of the new problem has only the outputs that are named, so that an attack need not compute the others.
+
+    Args:
+        problem: the model and the region.
+        claim: the claim.
+        most: how many of the nearest tokens to keep.
     """
     layers = sorted({row.layer for row in claim.rows})
     setting = problem.setting(layers, output=True)

@@ -4,17 +4,17 @@ Every value is c + Σ_k ε_k L_k, ε ∈ [−1, 1], the noise symbols ε shared 
 `tensor_sets.tensor_set` without quadratic generators, so affine steps and rounding are theirs.
 
 **Dot products** c₁c₂ + c₁ℓ₂ + ℓ₁c₂ + ℓ₁ℓ₂, the last term boxed: *precise*, Σ_{k≤l} |M_kl + M_lk| with ε_k² ∈ [0, 1],
-where the coefficients fit in memory (`tensor_sets.products`); *fast*, the product of the two radii, where they do not.
-Forms of scores are always precise, after differences are taken.
+where the coefficients fit in memory (`tensor_sets.products`); *fast*, the product of the two radii, where they do
+not. Forms of scores are always precise, after differences are taken.
 
-**One-dimensional functions** lie in a strip, φ(x) ∈ λx + [μ̲, μ̄]. For a convex φ and any λ the upper end is at an end of
-[l, u]; below, the tangent at any t gives φ(x) − λx ≥ φ(t) − φ'(t)t + min over x ∈ {l, u} of (φ'(t) − λ)x, best where
-φ'(t) = λ.
+**One-dimensional functions** lie in a strip, φ(x) ∈ λx + [μ̲, μ̄]. For a convex φ and any λ the upper end is at an
+end of [l, u]; below, the tangent at any t gives φ(x) − λx ≥ φ(t) − φ'(t)t + min over x ∈ {l, u} of (φ'(t) − λ)x, best
+where φ'(t) = λ.
 
 **Softmax** s_j = 1/Σ_k e^{a_k − a_j}: differences, a strip for e^x, a sum, a strip for 1/Z, cut by the box that the
-differences allow. **Its sum**: the real weights satisfy Σ s = 1, so s_j = s_j + w_j(1 − Σ_k s_k) for any w. On the set
-that is an affine map; w follows the squared radii, so that noise which all weights share cancels. Where it does not
-narrow a weight the weight stays.
+differences allow. **Its sum**: the real weights satisfy Σ s = 1, so s_j = s_j + w_j(1 − Σ_k s_k) for any w. On the
+set that is an affine map; w follows the squared radii, so that noise which all weights share cancels. Where it does
+not narrow a weight the weight stays.
 
 Symbols are reduced to a budget after each step (largest ℓ1 norm kept), and what is boxed becomes a fresh symbol.
 """
@@ -44,10 +44,10 @@ from prooflens.queries.simplex import Box
 from prooflens.queries.weights import weight_box
 
 AFFINE = SetOptions(simplex=False, norm=False, taylor=False, k=0)
-"""No quadratic generators and none of the paper's constraints."""
+"""The options of affine arithmetic: no quadratic generators and none of the paper's constraints."""
 
 WIDEST = 300.0
-"""Differences of scores beyond this are not given to exponentials: their weights are boxes."""
+"""Score differences beyond this are not given to exponentials: their weights are boxes."""
 
 
 def strip(
@@ -58,7 +58,16 @@ def strip(
     slope: Tensor,
     touch: Tensor,
 ) -> Relaxation:
-    """φ(x) ∈ value + λ(x − c) ± error for a convex φ, any λ and any touching point, in floats to 32 roundings."""
+    """Return φ(x) ∈ value + λ(x − c) ± error for a convex φ, for any slope λ and any touching point.
+
+    Args:
+        function: φ, computed to 32 roundings.
+        derivative: φ', computed to 32 roundings.
+        c: where the line is centred.
+        box: the interval of x.
+        slope: λ.
+        touch: where the tangent below φ touches.
+    """
     low, high = box
     touch = torch.minimum(torch.maximum(touch, low), high)
     at = torch.stack((low, high))
@@ -75,7 +84,7 @@ def strip(
 
 
 class AffineRules(Rules):
-    """The steps' meanings in affine arithmetic: all of `polyzono`'s with no quadratic part, and DeepT's softmax."""
+    """The steps of `polyzono` in affine arithmetic: no quadratic part, and DeepT's softmax."""
 
     def _softmax(self, step: Softmax, a: TensorSet) -> TensorSet:
         mask = step.mask
@@ -129,7 +138,7 @@ class AffineRules(Rules):
         return self.on_simplex(s).within(box)
 
     def on_simplex(self, s: TensorSet) -> TensorSet:
-        """s + w(1 − Σ s), weight by weight where that is narrower."""
+        """Replace s by s + w(1 − Σ s), weight by weight, where that is narrower."""
         before = s.hull()
         square = (before.upper - before.lower).square()
         w = square / square.sum(-1, keepdim=True).clamp(min=TINY)
@@ -153,15 +162,31 @@ class AffineRules(Rules):
 @register("zonotope")
 @dataclass(frozen=True)
 class ZonotopeEngine(EngineBase):
-    """Proved bounds of linear forms of any scores and outputs by affine arithmetic."""
+    """Bound linear forms of any scores and outputs by affine arithmetic (zonotopes, as DeepT); the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        symbols: how many noise symbols are kept from step to step.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = ZonotopeEngine().bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "zonotope"
     guarantee: Guarantee = Guarantee.PROVED
     symbols: int = 1024
-    """Noise symbols that are kept from step to step, at least two per coordinate of the input."""
+    """Noise symbols that are kept from step to step; at least two per coordinate of the input are kept."""
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form; ±∞ where a set has left the float numbers."""
+        """Bound every form; ±∞ where a set has left the float numbers."""
         steps = score_steps(problem, forms)
         names = read_names(steps)
         names |= {OUTPUT} if forms.logits is not None else set()

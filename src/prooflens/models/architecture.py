@@ -14,7 +14,7 @@ PoolKind = Literal["none", "mean", "first", "last"]
 HeadNorm = Literal["none", "head", "whole"]
 
 LARGEST = 2**24
-"""No model has a width, a context or a vocabulary beyond this; what says so is damaged."""
+"""The largest width, context or vocabulary that a model can have; a file that says more is damaged."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Architecture:
             raise ModelError("blocks without attention and without a network do nothing")
 
     def _check_types(self) -> None:
-        """Numbers are numbers, of a size that a model can have; a folder may say anything."""
+        """Raise unless numbers are numbers, of a size that a model can have; a file may say anything."""
         for field in fields(self):
             value, kind = getattr(self, field.name), str(field.type)
             if value is None and "None" in kind:
@@ -134,7 +134,7 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, d_h."""
+        """The width of one head, d_h."""
         return self.d_head if self.d_head is not None else self.d_model // self.n_heads
 
     @property
@@ -158,21 +158,21 @@ class Architecture:
         return (*before, *behind)
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer looks at a window only."""
+        """Say whether a layer looks at a window only."""
         return self.window is not None and layer in self.window_layers
 
     def scale(self, layer: int) -> float:
-        """The factor of q·k in a layer."""
+        """Return the factor of q·k in a layer."""
         scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
         return scale / (layer + 1) if self.scale_by_layer else scale
 
     @property
     def kv_heads(self) -> int:
-        """Number of key-value heads; each serves `n_heads / kv_heads` query heads."""
+        """The number of key-value heads; each serves `n_heads / kv_heads` query heads."""
         return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` reads back; later fields are left out at their defaults."""
+        """Return a dictionary, ready for JSON, that `from_dict` reads back; later fields are left out at defaults."""
         later = [field for field in fields(self) if field.name in LATER]
         plain = {field.name for field in later if getattr(self, field.name) == field.default}
         written = {name: value for name, value in asdict(self).items() if name not in plain}
@@ -180,7 +180,7 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
-        """Read back `to_dict`; unknown keys are an error, since they would change what is computed."""
+        """Read back what `to_dict` made; unknown keys are an error, since they would change what is computed."""
         if not isinstance(data, dict):
             raise ModelError("the architecture must be a JSON object")
         known = {field.name for field in fields(cls)}

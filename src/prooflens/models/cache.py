@@ -1,11 +1,11 @@
-"""Where models that were fetched or trained are kept."""
+"""The folder of models that were downloaded or trained."""
 
 import os
 from pathlib import Path
 
 
 def home() -> Path:
-    """`PROOFLENS_HOME`, else the platform's cache directory."""
+    """Return `PROOFLENS_HOME`, or else the platform's cache directory."""
     if chosen := os.environ.get("PROOFLENS_HOME"):
         return Path(chosen).expanduser()
     from platformdirs import user_cache_path
@@ -14,12 +14,12 @@ def home() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a cached model; hub names keep their owner as `owner--name`."""
+    """Return the folder of a cached model; a hub name `owner/name` becomes `owner--name`."""
     return home() / "models" / name.replace("/", "--")
 
 
 def cached_models() -> list[str]:
-    """Names of the models that are in the cache, whole."""
+    """Return the names of the complete models in the cache."""
     folder = home() / "models"
     if not folder.is_dir():
         return []

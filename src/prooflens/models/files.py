@@ -19,13 +19,13 @@ from prooflens.json_files import read_json
 from prooflens.models.architecture import Architecture
 
 OWN_TYPE = "prooflens"
-"""`model_type` of folders that prooflens writes: canonical names, architecture in the config."""
+"""The `model_type` of folders that prooflens writes: canonical names, architecture in the config."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a model folder."""
+    """Return the parsed config.json of a model folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} holds no config.json: is it a model folder?")
@@ -39,7 +39,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files (one file, or shards with an index)."""
+    """Return all tensors of a folder's safetensors files (one file, or shards with an index)."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -63,7 +63,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file; a missing, truncated or broken file is one clear error."""
+    """Return the tensors of one safetensors file; a missing or broken file is a `ModelError`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -76,7 +76,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and dequantised tensors of a GGUF file, through transformers."""
+    """Return config and dequantised tensors of a GGUF file, read by transformers."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
@@ -117,10 +117,13 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
 
 @contextmanager
 def atomic_folder(target: Path, resumable: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends without an error.
+    """Yield a temporary folder beside `target` that takes its place if the block ends without an error.
 
-    What is there already is replaced only if it is a model's folder. With `resumable` the temporary folder has a fixed
-    name and is kept after an error if there is something in it, for the next try.
+    What is there already is replaced only if it is a model's folder.
+
+    Args:
+        target: the folder to write.
+        resumable: give the temporary folder a fixed name, and keep it after an error if there is something in it.
     """
     check_replaceable(target)
     try:
@@ -144,18 +147,18 @@ def atomic_folder(target: Path, resumable: bool = False) -> Iterator[Path]:
 
 
 def partial_folder(target: Path) -> Path:
-    """Where a download that was interrupted waits to be resumed."""
+    """Return where a download that was interrupted waits to be resumed."""
     return target.parent / f".{target.name}.partial"
 
 
 def _is_begun(folder: Path) -> bool:
-    """Whether a download has brought something: a file, or a part of one in the hub client's own folder."""
+    """Say whether a download has brought something: a file, or a part of one in the hub client's own folder."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return any(path.parts[0] != ".cache" or path.suffix == ".incomplete" for path in files)
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuse to write a model where something else is, or nothing can be: only empty and model folders are replaced."""
+    """Raise a `ModelError` unless a model can be written there: only empty and model folders are replaced."""
     if not target.exists():
         parent = next(folder for folder in target.absolute().parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):

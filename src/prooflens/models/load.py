@@ -1,4 +1,4 @@
-"""`prooflens.load`: one door for everything that is a transformer."""
+"""Load a model from a name, a folder, a file or an object in memory, as one canonical transformer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,38 @@ from prooflens.models.pull import SOURCES, Progress, pull
 from prooflens.models.transformer import Transformer
 
 EMBEDDED = ("toy", "toy-4layer", "toy-induction", "toy-d16")
-"""Models whose weights are part of the package: no download, no text, example inputs instead."""
+"""Models whose weights are part of the package: no download, no tokenizer, example inputs in place of texts."""
 
 TRAINED = ("bert-tiny-sst2", "toy-d32", "toy-d64", "toy-d128")
 """Models that `prooflens train` makes."""
 
 
 def load(x: Any, progress: Progress | None = None, tokenizer: Any = None) -> Transformer:
-    """The canonical transformer of x.
+    """Load a transformer, whatever form it has, as the canonical model that prooflens proves things about.
 
-    x is a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder (config.json + safetensors), a
-    .gguf file, a hub name, a transformers module, or a TransformerLens model. Weights become float64 and are
-    otherwise taken as they are. `tokenizer` (of transformers or tokenizers) lets a module read texts; a folder's own
-    and a TransformerLens model's own are found without it.
+    Weights are converted to float64 and are otherwise taken as they are: nothing is folded, centred or dropped.
+
+    Args:
+        x: a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder with config.json and safetensors, a
+            .gguf file, a name on the Hugging Face hub, a `transformers` module, a TransformerLens model, or a
+            `Transformer`, which comes back as it is.
+        progress: called with a stage and a share from 0 to 1 while a model is downloaded; None for silence.
+        tokenizer: a tokenizer of `transformers` or `tokenizers`, for a module that has to read texts. The tokenizer
+            of a folder or of a TransformerLens model is found without it.
+
+    Returns:
+        The model, on the CPU and in float64.
+
+    Raises:
+        ModelError: if there is no such model, its files are damaged, or its architecture is not supported.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> print(model.architecture)
+        encoder: 2 layers, 2 heads, d=8, d_ff=16, relu, post-LayerNorm ε=1e-05
+        >>> model.dtype
+        torch.float64
     """
     model = _load(x, progress)
     if tokenizer is None:
@@ -92,7 +111,15 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
 
 
 def load_folder(folder: Path, name: str) -> Transformer:
-    """A model folder in prooflens' own layout or in Hugging Face's."""
+    """Load a model folder in prooflens' own layout or in Hugging Face's.
+
+    Args:
+        folder: holds config.json and safetensors; tokenizer.json and example inputs are read if they are there.
+        name: the name that results and messages use for the model.
+
+    Raises:
+        ModelError: if a file is missing or damaged, or the architecture is not supported.
+    """
     config = read_config(folder)
     tokenizer = FileTokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else None
     if config.get("model_type") == OWN_TYPE:
@@ -108,7 +135,7 @@ def load_folder(folder: Path, name: str) -> Transformer:
 
 
 def _pooling(folder: Path) -> str | None:
-    """How a sentence encoder pools its tokens, if the folder says so (sentence-transformers' layout)."""
+    """Return how a sentence encoder pools its tokens, if the folder says so (the layout of sentence-transformers)."""
     path = folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return None
@@ -129,7 +156,7 @@ def _load_module(module: Any) -> Transformer:
 
 
 def _build(architecture: Architecture, weights: dict[str, Tensor], **extra: Any) -> Transformer:
-    """float64, on the cpu, contiguous: the one place where weights change their type."""
+    """Build a model with contiguous float64 weights on the CPU: the one place where weights change their type."""
     held = {
         key: tensor.detach().to(device="cpu", dtype=torch.float64).contiguous()
         for key, tensor in weights.items()

@@ -1,4 +1,4 @@
-"""From an architecture and its weights to the program of steps that every engine walks."""
+"""Build the program of steps that every engine walks, from an architecture and its weights."""
 
 from __future__ import annotations
 
@@ -23,14 +23,27 @@ INPUT = "blocks.0.hook_resid_pre"
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A straight line of steps from `INPUT` to the values somebody asked for."""
+    """A straight line of steps from `INPUT` to the values that were asked for.
+
+    Example:
+        >>> import prooflens as pl
+        >>> print(pl.load("toy").program(4, "blocks.0.attn.hook_q"))
+        blocks.0.attn.hook_q = Affine(blocks.0.hook_resid_pre)
+    """
 
     steps: tuple[AnyStep, ...]
     n_tokens: int
     mask: Bool[Tensor, "S S"]
 
     def slice(self, wanted: Sequence[str]) -> Program:
-        """Only the steps that the wanted values depend on, in order."""
+        """Return only the steps that the wanted values depend on, in order.
+
+        Args:
+            wanted: names of values.
+
+        Raises:
+            ModelError: if the model has no value of that name.
+        """
         known = {INPUT} | {step.out for step in self.steps}
         if missing := [name for name in wanted if name not in known]:
             raise ModelError(f"the model has no value named {missing[0]!r}; `run_with_cache` lists them all")
@@ -43,7 +56,15 @@ class Program:
         return Program(tuple(reversed(kept)), self.n_tokens, self.mask)
 
     def run(self, x: Tensor, keep: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Evaluate every step at x. With `keep`, values are dropped after their last use."""
+        """Evaluate every step at x.
+
+        Args:
+            x: the post-embedding input, shape [..., S, d].
+            keep: names of values to keep; the others are dropped after their last use. None keeps all.
+
+        Returns:
+            The values by name.
+        """
         last_use = {name: i for i, step in enumerate(self.steps) for name in step.inputs}
         kept = None if keep is None else set(keep)
         values = {INPUT: x}
@@ -91,7 +112,7 @@ def build_program(
 
 
 def some_weight(weights: Mapping[str, Tensor]) -> Tensor:
-    """A matrix of the first block: its precision and device are the model's."""
+    """Return a matrix of the first block: its precision and device are the model's."""
     return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
 
 
@@ -152,10 +173,10 @@ def attention_mask(
 
 
 def scores_name(layer: int) -> str:
-    """TransformerLens' name of a layer's attention scores."""
+    """Return TransformerLens' name of a layer's attention scores."""
     return f"blocks.{layer}.attn.hook_attn_scores"
 
 
 def pattern_name(layer: int) -> str:
-    """TransformerLens' name of a layer's attention weights."""
+    """Return TransformerLens' name of a layer's attention weights."""
     return f"blocks.{layer}.attn.hook_pattern"

@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text to token ids, and each id to the text that a person reads."""
+    """Maps a text to token ids, and each id to the text that a person reads."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with the special tokens the model was trained with."""
+        """Return the ids of a text, with the special tokens the model was trained with."""
         ...
 
     def token(self, index: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One input: its tokens and its post-embedding vectors x."""
+    """One input: its tokens and its post-embedding vectors.
+
+    Attributes:
+        x: the post-embedding vectors, shape [S, d].
+        tokens: the texts of the tokens.
+        ids: the token ids; None for an input that was not embedded from ids.
+        text: the text; None for an input that was given as ids or as a tensor.
+    """
 
     x: Float[Tensor, "S d"] = field(repr=False)
     tokens: tuple[str, ...]
@@ -49,12 +56,12 @@ class FileTokenizer:
     path: Path
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with special tokens, without padding or truncation."""
+        """Return the ids of a text, with special tokens, without padding or truncation."""
         ids: list[int] = _read_tokenizer(self.path).encode(text).ids
         return ids
 
     def token(self, index: int) -> str:
-        """The text of one token; pieces that are not whole characters are shown by their name."""
+        """Return the text of one token; pieces that are not whole characters are shown by their name."""
         reader = _read_tokenizer(self.path)
         text: str = reader.decode([index], skip_special_tokens=False)
         return text if text and "\ufffd" not in text else str(reader.id_to_token(index))
@@ -62,21 +69,23 @@ class FileTokenizer:
 
 @dataclass(frozen=True, eq=False)
 class GivenTokenizer:
-    """A tokenizer that the caller has: of transformers, of the `tokenizers` library, or a TransformerLens model's own.
+    """A tokenizer that the caller has: of transformers, of `tokenizers`, or a TransformerLens model's own.
 
-    `to_ids` is how it encodes, where that is not its own `encode` (TransformerLens puts a first token before a text).
+    Attributes:
+        given: the tokenizer.
+        to_ids: how it encodes, if that is not its own `encode` (TransformerLens puts a first token before a text).
     """
 
     given: Any
     to_ids: Callable[[str], Any] | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, as the given tokenizer makes them."""
+        """Return the ids of a text, as the given tokenizer makes them."""
         ids = (self.to_ids or self.given.encode)(text)
         return [int(i) for i in getattr(ids, "ids", ids)]
 
     def token(self, index: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return str(self.given.decode([index])) or f"#{index}"
 
 
@@ -100,7 +109,15 @@ def _read_tokenizer(path: Path):  # type: ignore[no-untyped-def]  # tokenizers h
 
 
 def make_prompt(model: Transformer, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
-    """Tokenise and embed a text, or embed token ids; an empty or too long one is an error."""
+    """Tokenise and embed a text, or embed token ids.
+
+    Args:
+        model: the model that reads it.
+        text: a text, or a sequence of token ids.
+
+    Raises:
+        PromptError: if the model has no tokenizer, or the text is empty or too long.
+    """
     reader = model.tokenizer
     if not isinstance(text, str):
         ids = _token_ids(text)
@@ -119,7 +136,7 @@ def make_prompt(model: Transformer, text: str | Sequence[int] | Int[Tensor, " S"
 
 
 def _token_ids(given: Any) -> list[int]:
-    """One sequence of token ids, of a list or of a tensor [S] or [1, S]."""
+    """Return one sequence of token ids, from a list or a tensor [S] or [1, S]."""
     ids = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
         (ids,) = ids
@@ -129,7 +146,7 @@ def _token_ids(given: Any) -> list[int]:
 
 
 def example_prompt(model: Transformer, index: int) -> Prompt:
-    """One of the example inputs that an embedded model carries."""
+    """Return one of the example inputs that an embedded model carries."""
     if model.examples is None:
         raise PromptError(f"{model.name} has no example inputs: give a text with `prompt()`")
     if not 0 <= index < len(model.examples):

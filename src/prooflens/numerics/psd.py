@@ -19,14 +19,23 @@ _SAFE_EXPONENT = 400
 
 
 def is_psd(M: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
-    """Whether each symmetric M is proved positive semidefinite.
+    """Say for each symmetric M whether it is proved positive semidefinite; False means not proved.
 
-    With s_i = σ m_ii (σ about 3n²u) and L the floating Cholesky factor of M − diag(s), write
-    M = LLᵀ + diag(s) + F. Then diag(s) + F ⪰ 0, hence M ⪰ 0, if for some w > 0 and every i
-    s_i w_i ≥ Σ_j |F_ij| w_j (generalised diagonal dominance); w_i = m_ii^{-1/2} makes the test invariant under
-    diagonal scaling. Covered: the rounding of LLᵀ (γ_n |L||L|ᵀ), of both subtractions, and of the test itself.
+    With s_i = σ m_ii (σ about 3n²u) and L the floating Cholesky factor of M − diag(s), write M = LLᵀ + diag(s) + F.
+    Then diag(s) + F ⪰ 0, hence M ⪰ 0, if for some w > 0 and every i s_i w_i ≥ Σ_j |F_ij| w_j (generalised diagonal
+    dominance); w_i = m_ii^{-1/2} makes the test invariant under diagonal scaling. Covered: the rounding of LLᵀ (γ_n
+    |L||L|ᵀ), of both subtractions, and of the test itself. Complexity: O(n³) per matrix, one Cholesky factorisation
+    and one product.
 
-    Complexity: O(n³) per matrix, one Cholesky factorisation and one product.
+    Args:
+        M: exactly symmetric matrices, shape [..., n, n].
+
+    Raises:
+        ValueError: if a matrix is not symmetric.
+
+    Example:
+        >>> is_psd(torch.tensor([[[2.0, 1.0], [1.0, 2.0]], [[1.0, 2.0], [2.0, 1.0]]]).double()).tolist()
+        [True, False]
     """
     symmetric = (M.mT == M).all(dim=-1).all(dim=-1)
     if not bool(symmetric.all()) and not bool((symmetric | M.isnan().any(dim=-1).any(dim=-1)).all()):
@@ -62,9 +71,13 @@ def is_psd(M: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
 
 
 def dominates(d: Float[Tensor, "*batch n"], H: Float[Tensor, "*batch n n"]) -> Bool[Tensor, "*batch"]:
-    """Whether diag(d) ⪰ H is proved, for symmetric H.
+    """Say whether diag(d) ⪰ H is proved, for symmetric H.
 
     The matrix handed to `is_psd` has its diagonal rounded down, so it lies below diag(d) − H in the Loewner order.
+
+    Args:
+        d: diagonals, shape [..., n].
+        H: exactly symmetric matrices, shape [..., n, n].
     """
     M = -H
     M.diagonal(dim1=-2, dim2=-1).copy_(down(d - H.diagonal(dim1=-2, dim2=-1)))
@@ -72,7 +85,11 @@ def dominates(d: Float[Tensor, "*batch n"], H: Float[Tensor, "*batch n n"]) -> B
 
 
 def gershgorin_shift(H: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
-    """d_k ≥ H_kk + Σ_{l≠k} |H_kl|, so diag(d) ⪰ H by diagonal dominance: the row sums, rounded up."""
+    """Return d_k ≥ H_kk + Σ_{l≠k} |H_kl|, the row sums rounded up, so that diag(d) ⪰ H by diagonal dominance.
+
+    Args:
+        H: symmetric matrices, shape [..., n, n].
+    """
     n = H.shape[-1]
     diagonal = H.diagonal(dim1=-2, dim2=-1)
     radius = (H - torch.diag_embed(diagonal)).abs().sum(dim=-1)
@@ -82,10 +99,20 @@ def gershgorin_shift(H: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"
 def lambda_max_upper(
     H: Float[Tensor, "*batch n n"], scale: Float[Tensor, "*batch n"] | None = None, *, attempts: int = 5
 ) -> Float[Tensor, "*batch"]:
-    """λ with λ·diag(scale) ⪰ H proved: an upper bound of the largest eigenvalue of S^{-½}HS^{-½} (S = I by default).
+    """Return λ with λ·diag(scale) ⪰ H proved: an upper bound of the largest eigenvalue of S^{-½}HS^{-½}.
 
-    A floating eigenvalue is a guess; it is inflated until `dominates` proves it, sixteenfold at each attempt. Where
-    no attempt succeeds the answer is Gershgorin's, max_k (H_kk + Σ|H_kl|)/s_k. May be negative.
+    A floating eigenvalue is a guess; it is inflated until `dominates` proves it, sixteenfold at each attempt. If no
+    attempt succeeds the answer is Gershgorin's, max_k (H_kk + Σ|H_kl|)/s_k. λ may be negative.
+
+    Args:
+        H: exactly symmetric matrices, shape [..., n, n].
+        scale: the diagonal of S, positive, shape [..., n]; None for the identity.
+        attempts: how many candidates to try.
+
+    Example:
+        >>> bound = lambda_max_upper(torch.tensor([[0.0, 2.0], [2.0, 0.0]]).double()).item()
+        >>> 2.0 <= bound < 2.0 + 1e-9
+        True
     """
     n = H.shape[-1]
     weights = torch.ones_like(H[..., 0]) if scale is None else scale.expand(H.shape[:-1])
@@ -119,13 +146,18 @@ def lambda_max_upper(
 def certified_shift(
     H: Float[Tensor, "*batch n n"], scale: Float[Tensor, "*batch n"] | None = None
 ) -> Float[Tensor, "*batch n"]:
-    """d = λ·scale, rounded up, with diag(d) ⪰ H proved (`lambda_max_upper`)."""
+    """Return d = λ·scale, rounded up, with diag(d) ⪰ H proved (`lambda_max_upper`).
+
+    Args:
+        H: exactly symmetric matrices, shape [..., n, n].
+        scale: positive numbers, shape [..., n]; None for ones.
+    """
     weights = torch.ones_like(H[..., 0]) if scale is None else scale.expand(H.shape[:-1])
     return up(lambda_max_upper(H, weights)[..., None] * weights)
 
 
 def _shifted(A: Tensor, shift: Tensor) -> Tensor:
-    """A + diag(shift), in a fresh tensor."""
+    """Return A + diag(shift) in a fresh tensor."""
     moved = A.clone()
     moved.diagonal(dim1=-2, dim2=-1).add_(shift)
     return moved

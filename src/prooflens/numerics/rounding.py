@@ -17,7 +17,18 @@ TINY = 2.0**-1022
 
 
 def gamma(n: int) -> float:
-    """γ_n = nu/(1 − nu), rounded up: the relative error bound of n roundings in sequence."""
+    """Return γ_n = nu/(1 − nu), rounded up: the relative error bound of n roundings in sequence.
+
+    n·u is exact, and the difference and the quotient round once each; the factor 1 + 4u covers them and its own
+    product.
+
+    Args:
+        n: how many roundings, below 2⁵⁰.
+
+    Example:
+        >>> gamma(2) >= 2 * UNIT_ROUNDOFF
+        True
+    """
     if not 0 <= n < 2**50:
         raise ValueError(f"gamma(n) needs 0 <= n < 2**50, got {n}")
     nu = n * UNIT_ROUNDOFF
@@ -29,7 +40,18 @@ def up(x: Tensor, steps: int = 1) -> Tensor: ...
 @overload
 def up(x: float, steps: int = 1) -> float: ...
 def up(x: Tensor | float, steps: int = 1) -> Tensor | float:
-    """The float64 `steps` places above x: ≥ the real result of that many correctly rounded operations."""
+    """Return the float64 that is `steps` places above x.
+
+    One step takes a correctly rounded result to at least the real one.
+
+    Args:
+        x: a number or a tensor.
+        steps: how many places.
+
+    Example:
+        >>> up(1.0) == 1.0 + 2.0**-52
+        True
+    """
     return _step(x, float("inf"), steps)
 
 
@@ -38,7 +60,14 @@ def down(x: Tensor, steps: int = 1) -> Tensor: ...
 @overload
 def down(x: float, steps: int = 1) -> float: ...
 def down(x: Tensor | float, steps: int = 1) -> Tensor | float:
-    """The float64 `steps` places below x."""
+    """Return the float64 that is `steps` places below x.
+
+    One step takes a correctly rounded result to at most the real one.
+
+    Args:
+        x: a number or a tensor.
+        steps: how many places.
+    """
     return _step(x, -float("inf"), steps)
 
 

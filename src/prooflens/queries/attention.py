@@ -1,4 +1,20 @@
-"""Queries about one row of attention at a time: top-k, ranking, evidence mass, specialisation, entropy."""
+"""Queries about one row of attention at a time: top-k, ranking, evidence mass, specialisation, entropy.
+
+The examples share one attention pattern of one head with two tokens; row 1 has the scores (3, 1):
+
+    >>> import torch
+    >>> from prooflens.queries import Setting, full_mask
+    >>> setting = Setting({0: torch.tensor([[[0.0, 2.0], [3.0, 1.0]]])}, full_mask(2), n_layers=1, n_heads=1)
+    >>> [claim] = TopK(1, positions=[1]).bind(setting)
+    >>> print(claim, claim.functionals[0].name, claim.clean.tolist())
+    top1@1 on 0.0@1 0.0@1: a[0] - a[1] [2.0]
+    >>> [claim] = Mass(tau=0.5, positions=[1]).bind(setting)  # log odds: 3 − 1 − log(0.5 / 0.5)
+    >>> round(claim.clean.item(), 9)
+    2.0
+    >>> [claim] = Entropy(upper=1.0, positions=[0], heads="0.0").bind(setting)
+    >>> claim.functionals[0].name
+    '0.0@0: 1 - entropy'
+"""
 
 import itertools
 import json
@@ -22,11 +38,11 @@ class Reading(NamedTuple):
     scores: tuple[float, ...]
 
     def tied(self, rank: int) -> bool:
-        """Whether the keys at `rank` and `rank` + 1 (from 0) have the same clean score."""
+        """Say whether the keys at `rank` and `rank` + 1 (counted from 0) have the same clean score."""
         return rank + 1 < len(self.order) and self.scores[rank] == self.scores[rank + 1]
 
     def tie_between(self, rank: int) -> str:
-        """A sentence about that tie."""
+        """Return a sentence about the tie of the keys at `rank` and `rank` + 1."""
         return f"row {self.row}: keys {self.order[rank]} and {self.order[rank + 1]} tie in the clean pattern"
 
 
@@ -36,13 +52,18 @@ def _write_tokens(tokens: tuple[Token, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RowQuery(Query):
-    """A query asked of every row that `heads` (default: those of `bind`) and `positions` (default: all) name."""
+    """A query that is asked of every row of attention that it names.
+
+    Attributes:
+        heads: the heads, as in `"2.4"` or `"0-2"`; None for those that `bind` is given.
+        positions: the query positions, by index or by token text; None for all.
+    """
 
     heads: str | None = None
     positions: tuple[Token, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Tokens may be given one or in any collection; they are kept as tuples, so that queries compare and hash."""
+        """Keep tokens as tuples, however they were given, so that queries can be compared and hashed."""
         for name in ("positions", "tokens", "A", "B"):
             given = getattr(self, name, None)
             if given is None:
@@ -59,7 +80,12 @@ class RowQuery(Query):
 
     @abstractmethod
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """The conditions on one row, and the tie that keeps the clean answer from being unique."""
+        """Return the conditions on one row, and why the clean answer is not unique if there is a tie.
+
+        Args:
+            setting: the prompt in the model.
+            reading: the row's keys, most attended first, and their clean scores.
+        """
 
     def __str__(self) -> str:
         head = "" if self.heads is None else f"{self.heads}:"
@@ -69,7 +95,12 @@ class RowQuery(Query):
         return f"{head}{self.kind}@{inner if len(self.positions) == 1 else f'[{inner}]'}"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """One claim per head × position."""
+        """Return one claim per head × position.
+
+        Args:
+            setting: the prompt in the model: clean scores, mask, token texts.
+            heads: the heads to ask if the query names none itself.
+        """
         claims = []
         for layer, head in setting.heads(self.heads or heads):
             for position in setting.positions(self.positions):
@@ -96,9 +127,17 @@ def _check_count(kind: str, k: int) -> None:
 
 @dataclass(frozen=True)
 class TopK(RowQuery):
-    """The set of the k most attended tokens stays the clean one (`def:topk_stability`, `prop:cert_attn`).
+    """Claim that the set of the k most attended tokens stays the clean one (`def:topk_stability`, `prop:cert_attn`).
 
-    By monotonicity of the softmax: a_i − a_j > 0 for every i inside and j outside (`thm:margin_sound`).
+    The softmax is monotone, so the claim is a_i − a_j > 0 for every i in the set and every j outside
+    (`thm:margin_sound`).
+
+    Attributes:
+        k: the size of the set, at least 1.
+
+    Example:
+        >>> str(TopK(3, heads="2.4", positions=[-1]))
+        '2.4:top3@-1'
     """
 
     k: int
@@ -109,11 +148,11 @@ class TopK(RowQuery):
 
     @property
     def kind(self) -> str:
-        """`top3`."""
+        """The short form, as in `top3`."""
         return f"top{self.k}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """k(S−k) margins; none if all keys that take part are in the set."""
+        """Return k(S−k) margins, or none if all keys that take part are in the set."""
         inside, outside = reading.order[: self.k], reading.order[self.k :]
         pairs = [margin(reading.row, i, j) for i, j in itertools.product(inside, outside)]
         return _positive(pairs), reading.tie_between(self.k - 1) if reading.tied(self.k - 1) else None
@@ -121,7 +160,15 @@ class TopK(RowQuery):
 
 @dataclass(frozen=True)
 class Ranking(RowQuery):
-    """The k most attended tokens stay the clean ones, in the clean order (`cor:topk_ranking`)."""
+    """Claim that the k most attended tokens stay the clean ones, in the clean order (`cor:topk_ranking`).
+
+    Attributes:
+        k: how many tokens are ranked, at least 1.
+
+    Example:
+        >>> str(Ranking(3, heads="2.4"))
+        '2.4:rank3'
+    """
 
     k: int
 
@@ -131,11 +178,11 @@ class Ranking(RowQuery):
 
     @property
     def kind(self) -> str:
-        """`rank3`."""
+        """The short form, as in `rank3`."""
         return f"rank{self.k}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Each of the top k above the next, and the last of them above all others: these imply all pairs."""
+        """Return margins of each ranked key over the next, and of the last over all others; they imply all pairs."""
         inside, outside = reading.order[: self.k], reading.order[self.k :]
         pairs = [*itertools.pairwise(inside), *((inside[-1], j) for j in outside)]
         tied = next((rank for rank in range(self.k) if reading.tied(rank)), None)
@@ -145,9 +192,17 @@ class Ranking(RowQuery):
 
 @dataclass(frozen=True)
 class Mass(RowQuery):
-    """The evidence tokens keep a mass of at least τ (`prop:evidence_mass`); by default the clean top-attended key.
+    """Claim that the evidence tokens keep an attention mass of at least τ (`prop:evidence_mass`).
 
-    In scores: LSE(E) − LSE(rest) − log(τ/(1−τ)) ≥ 0, the log-odds, with the constant rounded to the strict side.
+    In scores this is LSE(E) − LSE(rest) − log(τ/(1−τ)) ≥ 0, with the constant rounded to the strict side.
+
+    Attributes:
+        tokens: the evidence tokens E, by index or by text; None for the clean top-attended key.
+        tau: the threshold τ, strictly between 0 and 1.
+
+    Example:
+        >>> str(Mass(tokens=[0, 1], tau=0.3))
+        'mass>=0.3@{0,1}'
     """
 
     tokens: tuple[Token, ...] | None = None
@@ -160,12 +215,12 @@ class Mass(RowQuery):
 
     @property
     def kind(self) -> str:
-        """`mass>=0.2` or `mass>=0.2@{0,1}`."""
+        """The short form, as in `mass>=0.2` or `mass>=0.2@{0,1}`."""
         targets = "" if self.tokens is None else f"@{{{_write_tokens(self.tokens)}}}"
         return f"mass>={self.tau!r}{targets}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """One log-odds; a constant where the evidence is all that takes part (mass 1) or takes no part (mass 0)."""
+        """Return one log-odds functional, or a constant if the mask makes the mass 1 or 0."""
         row, tie = reading.row, None
         if self.tokens is None:
             wanted = [reading.order[0]]
@@ -180,7 +235,7 @@ class Mass(RowQuery):
             functional = Functional((), mass - self.tau, f"{row}: mass is {mass:g} by the mask")
         else:
             ratio = group_log_ratio(row, inside, rest)
-            # log τ and log(1−τ) each within 4 ulp, and 1−τ and the difference rounded once.
+            # log τ and log1p(−τ) are each within 4 ulp and their difference rounds once: 9 of these 16 ulp.
             log_odds = math.log(self.tau) - math.log1p(-self.tau)
             slack = up(16 * math.ulp(max(-math.log(self.tau), -math.log1p(-self.tau))))
             functional = Functional(ratio.terms, -(log_odds + slack), f"{ratio.name} - log odds {self.tau:g}")
@@ -189,18 +244,27 @@ class Mass(RowQuery):
 
 @dataclass(frozen=True)
 class Specialised(RowQuery):
-    """Mass on A stays above mass on B (`prop:head_spec`): LSE(A) − LSE(B) > 0."""
+    """Claim that the mass on tokens A stays above the mass on tokens B: LSE(A) − LSE(B) > 0 (`prop:head_spec`).
+
+    Attributes:
+        A: the tokens that should get more mass, by index or by text.
+        B: the tokens that should get less; A and B share none.
+
+    Example:
+        >>> str(Specialised(A=[1, 2], B=[3]))
+        'spec{1,2}>{3}'
+    """
 
     A: tuple[Token, ...]
     B: tuple[Token, ...]
 
     @property
     def kind(self) -> str:
-        """`spec{1,2}>{3}`."""
+        """The short form, as in `spec{1,2}>{3}`."""
         return f"spec{{{_write_tokens(self.A)}}}>{{{_write_tokens(self.B)}}}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """One ratio of masses; a constant where a group takes no part (then A must, and B must not)."""
+        """Return one ratio of masses, or a constant if the mask leaves one group out (true if it is B alone)."""
         groups = [set(find_tokens(group, setting.size, setting.tokens)) for group in (self.A, self.B)]
         if shared := groups[0] & groups[1]:
             raise QueryError(f"groups of {self.kind} must be disjoint; both hold token {min(shared)}")
@@ -214,7 +278,16 @@ class Specialised(RowQuery):
 
 @dataclass(frozen=True)
 class Entropy(RowQuery):
-    """The entropy of the row in nats: its range, or thresholds that it keeps (`prop:entropy`)."""
+    """Ask for the range of the row's entropy in nats, or claim that it keeps thresholds (`prop:entropy`).
+
+    Attributes:
+        lower: claim entropy ≥ lower; None for no such claim.
+        upper: claim entropy ≤ upper; None for no such claim. With neither, the answer is a proved range.
+
+    Example:
+        >>> str(Entropy(upper=1.5)), str(Entropy())
+        ('entropy<=1.5', 'entropy')
+    """
 
     lower: float | None = None
     upper: float | None = None
@@ -228,7 +301,7 @@ class Entropy(RowQuery):
 
     @property
     def kind(self) -> str:
-        """`entropy`, `entropy<=1.5`, `entropy>=0.5` or `0.5<=entropy<=1.5`."""
+        """The short form: `entropy`, `entropy<=1.5`, `entropy>=0.5` or `0.5<=entropy<=1.5`."""
         if self.lower is not None and self.upper is not None:
             return f"{self.lower!r}<=entropy<={self.upper!r}"
         if self.lower is not None:
@@ -236,7 +309,7 @@ class Entropy(RowQuery):
         return "entropy" if self.upper is None else f"entropy<={self.upper!r}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """H itself (range), or H − lower ≥ 0 and upper − H ≥ 0."""
+        """Return H itself (range), or H − lower and upper − H, which should be ≥ 0."""
         atom = RowEntropy(reading.row, tuple(sorted(reading.order)))
         if self.lower is None and self.upper is None:
             return [Condition(Functional(((1.0, atom),), name=f"{reading.row}: entropy"), Sense.RANGE)], None

@@ -17,21 +17,25 @@ from prooflens.queries.rows import Row, Token, find_tokens, parse_heads
 
 
 class Sense(StrEnum):
-    """What is wanted of a functional."""
+    """What is wanted of a functional: positive, nonnegative, or a proved range."""
 
     POSITIVE = ">0"
     NONNEGATIVE = ">=0"
     RANGE = "range"
 
     def met(self, lower: Float[Tensor, "..."], upper: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Whether every value between two bounds is as wanted: the only place that says so.
+        """Say whether every value between two bounds is as wanted: the only place that decides this.
 
         Args:
             lower: lower bounds of a functional, any shape; at a point, its value.
             upper: upper bounds, the same shape; at a point, its value.
 
         Returns:
-            True where it is: a lower bound beyond zero or, for a range, both ends finite. NaN never is.
+            True where a lower bound is beyond zero or, for a range, where both ends are finite; False for NaN.
+
+        Example:
+            >>> Sense.POSITIVE.met(torch.tensor([0.0, 0.1]), torch.tensor([1.0, 1.0])).tolist()
+            [False, True]
         """
         if self is Sense.RANGE:
             return lower.isfinite() & upper.isfinite()
@@ -40,7 +44,17 @@ class Sense(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A prompt in a model, as far as queries need it: clean scores, mask and names."""
+    """What queries need of a prompt in a model: clean scores, masks and names.
+
+    Attributes:
+        scores: clean pre-softmax scores [H, S, S] by layer.
+        mask: True where a key takes part, shape [S, S].
+        n_layers: the number of layers of the model.
+        n_heads: the number of heads in each layer.
+        tokens: the texts of the tokens; None if there are none.
+        logits: the clean output; None if it was not computed.
+        windows: masks of the layers that look at a window only.
+    """
 
     scores: Mapping[int, Float[Tensor, "H S S"]]
     mask: Bool[Tensor, "S S"]
@@ -53,23 +67,30 @@ class Setting:
 
     @property
     def size(self) -> int:
-        """The number of tokens."""
+        """The number of tokens, S."""
         return self.mask.shape[0]
 
     def keys(self, position: int, layer: int | None = None) -> tuple[int, ...]:
-        """The keys that take part in the row of a position, in a layer; without one, in a layer without a window."""
+        """Return the keys that take part in the row of a position, in a layer; None: without a window."""
         return keys_of(self.mask if layer is None else self.windows.get(layer, self.mask), position)
 
     def row(self, row: Row) -> Float[Tensor, " S"]:
-        """The clean scores of a row, in float64."""
+        """Return the clean scores of a row, in float64."""
         return self.scores[row.layer][row.head, row.position].double()
 
     def rows(self, rows: Iterable[Row]) -> dict[Row, Float[Tensor, " S"]]:
-        """The clean scores of several rows."""
+        """Return the clean scores of several rows."""
         return {row: self.row(row) for row in rows}
 
     def heads(self, text: str | None) -> list[tuple[int, int]]:
-        """The heads a text names, or all of the layers whose scores are here."""
+        """Return the heads that a text names, as (layer, head).
+
+        Args:
+            text: as in `"2.4"` or `"0-2"`; None for all heads of the layers whose scores are here.
+
+        Raises:
+            QueryError: if there is no such head, or its scores were not computed.
+        """
         if text is None:
             return [(layer, head) for layer in sorted(self.scores) for head in range(self.n_heads)]
         found = parse_heads(text, self.n_layers, self.n_heads)
@@ -78,7 +99,11 @@ class Setting:
         return found
 
     def positions(self, tokens: tuple[Token, ...] | None) -> list[int]:
-        """The query positions that tokens name, or all that read at least one key."""
+        """Return the query positions that tokens name; None names all that read at least one key.
+
+        Raises:
+            QueryError: if there is no such token, or it is padding.
+        """
         if tokens is None:
             return [i for i in range(self.size) if self.keys(i)]
         found = find_tokens(tokens, self.size, self.tokens)
@@ -90,15 +115,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Condition:
-    """One functional and what is wanted of it."""
+    """One functional and what is wanted of it.
+
+    Attributes:
+        functional: a scalar of scores or outputs.
+        sense: whether it should be > 0, ≥ 0, or have a proved range.
+        blur: how far rounding may have moved the functional's threshold.
+    """
 
     functional: Functional
     sense: Sense
     blur: float = 0.0
-    """How far rounding may have moved the threshold to the strict side: what misses it by less breaks nothing."""
+    """How far rounding may have moved the threshold to the strict side; a smaller miss breaks nothing."""
 
     def broken(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Whether a value contradicts the sense; NaN never does, nor what only the rounding of the threshold misses."""
+        """Say whether a value contradicts the sense. NaN never does, nor a miss of at most `blur`."""
         if self.sense is Sense.RANGE:
             return torch.zeros_like(value, dtype=torch.bool)
         strict = self.sense is Sense.POSITIVE and self.blur == 0.0
@@ -107,61 +138,88 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A statement about one setting: all its conditions hold. An empty list of them is true by the mask alone."""
+    """A statement about one setting: all its conditions hold. A claim without conditions is true by the mask alone.
+
+    Attributes:
+        query: the query that the claim comes from.
+        rows: the rows of attention that it is about.
+        conditions: functionals and what is wanted of each.
+        clean: the values of the functionals on the clean input.
+        tie: why the clean answer is not unique; None if it is unique.
+    """
 
     query: "Query"
     rows: tuple[Row, ...]
     conditions: tuple[Condition, ...]
     clean: Float[Tensor, " F"]
-    """The functionals' values on the clean input."""
+    """The values of the functionals on the clean input."""
     tie: str | None = None
-    """Why the clean answer is not unique, if it is not: then the verdict is `unknown` with this reason."""
+    """Why the clean answer is not unique, if it is not: the verdict is then `unknown` with this reason."""
 
     def __str__(self) -> str:
         return f"{self.query} on {', '.join(map(str, self.rows))}" if self.rows else str(self.query)
 
     @property
     def functionals(self) -> tuple[Functional, ...]:
-        """The functionals, in the order of every bound that `met` takes."""
+        """The functionals of the conditions, in the order of every bound that `met` takes."""
         return tuple(condition.functional for condition in self.conditions)
 
     @property
     def wants_range(self) -> bool:
-        """Whether the answer is a proved range, not a sign."""
+        """Whether the answer is a proved range and not a sign."""
         return any(condition.sense is Sense.RANGE for condition in self.conditions)
 
     @property
     def clean_holds(self) -> bool:
-        """Whether the clean input satisfies it."""
+        """Whether the clean input satisfies the claim."""
         return bool(self.met(self.clean, self.clean))
 
     @property
     def clean_breaks(self) -> bool:
-        """Whether the clean input contradicts it: then it `fails`, where the region holds that input."""
+        """Whether the clean input contradicts the claim: it then `fails`, if the region holds that input."""
         return self.broken_by(self.clean)
 
     def broken_by(self, values: Float[Tensor, " F"]) -> bool:
-        """Whether the values at a point contradict it; a point at which one of them is NaN says nothing."""
+        """Say whether the values at a point contradict the claim; a point with a NaN says nothing.
+
+        Args:
+            values: the values of the functionals at the point, in their order.
+        """
         if bool(values.isnan().any()):
             return False
         ends = zip(self.conditions, values, strict=True)
         return any(bool(condition.broken(value)) for condition, value in ends)
 
     def values(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "... F"]:
-        """The functionals on concrete points."""
+        """Evaluate the functionals at concrete points.
+
+        Args:
+            scores: pre-softmax scores of the claim's rows, with any batch dimensions.
+            logits: the outputs, if the claim is about them.
+        """
         if not self.conditions:
             batch = next(iter((*scores.values(), torch.zeros(1))))
             return torch.zeros((*batch.shape[:-1], 0), dtype=torch.float64)
         return torch.stack([f.value(scores, logits) for f in self.functionals], -1)
 
     def holds_on(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Bool[Tensor, "..."]:
-        """Whether concrete points satisfy it, by the same functionals that engines bound."""
+        """Say whether concrete points satisfy the claim, by the same functionals that engines bound.
+
+        Args:
+            scores: pre-softmax scores of the claim's rows, with any batch dimensions.
+            logits: the outputs, if the claim is about them.
+        """
         values = self.values(scores, logits)
         return self.met(values, values)
 
     @staticmethod
     def programs(claims: Sequence["Claim"], boxes: Boxes) -> Float[Tensor, "... N"]:
-        """`program` of many claims at once: all heads, positions and samples in one batch."""
+        """Compute `program` of many claims at once: all heads, positions and samples in one batch.
+
+        Args:
+            claims: what is claimed.
+            boxes: weight boxes of all their rows.
+        """
         sizes = [len(claim.conditions) for claim in claims]
         lower, _ = functional_bounds([f for claim in claims for f in claim.functionals], boxes)
         parts = lower.split(sizes, -1)
@@ -169,11 +227,11 @@ class Claim:
         return torch.stack([part.amin(-1) if part.shape[-1] else none for part in parts], -1)
 
     def bounds(self, boxes: Boxes) -> tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]:
-        """Proved bounds of its functionals over weight boxes Δ_S ∩ [s̲, s̄] of its rows."""
+        """Bound the functionals over weight boxes Δ_S ∩ [s̲, s̄] of the claim's rows; the bounds are proved."""
         return functional_bounds(self.functionals, {row: boxes[row] for row in self.rows if row in boxes})
 
     def program(self, boxes: Boxes) -> Float[Tensor, "..."]:
-        """A proved lower bound of its smallest functional over weight boxes: its margin (∞ without conditions)."""
+        """Bound the smallest functional from below over weight boxes: the claim's margin, ∞ without conditions."""
         return Claim.programs([self], {row: boxes[row] for row in self.rows if row in boxes})[..., 0]
 
     def met_each(self, lower: Float[Tensor, "... F"], upper: Float[Tensor, "... F"]) -> Bool[Tensor, "... F"]:
@@ -201,11 +259,16 @@ class Claim:
 
 
 class Query(ABC):
-    """A question, not yet about a prompt. `str(query)` is its short form, which `parse_query` reads back."""
+    """A question that is not yet about a prompt. `str(query)` is its short form, which `parse_query` reads back."""
 
     @abstractmethod
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """The claims it makes about a setting; `heads` are those asked when the query names none itself."""
+        """Return the claims that the query makes about a setting.
+
+        Args:
+            setting: the prompt in the model.
+            heads: the heads to ask if the query names none itself.
+        """
 
 
 def make_claim(
@@ -215,7 +278,15 @@ def make_claim(
     conditions: Iterable[Condition],
     tie: str | None = None,
 ) -> Claim:
-    """A claim with its clean values computed from the setting."""
+    """Make a claim, with its clean values computed from the setting.
+
+    Args:
+        query: the query that the claim comes from.
+        setting: the prompt in the model.
+        rows: the rows of attention that it is about.
+        conditions: functionals and what is wanted of each.
+        tie: why the clean answer is not unique; None if it is unique.
+    """
     conditions = tuple(conditions)
     scores = setting.rows(rows)
     logits = None if setting.logits is None else setting.logits.double()

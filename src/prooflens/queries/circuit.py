@@ -10,10 +10,23 @@ from prooflens.queries.functionals import Functional, logit_margin, tail_margin
 
 @dataclass(frozen=True)
 class Circuit(Query):
-    """All of several queries; or, with weights, Σ w_h f_h > 0 of their functionals, bounded jointly.
+    """Claim that several queries hold together or, with weights, that Σ w_h f_h > 0 for their functionals.
 
-    The paper's cross-head remark. A part of a weighted sum is about one row and has one functional: the log-odds of
-    `mass`, the log-ratio of `spec` (a score margin for single tokens), or the slack of an entropy threshold.
+    A weighted sum is bounded jointly (the paper's cross-head remark). Each of its parts is about one row and has one
+    functional: the log-odds of `mass`, the log-ratio of `spec` (a score margin for single tokens), or the slack of an
+    entropy threshold.
+
+    Attributes:
+        parts: the queries; none of them is a circuit.
+        weights: one weight per part; None to claim all parts.
+
+    Raises:
+        QueryError: if there are no parts, or the weights do not fit them.
+
+    Example:
+        >>> from prooflens.queries import TopK
+        >>> print(Circuit((TopK(1, heads="0.1"), TopK(1, heads="1.0"))))
+        0.1:top1 & 1.0:top1
     """
 
     parts: tuple[Query, ...]
@@ -41,7 +54,12 @@ class Circuit(Query):
         return f"{' + '.join(terms)} > 0"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """One claim over all rows of all parts."""
+        """Return one claim about all rows of all parts.
+
+        Args:
+            setting: the prompt in the model.
+            heads: the heads of parts that name none themselves.
+        """
         bound = [part.bind(setting, heads) for part in self.parts]
         claims = [claim for part in bound for claim in part]
         rows = tuple(dict.fromkeys(row for claim in claims for row in claim.rows))
@@ -53,7 +71,11 @@ class Circuit(Query):
         return [make_claim(self, setting, rows, conditions, tie)]
 
     def _sum(self, bound: list[list[Claim]], weights: tuple[float, ...]) -> Condition:
-        """Σ w f > 0, its constant rounded down: a part's own is on the strict side of its threshold, w < 0 turns it."""
+        """Return the condition Σ w f > 0 with its constant rounded down.
+
+        The constant of a part already lies on the strict side of its threshold; a weight below 0 would turn it to the
+        other.
+        """
         total, slack, exact = Functional(()), 0.0, True
         for part, claims, weight in zip(self.parts, bound, weights, strict=True):
             conditions = [condition for claim in claims for condition in claim.conditions]
@@ -75,18 +97,27 @@ class Circuit(Query):
 
 
 MOST_DIRECT = 512
-"""Up to this many outputs `argmax` is one margin per output."""
+"""Up to this many outputs, `argmax` has one margin per output."""
 
 CANDIDATES = 20
-"""Of more outputs so many have a margin of their own (the paper's K); all others together are one functional."""
+"""With more outputs, this many have a margin of their own (the paper's K); all others are one functional."""
 
 
 @dataclass(frozen=True)
 class Argmax(Query):
-    """The model's answer stays the clean one: Logit(y) − Logit(c) > 0 for every other class or token c.
+    """Claim that the model's answer y stays the clean one: Logit(y) − Logit(c) > 0 for every other class or token c.
 
-    `candidates` says how many of the nearest others get a margin of their own; the rest are one functional,
-    Logit(y) − max of them. It changes how the claim is written, not what it says.
+    Attributes:
+        candidates: how many of the nearest others get a margin of their own; all the rest are one functional,
+            Logit(y) − max of them. It changes how the claim is written, not what it says.
+
+    Example:
+        >>> import torch
+        >>> from prooflens.queries import Setting, full_mask
+        >>> setting = Setting({}, full_mask(1), n_layers=1, n_heads=1, logits=torch.tensor([1.0, 3.0]))
+        >>> [claim] = Argmax().bind(setting)
+        >>> claim.clean.tolist()  # 3 − 1
+        [2.0]
     """
 
     candidates: int | None = field(default=None, compare=False)
@@ -99,7 +130,12 @@ class Argmax(Query):
         return "argmax"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """One claim, about no row of attention; the nearest other outputs first."""
+        """Return one claim, about no row of attention, with the nearest other outputs first.
+
+        Args:
+            setting: the prompt in the model; it needs the clean logits.
+            heads: ignored, since the claim is about outputs.
+        """
         if setting.logits is None:
             raise QueryError("argmax asks about outputs, but this model or setting has no logits")
         logits = setting.logits.double()
@@ -118,7 +154,16 @@ class Argmax(Query):
 
 @dataclass(frozen=True)
 class Beats(Query):
-    """One output stays above another: Logit(winner) − Logit(loser) > 0."""
+    """Claim that one output stays above another: Logit(winner) − Logit(loser) > 0.
+
+    Attributes:
+        winner: the index of the output that should be larger.
+        loser: the index of the output that should be smaller.
+
+    Example:
+        >>> str(Beats(3, 5))
+        'logit3>logit5'
+    """
 
     winner: int
     loser: int
@@ -127,7 +172,12 @@ class Beats(Query):
         return f"logit{self.winner}>logit{self.loser}"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """One claim, about no row of attention."""
+        """Return one claim, about no row of attention.
+
+        Args:
+            setting: the prompt in the model; it needs the clean logits.
+            heads: ignored, since the claim is about outputs.
+        """
         size = 0 if setting.logits is None else len(setting.logits)
         for index in (self.winner, self.loser):
             if index >= size:

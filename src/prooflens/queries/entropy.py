@@ -26,25 +26,42 @@ from prooflens.queries.outward import LIBM_ROUNDINGS, log_down, log_up, sum_slac
 from prooflens.queries.simplex import argmin, checked_box
 
 EXACT_SIZE = 12
-"""Rows of up to this many tokens get the exact minimum, by S·2^(S−1) vertices."""
+"""Rows of up to this many tokens get the exact minimum, from S·2^(S−1) vertices."""
 
 NEWTON_STEPS = 8
-"""Steps for θ before a row is solved by sorting."""
+"""Newton steps for θ before a row is solved by sorting."""
 
 CHUNK = 2**16
-"""Numbers worked on at a time on a CPU, so that a chunk and its temporaries stay in the cache."""
+"""How many numbers to work on at a time on a CPU, so that a chunk and its temporaries stay in the cache."""
 
 DEVICE_CHUNK = 2**26
-"""The same on an accelerator, where one launch should do much and a chunk takes half a gigabyte."""
+"""How many numbers to work on at a time on an accelerator: launches are few, and a chunk takes half a gigabyte."""
 
 
 def entropy_range(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], exact: bool = True
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Proved bounds of H over Δ_S ∩ [s̲, s̄]; the upper one is the maximum up to rounding.
+    """Bound the entropy H over Δ_S ∩ [s̲, s̄] from both sides; both bounds are proved.
 
-    The lower one is the minimum up to rounding if `exact` and S ≤ `EXACT_SIZE`, else the majorisation bound.
-    Complexity: O(S log S) per row, plus S·2^(S−1) for the rows that are enumerated.
+    The upper bound is the maximum up to rounding. The lower bound is the minimum up to rounding if `exact` and S ≤
+    `EXACT_SIZE`, else the majorisation bound. Complexity: O(S log S) per row, plus S·2^(S−1) for rows that are
+    enumerated.
+
+    Args:
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+        exact: enumerate vertices where that is cheap.
+
+    Returns:
+        Lower and upper bounds in nats, shape [...].
+
+    Raises:
+        EmptyPolytopeError: if no attention pattern satisfies the bounds.
+
+    Example:
+        >>> low, high = entropy_range(torch.zeros(2), torch.ones(2))  # from 0 to log 2
+        >>> round(low.item(), 6), round(high.item(), 6)
+        (0.0, 0.693147)
     """
     box = checked_box(lower, upper)
     size = box.lower.shape[-1]
@@ -67,16 +84,25 @@ def _chunk(tensor: Tensor) -> int:
 
 
 def entropy_of(weights: Float[Tensor, "... S"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Bounds of Σ h(s_j) for the very floats given, whatever they sum to."""
+    """Bound Σ h(s_j) for exactly the floats given, whatever they sum to.
+
+    Args:
+        weights: s, shape [..., S].
+
+    Example:
+        >>> low, high = entropy_of(torch.tensor([0.5, 0.5]).double())
+        >>> low.item() <= math.log(2.0) <= high.item()
+        True
+    """
     value, slack = _entropy_with_slack(weights)
     return down(value - slack).clamp_min(0.0), up(value + slack)
 
 
 def _entropy_with_slack(x: Float[Tensor, "... S"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Σ h(x_j) and a bound of its error, also when every x_j > 0 carries one relative rounding of its own.
+    """Return Σ h(x_j) and a bound of its error, also if every x_j > 0 carries one relative rounding of its own.
 
-    The logarithm and product cost LIBM_ROUNDINGS + 1 roundings of |x log x|; a relative change u of x moves h(x) by at
-    most u·x(|log x| + 1) + O(u²). Below `TINY` the clamp in the logarithm moves x log x by less than `TINY`.
+    The logarithm and product cost LIBM_ROUNDINGS + 1 roundings of |x log x|; a relative change u of x moves h(x) by
+    at most u·x(|log x| + 1) + O(u²). Below `TINY` the clamp in the logarithm moves x log x by less than `TINY`.
     """
     size = x.shape[-1]
     terms = x * x.clamp_min(TINY).log_().neg_()
@@ -118,9 +144,9 @@ def _dual(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> Float[Tensor
 
 
 def _water_level(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> Float[Tensor, "N 1"]:
-    """θ > 0 near the root of Σ min(s̄, max(s̲, θ)) = 1, a nondecreasing piecewise linear function of θ.
+    """Return θ > 0 near the root of Σ min(s̄, max(s̲, θ)) = 1, a nondecreasing piecewise linear function of θ.
 
-    Newton steps inside a bracket settle most rows; the others are solved through their sorted break points.
+    Newton steps inside a bracket solve most rows; the others are solved through their sorted break points.
     """
     left = torch.full_like(low[..., :1], TINY)
     right = torch.ones_like(left)
@@ -141,13 +167,13 @@ def _water_level(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> Float
 def _gap(
     theta: Float[Tensor, "N 1"], low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]
 ) -> tuple[Float[Tensor, "N 1"], Int[Tensor, "N 1"]]:
-    """1 − Σ x at a level θ, and how many tokens move with θ."""
+    """Return 1 − Σ x at a level θ, and how many tokens move with θ."""
     x = torch.minimum(torch.maximum(theta, low), high)
     return 1.0 - x.sum(-1, keepdim=True), (x == theta).sum(-1, keepdim=True)
 
 
 def _breakpoint_level(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> Float[Tensor, "N 1"]:
-    """The root itself, up to rounding: Σ x grows with slope #{s̲ ≤ θ < s̄} between consecutive break points."""
+    """Return the root up to rounding: Σ x grows with slope #{s̲ ≤ θ < s̄} between consecutive break points."""
     points, order = torch.cat([low, high], -1).sort(-1)
     slopes = torch.where(order < low.shape[-1], 1.0, -1.0).to(low.dtype).cumsum(-1)
     rises = slopes[..., :-1] * points.diff(dim=-1)
@@ -160,7 +186,7 @@ def _breakpoint_level(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> 
 def _enumerate_open(
     low: Float[Tensor, "N S"], high: Float[Tensor, "N S"], below: Float[Tensor, " N"]
 ) -> None:
-    """Raise `below` to the exact minimum where a greedy vertex does not already show that it is there."""
+    """Raise `below` to the exact minimum, except where a greedy vertex shows that it is reached already."""
     size = low.shape[-1]
     witness = _entropy_with_slack(argmin(-high, low, high))[0]
     open_rows = (witness > below + gamma(64 * size) * math.log(size + 1)).nonzero().flatten()
@@ -171,10 +197,14 @@ def _enumerate_open(
 
 
 def vertex_minimum(low: Float[Tensor, "N S"], high: Float[Tensor, "N S"]) -> Float[Tensor, " N"]:
-    """A lower bound, exact up to rounding, of min H: all vertices, one free token each, the others at a bound.
+    """Bound min H from below by enumerating all vertices: proved, and exact up to rounding.
 
-    A vertex is kept if its free weight is within rounding of its bounds, so none is lost; h is concave, so over the
-    rounding interval of that weight its minimum is at an end.
+    A vertex has one free token, the others at a bound. It is kept if its free weight is within rounding of its
+    bounds, so that none is lost; h is concave, so its minimum over the rounding interval of that weight is at an end.
+
+    Args:
+        low: s̲, shape [N, S].
+        high: s̄, shape [N, S].
     """
     size = low.shape[-1]
     bits = torch.arange(2**size, device=low.device)[:, None] >> torch.arange(size, device=low.device) & 1

@@ -26,55 +26,74 @@ from prooflens.errors import QueryError
 from prooflens.queries.rows import Row
 
 Scores: TypeAlias = Mapping[Row, Float[Tensor, "... S"]]
-"""Scores of rows before the softmax, any leading dimensions (samples); masked keys are never read."""
+"""Pre-softmax scores by row, with any leading dimensions (samples); masked keys are never read."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one key."""
+    """The pre-softmax score of one key.
+
+    Attributes:
+        row: layer, head and query position.
+        key: the key position.
+    """
 
     row: Row
     key: int
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """a_key."""
+        """Return a_key."""
         return scores[..., self.key]
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """e_key."""
+        """Return the unit vector e_key."""
         return _spread((self.key,), torch.ones_like(scores[..., :1]), scores)
 
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """log Σ e^a over a group of keys: the logarithm of the group's attention mass, up to the row's normaliser."""
+    """log Σ e^a over a group of keys: the logarithm of the group's attention mass, up to the row's normaliser.
+
+    Attributes:
+        row: layer, head and query position.
+        keys: the key positions of the group.
+
+    Example:
+        >>> LogSumExp(Row(0, 1, 3), (0, 1)).value(torch.tensor([0.0, 0.0, 5.0])).item()  # log 2
+        0.6931471824645996
+    """
 
     row: Row
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """log Σ_keys e^a."""
+        """Return log Σ_keys e^a."""
         return scores[..., self.keys].logsumexp(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """The softmax over the group, 0 elsewhere."""
+        """Return the softmax over the group, and 0 at the other keys."""
         return _spread(self.keys, scores[..., self.keys].softmax(-1), scores)
 
 
 @dataclass(frozen=True)
 class RowEntropy:
-    """Shannon entropy, in nats, of the attention over the keys that take part."""
+    """The Shannon entropy, in nats, of the attention over the keys that take part.
+
+    Attributes:
+        row: layer, head and query position.
+        keys: the key positions that the mask lets take part.
+    """
 
     row: Row
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """H(softmax a)."""
+        """Return H(softmax a)."""
         logs = scores[..., self.keys].log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """−s_j (log s_j + H)."""
+        """Return −s_j (log s_j + H)."""
         logs = scores[..., self.keys].log_softmax(-1)
         s = logs.exp()
         H = -(s * logs).sum(-1, keepdim=True)
@@ -83,19 +102,19 @@ class RowEntropy:
 
 @dataclass(frozen=True)
 class Logit:
-    """One output of the model."""
+    """One output of the model, by its index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class LargestLogit:
-    """The largest of all outputs but some: what a whole vocabulary has to offer beside a few named tokens."""
+    """The largest of all outputs except those listed in `but`: the rest of a vocabulary beside a few named tokens."""
 
     but: tuple[int, ...]
 
     def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
-        """max over c not in `but`; −∞ if there is none."""
+        """Return the maximum over all c not in `but`; −∞ if there is none."""
         kept = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
         kept[list(self.but)] = False
         return torch.where(kept, logits, -torch.inf).amax(-1)
@@ -116,7 +135,24 @@ def _spread(
 
 @dataclass(frozen=True)
 class Functional:
-    """Σ weight · atom + constant."""
+    """A scalar Σ weight · atom + constant of scores and outputs, whose sign or range a query asks about.
+
+    Attributes:
+        terms: pairs of a weight and an atom (`Score`, `LogSumExp`, `RowEntropy`, `Logit`, `LargestLogit`).
+        constant: is added to the sum.
+        name: how messages and reports write it.
+
+    Raises:
+        QueryError: if a weight or the constant is not finite.
+
+    Example:
+        >>> row = Row(layer=0, head=1, position=3)
+        >>> margin = Functional(((1.0, Score(row, 2)), (-1.0, Score(row, 0))), constant=0.5)
+        >>> margin.value({row: torch.tensor([1.0, 0.0, 4.0])}).item()  # 4 − 1 + 0.5
+        3.5
+        >>> margin.gradient({row: torch.tensor([1.0, 0.0, 4.0])})[row].tolist()
+        [-1.0, 0.0, 1.0]
+    """
 
     terms: tuple[tuple[float, Atom], ...]
     constant: float = 0.0
@@ -133,21 +169,29 @@ class Functional:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows it reads, in order of first use."""
+        """The rows of attention that it reads, in the order of first use."""
         return tuple(dict.fromkeys(atom.row for _, atom in self.terms if not isinstance(atom, OutputAtom)))
 
     @property
     def logits(self) -> tuple[int, ...]:
-        """The outputs it reads."""
+        """The outputs that it reads by index."""
         return tuple(dict.fromkeys(atom.index for _, atom in self.terms if isinstance(atom, Logit)))
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is affine in scores and logits, so that it has no remainder."""
+        """Whether it is affine in scores and logits, so that its Taylor remainder is 0."""
         return all(isinstance(atom, Score | Logit) for _, atom in self.terms)
 
     def value(self, scores: Scores, logits: Float[Tensor, "... C"] | None = None) -> Float[Tensor, "..."]:
-        """Its value on concrete scores and logits; differentiable."""
+        """Evaluate it on concrete scores and logits; differentiable.
+
+        Args:
+            scores: pre-softmax scores of every row that it reads.
+            logits: the outputs, if it reads any.
+
+        Raises:
+            QueryError: if something that it reads is not given.
+        """
         total = self._zero(scores, logits) + self.constant
         for weight, atom in self.terms:
             if isinstance(atom, Logit):
@@ -159,7 +203,11 @@ class Functional:
         return total
 
     def gradient(self, scores: Scores) -> dict[Row, Float[Tensor, "... S"]]:
-        """Its gradient with respect to the scores of each of its rows, in closed form."""
+        """Return its gradient with respect to the scores of each of its rows, in closed form.
+
+        Args:
+            scores: pre-softmax scores of every row that it reads.
+        """
         out: dict[Row, Tensor] = {}
         for weight, atom in self.terms:
             if not isinstance(atom, OutputAtom):
@@ -168,7 +216,11 @@ class Functional:
         return out
 
     def logit_gradient(self, n_classes: int) -> Float[Tensor, " C"]:
-        """Its gradient with respect to the logits, a constant."""
+        """Return its gradient with respect to the logits, which is constant; `LargestLogit` terms are left out.
+
+        Args:
+            n_classes: the number of outputs.
+        """
         out = torch.zeros(n_classes, dtype=torch.float64)
         for weight, atom in self.terms:
             if isinstance(atom, Logit):
@@ -176,7 +228,7 @@ class Functional:
         return out
 
     def scaled(self, factor: float) -> "Functional":
-        """factor · self."""
+        """Return factor · self."""
         terms = tuple((factor * weight, atom) for weight, atom in self.terms)
         return Functional(terms, factor * self.constant, f"{factor:g}*({self.name})")
 
@@ -196,20 +248,32 @@ class Functional:
         return logits
 
     def _zero(self, scores: Scores, logits: Float[Tensor, "... C"] | None) -> Float[Tensor, "..."]:
-        """A zero of the batch shape, so that constant functionals broadcast like the others."""
+        """Return a zero of the batch shape, so that constant functionals broadcast like the others."""
         for tensor in (*scores.values(), *(() if logits is None else (logits,))):
             return torch.zeros(tensor.shape[:-1], dtype=tensor.dtype, device=tensor.device)
         return torch.zeros((), dtype=torch.float64)
 
 
 def margin(row: Row, winner: int, loser: int) -> Functional:
-    """a_winner − a_loser: positive iff the winner gets more attention (`thm:margin_sound`)."""
+    """Return a_winner − a_loser: it is positive if and only if the winner gets more attention (`thm:margin_sound`).
+
+    Args:
+        row: layer, head and query position.
+        winner: the key that should get more attention.
+        loser: the key that should get less.
+    """
     terms = ((1.0, Score(row, winner)), (-1.0, Score(row, loser)))
     return Functional(terms, name=f"{row}: a[{winner}] - a[{loser}]")
 
 
 def group_log_ratio(row: Row, plus: tuple[int, ...], minus: tuple[int, ...]) -> Functional:
-    """log of mass on `plus` over mass on `minus`; for single keys the score margin."""
+    """Return log(mass on `plus` / mass on `minus`); for single keys this is the score margin.
+
+    Args:
+        row: layer, head and query position.
+        plus: keys of the first group.
+        minus: keys of the second group.
+    """
     return Functional(
         ((1.0, _group(row, plus)), (-1.0, _group(row, minus))),
         name=f"{row}: log mass{list(plus)} - log mass{list(minus)}",
@@ -221,12 +285,17 @@ def _group(row: Row, keys: tuple[int, ...]) -> Score | LogSumExp:
 
 
 def logit_margin(winner: int, loser: int) -> Functional:
-    """Logit(winner) − Logit(loser)."""
+    """Return Logit(winner) − Logit(loser)."""
     return Functional(((1.0, Logit(winner)), (-1.0, Logit(loser))), name=f"logit[{winner}] - logit[{loser}]")
 
 
 def tail_margin(winner: int, but: tuple[int, ...]) -> Functional:
-    """Logit(winner) − the largest output that is neither the winner nor one of `but`."""
+    """Return Logit(winner) − the largest output that is neither the winner nor one of `but`.
+
+    Args:
+        winner: the index of the answer.
+        but: outputs that have a margin of their own.
+    """
     left = tuple(sorted({winner, *but}))
     name = f"logit[{winner}] - largest logit but {len(left)}"
     return Functional(((1.0, Logit(winner)), (-1.0, LargestLogit(left))), name=name)

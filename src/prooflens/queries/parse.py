@@ -9,8 +9,8 @@
     token    = an index, negative from the end | a word | a text in double quotes
     heads    = "1.10" | a layer "2" | layers "0-2" | a comma list of these | "all"
 
-Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A bare
-number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
+Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A
+bare number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
 """
 
 import json
@@ -48,11 +48,28 @@ EXAMPLES = {
     "argmax": "argmax",
     "logit": "logit3>logit5",
 }
-"""One well-formed query per kind, for messages."""
+"""One well-formed query of each kind, for error messages."""
 
 
 def parse_query(text: str) -> Query:
-    """The query that a short string means; `parse_query(str(query)) == query`."""
+    """Parse the short form of a query; `parse_query(str(query)) == query`.
+
+    Args:
+        text: as in `"top1"`, `"2.4:top1@-1"`, `"mass>=0.2@{0,1}"`, `"entropy<=1.5"`, `"0.1:top1 & 1.0:top1"`; the
+            module's docstring has the grammar.
+
+    Returns:
+        The query; several parts joined by `&`, or a weighted sum, become a `Circuit`.
+
+    Raises:
+        QueryError: if the text is no query; the message shows a well-formed one.
+
+    Example:
+        >>> parse_query("2.4:top1@-1")
+        TopK(heads='2.4', positions=(-1,), k=1)
+        >>> str(parse_query("mass >= 0.3 @ {0, 1}"))
+        'mass>=0.3@{0,1}'
+    """
     if len(list(_split(text, "*"))) > 1:
         return _parse_sum(text)
     parts = [_parse_part(part) for part in _split(text, "&")]
@@ -129,7 +146,7 @@ def _token(text: str) -> Token:
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
-    """The pieces of a text between separators that are outside double quotes, braces and brackets."""
+    """Yield the pieces of a text between separators that are outside double quotes, braces and brackets."""
     pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
     if any('"' in piece for piece in pieces[::2]):
         raise QueryError(f"a double quote is not closed in {text!r}")

@@ -2,9 +2,9 @@
 
 Over weights: within a row the coefficients of `Score` and `LogSumExp` terms add up to 0, so the row's normaliser
 cancels and the terms are Σ w log(mass of a group). A group's least mass and another's greatest are reached by one
-greedy pattern (fill the second group first and the first group last), so for the difference of two disjoint groups the
-sum of the separate bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the tests of
-`prop:cert_attn`, `cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are
+greedy pattern (fill the second group first and the first group last), so for the difference of two disjoint groups
+the sum of the separate bounds is the optimum: log(min Σ_A s) − log(max Σ_B s) > 0 iff min Σ_A s − Σ_B s > 0, the
+tests of `prop:cert_attn`, `cor:topk_ranking`, `prop:evidence_mass` and `prop:head_spec`. Across rows the programs are
 independent (the paper's remark on circuits), which is sound.
 """
 
@@ -25,14 +25,14 @@ from prooflens.queries.simplex import Box, maximum_mass, minimum_mass
 from prooflens.queries.weights import weight_box
 
 Boxes = Mapping[Row, Box]
-"""Boxes of rows (of weights or of scores), all of one shape."""
+"""Boxes by row, of weights or of scores, all of one shape."""
 
 Group = tuple[Row, tuple[int, ...]]
 Bounds = tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]
 
 
 class _Terms:
-    """The terms of one kind in many functionals, as columns: whose, with which weight, about which group of keys."""
+    """The terms of one kind in many functionals, as columns: the functional, the weight, the group of keys."""
 
     def __init__(
         self, functionals: Sequence[Functional], *kinds: type[Score | LogSumExp | RowEntropy]
@@ -51,7 +51,7 @@ class _Terms:
         self.groups = list(places)
 
     def boxes(self, boxes: Boxes) -> Box:
-        """The boxes of the groups' rows as [..., group, S]."""
+        """Return the boxes of the groups' rows as [..., group, S]."""
         rows = [row for row, _ in self.groups]
         if missing := [row for row in rows if row not in boxes]:
             raise QueryError(f"the program needs a box of row {missing[0]}, which is not given")
@@ -61,7 +61,7 @@ class _Terms:
         )
 
     def member(self, size: int, device: torch.device) -> Bool[Tensor, "G S"]:
-        """Which keys belong to each group."""
+        """Return which keys belong to each group."""
         member = torch.zeros(len(self.groups), size, dtype=torch.bool)
         lengths = torch.tensor([len(keys) for _, keys in self.groups])
         flat = torch.tensor([key for _, keys in self.groups for key in keys])
@@ -70,9 +70,25 @@ class _Terms:
 
 
 def functional_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds:
-    """Proved bounds of functionals for all patterns in Δ_S ∩ [s̲, s̄]; −∞ or ∞ where a mass may vanish.
+    """Bound functionals over all attention patterns in Δ_S ∩ [s̲, s̄] of their rows; the bounds are proved.
 
-    All rows and functionals at once: one program per distinct group of keys, one entropy range per row.
+    Args:
+        functionals: functionals of attention. Within each row, the weights of score terms must add up to 0.
+        boxes: weight boxes of all rows that they read.
+
+    Returns:
+        Lower and upper bounds, shape [..., F]; −∞ or ∞ where a mass may vanish.
+
+    Raises:
+        QueryError: if a functional is about outputs, changes under a shift of all scores, or lacks a box.
+
+    Example:
+        >>> from prooflens.queries.functionals import margin
+        >>> row = Row(0, 0, 1)
+        >>> box = Box(torch.tensor([0.75, 0.0]).double(), torch.tensor([1.0, 0.25]).double())
+        >>> low, high = functional_bounds([margin(row, 0, 1)], {row: box})  # log(0.75/0.25)
+        >>> round(low.item(), 6), high.item()
+        (1.098612, inf)
     """
     for functional in functionals:
         _check(functional)
@@ -85,10 +101,25 @@ def functional_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds
 
 
 def score_bounds(functionals: Sequence[Functional], boxes: Boxes) -> Bounds:
-    """Proved bounds of functionals over boxes of **scores** a̲ ≤ a ≤ ā of their rows.
+    """Bound functionals over boxes of **scores** a̲ ≤ a ≤ ā of their rows; the bounds are proved.
 
-    Score and log-sum-exp grow with every score, so for groups that share no key the range is exact; it is never wider
-    than going through weights. Entropy goes through the exact weight box.
+    Score and log-sum-exp grow with every score, so the range is exact for groups that share no key, and never wider
+    than through weights. Entropy goes through the exact weight box.
+
+    Args:
+        functionals: functionals of attention.
+        boxes: score boxes of all rows that they read.
+
+    Returns:
+        Lower and upper bounds, shape [..., F].
+
+    Example:
+        >>> from prooflens.queries.functionals import margin
+        >>> row = Row(0, 0, 1)
+        >>> box = Box(torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0, 1.0]).double())
+        >>> low, high = score_bounds([margin(row, 0, 1)], {row: box})
+        >>> round(low.item(), 9), round(high.item(), 9)  # from 3 − 1 to 4 − 0
+        (2.0, 4.0)
     """
 
     def log_sums(member: Bool[Tensor, "G S"], box: Box) -> Bounds:
@@ -121,7 +152,7 @@ def _bounds(
 
 
 def _weighted(terms: _Terms, low: Float[Tensor, "... C"], high: Float[Tensor, "... C"]) -> Bounds:
-    """Bounds of weight · column, per term."""
+    """Bound weight · column, per term."""
     weight = torch.tensor(terms.weight, dtype=torch.float64, device=low.device)
     low, high = low[..., terms.column], high[..., terms.column]
     positive = weight >= 0
@@ -132,7 +163,7 @@ def _weighted(terms: _Terms, low: Float[Tensor, "... C"], high: Float[Tensor, ".
 
 
 def _add_up(functionals: Sequence[Functional], owner: list[int], parts: list[Bounds], boxes: Boxes) -> Bounds:
-    """Constants plus the terms of each functional, with the rounding of the sums moved outward."""
+    """Add the constants and the terms of each functional, and move the sums outward by their rounding."""
     some = next(iter(boxes.values()), None)
     shape, device = (torch.Size(), None) if some is None else (some.lower.shape[:-1], some.lower.device)
     constant = torch.tensor([f.constant for f in functionals], dtype=torch.float64, device=device)
@@ -152,7 +183,7 @@ def _add_up(functionals: Sequence[Functional], owner: list[int], parts: list[Bou
 
 
 def _check(functional: Functional) -> None:
-    """A functional of weights alone: no outputs, and score terms of each row whose weights cancel."""
+    """Refuse a functional that reads outputs, or whose score terms in a row do not cancel."""
     sums: dict[Row, list[float]] = {}
     for weight, atom in functional.terms:
         if isinstance(atom, OutputAtom):

@@ -9,9 +9,9 @@ deviations). Both atoms see u only up to a common shift, so this is all they nee
   It is small where one key dominates.
 
 `RowEntropy`: along a⁰ + tu the second derivative is −Σ g_j(t) (u_j − ū_t)², g_j = s_j(1 + log s_j + H), ū_t = s(t)·u.
-(K(t) = log Σ s⁰e^{tu} gives H' = −Cov_t(log s, u) and H'' = −Var_t(u) − E_t[(log s − E_t log s)(u − ū_t)²].) With a box
-of weights valid for all t ∈ [0, 1], ranges of g_j over it and ρ_j ≥ |u_j − ū_t| by a linear program over that box, the
-rest ½H''(τ) lies in [−½Σ max(g_j, 0)ρ_j², ½Σ max(−g_j, 0)ρ_j²].
+(K(t) = log Σ s⁰e^{tu} gives H' = −Cov_t(log s, u) and H'' = −Var_t(u) − E_t[(log s − E_t log s)(u − ū_t)²].) With a
+box of weights valid for all t ∈ [0, 1], ranges of g_j over it and ρ_j ≥ |u_j − ū_t| by a linear program over that
+box, the rest ½H''(τ) lies in [−½Σ max(g_j, 0)ρ_j², ½Σ max(−g_j, 0)ρ_j²].
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,26 @@ Range = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
 
 
 def remainder(functional: Functional, scores: Scores, differences: Differences) -> Range:
-    """Bounds (≤ 0 ≤) of the functional's rest beyond its linear term at the clean scores a⁰."""
+    """Bound what a functional does beyond its linear term at the clean scores a⁰: f(a⁰ + u) − f(a⁰) − ∇f(a⁰)·u.
+
+    Args:
+        functional: f; its `Score` and output terms are linear and add nothing.
+        scores: the clean scores a⁰ of the rows that it reads.
+        differences: D[j, k] ≥ u_j − u_k for those rows, shape [..., S, S].
+
+    Returns:
+        A lower bound ≤ 0 and an upper bound ≥ 0.
+
+    Raises:
+        QueryError: if the differences of a row are missing.
+
+    Example:
+        >>> row = Row(0, 0, 1)
+        >>> mass = Functional(((1.0, LogSumExp(row, (0, 1))),))
+        >>> low, high = remainder(mass, {row: torch.zeros(2)}, {row: torch.full((2, 2), 0.2)})
+        >>> low.item() <= 0.0, round(high.item(), 6)  # Hoeffding: 0.2²/8
+        (True, 0.005)
+    """
     low: Tensor | None = None
     high: Tensor | None = None
     for weight, atom in functional.terms:
@@ -58,7 +77,12 @@ def remainder(functional: Functional, scores: Scores, differences: Differences) 
 
 
 def log_sum_exp_rest(a: Float[Tensor, "... K"], D: Float[Tensor, "... K K"]) -> Range:
-    """The rest of log Σ e^a at a, for deviations within D: [0, min(Hoeffding, ψ)]."""
+    """Bound the remainder of log Σ e^a at a by [0, min(Hoeffding, ψ)].
+
+    Args:
+        a: clean scores, shape [..., K].
+        D: D[j, k] ≥ u_j − u_k for the deviations u, shape [..., K, K].
+    """
     D = _with_zero_diagonal(D)
     spread = D.amax((-1, -2)).clamp_min(0.0)
     hoeffding = scaled_up(spread * spread / 8.0, 2)
@@ -73,7 +97,12 @@ def log_sum_exp_rest(a: Float[Tensor, "... K"], D: Float[Tensor, "... K K"]) -> 
 
 
 def entropy_rest(a: Float[Tensor, "... K"], D: Float[Tensor, "... K K"]) -> Range:
-    """The rest of the entropy at a, for deviations within D."""
+    """Bound the remainder of the entropy at a.
+
+    Args:
+        a: clean scores, shape [..., K].
+        D: D[j, k] ≥ u_j − u_k for the deviations u, shape [..., K, K].
+    """
     # The path tu, 0 ≤ t ≤ 1, stays within tD, hence within max(D, 0).
     reach = _with_zero_diagonal(D).clamp_min(0.0)
     base = differences_from_scores(a, a)
@@ -95,7 +124,7 @@ def _curvature(
     H_low: Float[Tensor, "... 1"],
     H_high: Float[Tensor, "... 1"],
 ) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
-    """Bounds of s(1 + log s + H): for fixed H convex in s, least at s = e^{−2−H} with −e^{−2−H}; growing in H."""
+    """Bound g = s(1 + log s + H): convex in s, least at s = e^{−2−H} with −e^{−2−H}, and growing in H."""
     ends_low = torch.minimum(_g(low, H_low)[0], _g(high, H_low)[0])
     ends_high = torch.maximum(_g(low, H_high)[1], _g(high, H_high)[1])
     valley_low, valley_high = exp_down(down(-2.0 - H_low)), exp_up(up(-2.0 - H_low))
@@ -111,7 +140,10 @@ def _g(s: Float[Tensor, "... K"], H: Float[Tensor, "... 1"]) -> tuple[Tensor, Te
 
 
 def _psi_up(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """At least e^x − 1 − x. For |x| ≤ 1, x²(1/2 + x/6 + x²/16): Σ_{n≥4} x^{n−2}/n! ≤ (e − 8/3)x² < x²/16 there."""
+    """Return at least ψ(x) = e^x − 1 − x.
+
+    For |x| ≤ 1 use x²(1/2 + x/6 + x²/16), because Σ_{n≥4} x^{n−2}/n! ≤ (e − 8/3)x² < x²/16 there.
+    """
     series = scaled_up(x * x * (0.5 + x / 6.0 + x * x / 16.0), 10)
     direct = up(up(exp_up(x) - 1.0) - x)
     return torch.where(x.abs() <= 1.0, series, direct)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prooflens.errors import QueryError
 
 Token = int | str
-"""A token is named by its index (negative counts from the end) or by its text."""
+"""The name of a token: its index (negative counts from the end) or its text."""
 
 WORD_MARKS = " \u0120\u2581"
 """What tokenizers put before a word: a space, Ġ (byte-level BPE) and ▁ (SentencePiece)."""
@@ -16,7 +16,12 @@ WORD_MARKS = " \u0120\u2581"
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """One row of attention: layer, head and query position; written `1.10@3`."""
+    """One row of attention: layer, head and query position, written `1.10@3`.
+
+    Example:
+        >>> str(Row(layer=1, head=10, position=3))
+        '1.10@3'
+    """
 
     layer: int
     head: int
@@ -27,18 +32,40 @@ class Row:
 
     @property
     def head_name(self) -> str:
-        """`layer.head`."""
+        """The head as `layer.head`."""
         return f"{self.layer}.{self.head}"
 
 
 def suggestion(word: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
-    """`; did you mean …?` for the nearest known word (as `shown` writes it), or nothing."""
+    """Return `; did you mean …?` for the nearest known word, or an empty text.
+
+    Args:
+        word: what was written.
+        known: what could have been meant.
+        shown: how to write a known word in the message, if not as it is.
+    """
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {(shown or {}).get(near[0], near[0])!r}?" if near else ""
 
 
 def parse_heads(text: str, n_layers: int, n_heads: int) -> list[tuple[int, int]]:
-    """Heads as (layer, head): `1.10`, a layer `2`, layers `0-2`, a comma list of these, or `all`; in order, once."""
+    """Parse a list of heads.
+
+    Args:
+        text: a head `1.10`, a layer `2`, layers `0-2`, a comma list of these, or `all`.
+        n_layers: the number of layers of the model.
+        n_heads: the number of heads in each layer.
+
+    Returns:
+        Pairs (layer, head) in the order given, each once.
+
+    Raises:
+        QueryError: if the text names a head or a layer that there is not.
+
+    Example:
+        >>> parse_heads("1.0, 0", n_layers=2, n_heads=2)
+        [(1, 0), (0, 0), (0, 1)]
+    """
     if text.strip() == "all":
         return [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
     heads: dict[tuple[int, int], None] = {}
@@ -70,12 +97,25 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
 
 
 def plain(text: str) -> str:
-    """A token's text without the word mark before it."""
+    """Return a token's text without the word mark before it."""
     return text.lstrip(WORD_MARKS)
 
 
 def find_token(token: Token, size: int, texts: Sequence[str] | None) -> list[int]:
-    """The positions a token names: one for an index, all that carry the text for a text."""
+    """Return the positions that a token names: one for an index, for a text all that carry it.
+
+    Args:
+        token: an index (negative counts from the end) or a text.
+        size: S, the number of tokens of the prompt.
+        texts: the texts of the prompt's tokens; None if there are none.
+
+    Raises:
+        QueryError: if the prompt has no such token.
+
+    Example:
+        >>> find_token("cat", 3, ["the", " cat", " sat"]), find_token(-1, 3, None)
+        ([1], [2])
+    """
     if isinstance(token, int):
         if not -size <= token < size:
             raise QueryError(f"there is no token {token}: the prompt has {size} tokens, 0-{size - 1}")
@@ -90,5 +130,11 @@ def find_token(token: Token, size: int, texts: Sequence[str] | None) -> list[int
 
 
 def find_tokens(tokens: Iterable[Token], size: int, texts: Sequence[str] | None) -> list[int]:
-    """The positions that several tokens name, in order, once each."""
+    """Return the positions that several tokens name, in order, each once.
+
+    Args:
+        tokens: indices and texts.
+        size: S, the number of tokens of the prompt.
+        texts: the texts of the prompt's tokens; None if there are none.
+    """
     return list(dict.fromkeys(index for token in tokens for index in find_token(token, size, texts)))

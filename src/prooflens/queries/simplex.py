@@ -21,17 +21,24 @@ from prooflens.queries.outward import sum_down, sum_slack, sum_up, together
 
 
 class Box(NamedTuple):
-    """Weight bounds s̲ ≤ s ≤ s̄, any leading dimensions."""
+    """Bounds s̲ ≤ s ≤ s̄ of attention weights (or of scores), with any leading dimensions."""
 
     lower: Float[Tensor, "... S"]
     upper: Float[Tensor, "... S"]
 
 
 def checked_box(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]) -> Box:
-    """The box within [0, 1]; an `EmptyPolytopeError` that names row and sums if it misses the simplex for certain.
+    """Return the box within [0, 1], or raise if it certainly misses the simplex.
 
-    A box is refused when s̲_j > s̄_j, Σs̲ > 1 or Σs̄ < 1 holds in real arithmetic. Within rounding of these borders
-    the programs below stay valid: their slack covers it.
+    A box is refused if s̲_j > s̄_j, Σs̲ > 1 or Σs̄ < 1 holds in real arithmetic. Within rounding of these borders the
+    programs below stay valid: their slack covers it.
+
+    Args:
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Raises:
+        EmptyPolytopeError: if no attention pattern satisfies the bounds; the message names the row and the sums.
     """
     lower, upper = together(lower, upper)
     if bool(lower.isnan().any() | upper.isnan().any()):
@@ -67,9 +74,19 @@ def _refuse(bad: Bool[Tensor, "..."], bound: Float[Tensor, "... S"], side: str, 
 def minimise(
     cost: Float[Tensor, "... S"], lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "..."]:
-    """A proved lower bound of min Σ c_j s_j over Δ_S ∩ [s̲, s̄], equal to the minimum up to rounding.
+    """Bound min Σ c_j s_j over Δ_S ∩ [s̲, s̄] from below: proved, and equal to the minimum up to rounding.
 
-    `prop:cert_attn`, `prop:lp_simplex` for a general cost. Complexity: O(S log S) per row.
+    This is `prop:cert_attn` and `prop:lp_simplex` for a general cost. Complexity: O(S log S) per row.
+
+    Args:
+        cost: c, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> cost, lower, upper = torch.tensor([[2.0, 5.0], [0.0, 0.25], [0.5, 1.0]]).double()
+        >>> round(minimise(cost, lower, upper).item(), 9)  # s = (0.5, 0.5)
+        3.5
     """
     box = checked_box(lower, upper)
     cost, low, high = together(cost, *box)
@@ -85,14 +102,25 @@ def minimise(
 def maximise(
     cost: Float[Tensor, "... S"], lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "..."]:
-    """A proved upper bound of max Σ c_j s_j over Δ_S ∩ [s̲, s̄]; see `minimise`."""
+    """Bound max Σ c_j s_j over Δ_S ∩ [s̲, s̄] from above: proved, and equal to the maximum up to rounding.
+
+    Args:
+        cost: c, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> cost, lower, upper = torch.tensor([[2.0, 5.0], [0.25, 0.0], [0.5, 1.0]]).double()
+        >>> round(maximise(cost, lower, upper).item(), 9)  # s = (0.25, 0.75)
+        4.25
+    """
     return -minimise(-cost, lower, upper)
 
 
 def _multiplier(
     cost: Float[Tensor, "... S"], low: Float[Tensor, "... S"], high: Float[Tensor, "... S"]
 ) -> Float[Tensor, "... 1"]:
-    """ν: the cost of the token that the greedy allocation, cheapest first, gives the last of 1 − Σs̲ to."""
+    """Return ν: the cost of the token that gets the last of 1 − Σs̲ when the cheapest tokens are filled first."""
     ordered, order = cost.sort(-1)
     room = (high - low).gather(-1, order).cumsum(-1)
     budget = 1.0 - low.sum(-1, keepdim=True)
@@ -103,7 +131,18 @@ def _multiplier(
 def argmin(
     cost: Float[Tensor, "... S"], lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "... S"]:
-    """The greedy vertex at which Σ c_j s_j is least (a point, correct to rounding; `minimise` is the bound)."""
+    """Return the greedy vertex at which Σ c_j s_j is least: a point, correct up to rounding; `minimise` is the bound.
+
+    Args:
+        cost: c, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> cost, lower, upper = torch.tensor([[2.0, 5.0], [0.0, 0.25], [0.5, 1.0]]).double()
+        >>> argmin(cost, lower, upper).tolist()
+        [0.5, 0.5]
+    """
     box = checked_box(lower, upper)
     cost, low, high = together(cost, *box)
     order = cost.argsort(-1)
@@ -116,9 +155,18 @@ def argmin(
 
 
 def tighten(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]) -> Box:
-    """The smallest box around Δ_S ∩ [s̲, s̄], rounded outward and never wider than the given one.
+    """Return the smallest box around Δ_S ∩ [s̲, s̄], rounded outward and never wider than the given one.
 
     s_j = 1 − Σ_{k≠j} s_k, so s_j ≥ 1 − Σ_{k≠j} s̄_k and s_j ≤ 1 − Σ_{k≠j} s̲_k: the LPs with cost ±e_j.
+
+    Args:
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> box = tighten(torch.tensor([0.0, 0.25]).double(), torch.tensor([0.5, 1.0]).double())
+        >>> [round(x, 9) for x in box.lower.tolist()]  # s_1 ≥ 1 − 0.5
+        [0.0, 0.5]
     """
     box = checked_box(lower, upper)
     size = box.lower.shape[-1]
@@ -132,9 +180,19 @@ def tighten(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]) -> Box
 def minimum_mass(
     group: Bool[Tensor, "... S"], lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "..."]:
-    """A proved lower bound, exact up to rounding, of the mass on a group (`prop:evidence_mass`).
+    """Bound the attention mass on a group from below: proved, and exact up to rounding (`prop:evidence_mass`).
 
-    max(Σ_E s̲, 1 − Σ_{not E} s̄): the multipliers 0 and 1 are the only break points of the dual.
+    The bound is max(Σ_E s̲, 1 − Σ_{not E} s̄): the multipliers 0 and 1 are the only break points of the dual.
+
+    Args:
+        group: True at the tokens of the group E, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> lower, upper = torch.tensor([[0.125, 0.0, 0.0], [1.0, 1.0, 0.25]]).double()
+        >>> round(minimum_mass(torch.tensor([True, True, False]), lower, upper).item(), 9)  # 1 − 0.25
+        0.75
     """
     return group_difference(group, torch.zeros_like(group), lower, upper).clamp_min(0.0)
 
@@ -142,7 +200,13 @@ def minimum_mass(
 def maximum_mass(
     group: Bool[Tensor, "... S"], lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "..."]:
-    """A proved upper bound, exact up to rounding, of the mass on a group."""
+    """Bound the attention mass on a group from above: proved, and exact up to rounding.
+
+    Args:
+        group: True at the tokens of the group, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+    """
     return -group_difference(torch.zeros_like(group), group, lower, upper)
 
 
@@ -152,9 +216,21 @@ def group_difference(
     lower: Float[Tensor, "... S"],
     upper: Float[Tensor, "... S"],
 ) -> Float[Tensor, "..."]:
-    """A proved lower bound, exact up to rounding, of Σ_A s − Σ_B s for disjoint groups (`prop:head_spec`).
+    """Bound Σ_A s − Σ_B s from below for disjoint groups: proved, and exact up to rounding (`prop:head_spec`).
 
-    Costs are +1, 0, −1, so the best multiplier is one of these three. Complexity: O(S), no sort.
+    Costs are +1, 0 and −1, so the best multiplier is one of these three. Complexity: O(S), no sort.
+
+    Args:
+        plus: True at the tokens of A, shape [..., S].
+        minus: True at the tokens of B, shape [..., S].
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+
+    Example:
+        >>> plus, minus = torch.tensor([True, False]), torch.tensor([False, True])
+        >>> lower, upper = torch.tensor([[0.25, 0.0], [1.0, 0.25]]).double()
+        >>> round(group_difference(plus, minus, lower, upper).item(), 9)  # s = (0.75, 0.25)
+        0.5
     """
     box = checked_box(lower, upper)
     cost = plus.double() - minus.double()
@@ -170,10 +246,14 @@ def group_difference(
 def pairwise_margins(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "... S S"]:
-    """Entry [i, j]: a proved lower bound, exact up to rounding, of min s_i − s_j over Δ_S ∩ [s̲, s̄].
+    """Bound s_i − s_j from below over Δ_S ∩ [s̲, s̄] for all pairs [i, j]: proved, and exact up to rounding.
 
-    Positive entries decide top-k sets and rankings (`prop:cert_attn`, `cor:topk_ranking`). The three multipliers of
-    `group_difference` for all pairs at once, in O(S²). The diagonal is 0.
+    Positive entries decide top-k sets and rankings (`prop:cert_attn`, `cor:topk_ranking`). This is `group_difference`
+    with its three multipliers for all pairs at once, in O(S²). The diagonal is 0.
+
+    Args:
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
     """
     box = checked_box(lower, upper)
     size = box.lower.shape[-1]
@@ -196,6 +276,18 @@ def output_hull(
     value_lower: Float[Tensor, "... S D"],
     value_upper: Float[Tensor, "... S D"],
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
-    """Bounds of Σ s_j V_j per coordinate for V in a box: exact over Δ_S ∩ [s̲, s̄] (`prop:lp_simplex`)."""
+    """Bound Σ s_j V_j in each coordinate, exactly up to rounding, for s in Δ_S ∩ [s̲, s̄] and V in a box.
+
+    This is `prop:lp_simplex`.
+
+    Args:
+        lower: s̲, shape [..., S].
+        upper: s̄, shape [..., S].
+        value_lower: lower bounds of the values V, shape [..., S, D].
+        value_upper: upper bounds of the values V, shape [..., S, D].
+
+    Returns:
+        Lower and upper bounds, shape [..., D].
+    """
     low, high = lower.unsqueeze(-2), upper.unsqueeze(-2)
     return minimise(value_lower.mT, low, high), maximise(value_upper.mT, low, high)

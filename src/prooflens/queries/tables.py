@@ -1,4 +1,4 @@
-"""Many functionals at once, as index tensors: what an engine reads instead of looping over Python objects."""
+"""Many functionals at once as index tensors, so that an engine does not loop over Python objects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from prooflens.queries.functionals import Functional, OutputAtom, Score, Scores
 
 @dataclass(frozen=True, eq=False)
 class MarginTable:
-    """The functionals among a list that are a_plus − a_minus + constant in one row, one entry each."""
+    """The functionals of a list that are a_plus − a_minus + constant in one row, one entry each."""
 
     index: Int[Tensor, " M"]
     """Which functional of the list."""
@@ -25,14 +25,25 @@ class MarginTable:
     constant: Float[Tensor, " M"]
 
     def values(self, scores: Float[Tensor, "... L H S S"]) -> Float[Tensor, "... M"]:
-        """All margins of stacked scores [..., layer, head, query, key], without a loop."""
+        """Return all margins of stacked scores [..., layer, head, query, key], without a loop."""
         where = self.layer, self.head, self.position
         difference = scores[..., *where, self.plus] - scores[..., *where, self.minus]
         return difference + self.constant.to(scores.device)
 
 
 def margin_table(functionals: Sequence[Functional]) -> MarginTable:
-    """The score margins among functionals; the others keep their place outside `index`."""
+    """Collect the score margins of a list of functionals; the others are not in `index`.
+
+    Args:
+        functionals: any functionals.
+
+    Example:
+        >>> from prooflens.queries.functionals import margin
+        >>> from prooflens.queries.rows import Row
+        >>> table = margin_table([margin(Row(0, 0, 1), 1, 0)])
+        >>> table.values(torch.tensor([[[[0.0, 0.0], [1.0, 4.0]]]])).tolist()  # 4 − 1
+        [3.0]
+    """
     found: list[tuple[int, ...]] = []
     for number, functional in enumerate(functionals):
         match functional.terms:
@@ -48,7 +59,7 @@ def margin_table(functionals: Sequence[Functional]) -> MarginTable:
 
 @dataclass(frozen=True, eq=False)
 class Linearisation:
-    """Clean values and gradients of F functionals: gradients in coordinate form, entries of equal place add up."""
+    """Clean values and gradients of F functionals. Gradients are sparse; entries at the same place are added."""
 
     value: Float[Tensor, " F"]
     index: Int[Tensor, " N"]
@@ -61,7 +72,13 @@ class Linearisation:
     """∂f/∂a at the clean scores."""
 
     def dense(self, layer: int, n_heads: int, size: int) -> Float[Tensor, "F H S S"]:
-        """The gradients with respect to all scores of one layer: covectors for a backward pass."""
+        """Return the gradients with respect to all scores of one layer: covectors for a backward pass.
+
+        Args:
+            layer: which layer.
+            n_heads: H.
+            size: S.
+        """
         out = torch.zeros(
             len(self.value), n_heads, size, size, dtype=self.weight.dtype, device=self.weight.device
         )
@@ -72,7 +89,22 @@ class Linearisation:
 
 
 def linearise(functionals: Sequence[Functional], scores: Scores) -> Linearisation:
-    """Values and gradients of attention functionals at clean scores (one prompt, no batch dimensions)."""
+    """Return values and gradients of attention functionals at the clean scores of one prompt.
+
+    Args:
+        functionals: functionals of scores; those about outputs are refused.
+        scores: pre-softmax scores of every row that they read, without batch dimensions.
+
+    Raises:
+        QueryError: if a functional is about outputs.
+
+    Example:
+        >>> from prooflens.queries.functionals import margin
+        >>> from prooflens.queries.rows import Row
+        >>> found = linearise([margin(Row(0, 0, 1), 1, 0)], {Row(0, 0, 1): torch.tensor([1.0, 4.0])})
+        >>> found.value.tolist(), found.key.tolist(), found.weight.tolist()
+        ([3.0], [1, 0], [1.0, -1.0])
+    """
     values: list[Tensor] = []
     entries: list[tuple[int, int, int, int, int]] = []
     weights: list[Tensor] = []

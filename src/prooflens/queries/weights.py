@@ -10,8 +10,8 @@ Sources, tightest first:
 4. `piecewise_chord`: one piece of the score range at a time, then the **maximum** over pieces (soundness row 7: the
    score may lie in any piece; the minimum of Eq. `joint_softmax` is not a bound).
 
-3 and 4 contain 2 for every input, so `weight_box` intersects 1 and 2 and lets the simplex tighten the result; they are
-here because the paper's tables use them. Everything is rounded outward. `mask` marks the keys that take part; the
+3 and 4 contain 2 for every input, so `weight_box` intersects 1 and 2 and lets the simplex tighten the result; they
+are here because the paper's tables use them. Everything is rounded outward. `mask` marks the keys that take part; the
 others get the weight [0, 0].
 """
 
@@ -37,7 +37,8 @@ from prooflens.queries.outward import (
 from prooflens.queries.simplex import Box, tighten
 
 WIDEST_SCORES = 600.0
-"""Score ranges beyond this leave float64's exponentials; `vertex_softmax` then answers with the trivial bound."""
+"""The widest score range that `vertex_softmax` works on; beyond it exponentials underflow and its bound is
+trivial."""
 
 Mask = Bool[Tensor, "... S"] | None
 
@@ -48,7 +49,26 @@ def weight_box(
     differences: Float[Tensor, "... S S"] | None = None,
     mask: Mask = None,
 ) -> Box:
-    """The weights that a box of scores, bounds D[j, k] ≥ a_j − a_k, or both allow, tightened by the simplex."""
+    """Bound the attention weights that bounds of the scores allow, tightened by the simplex; rounded outward.
+
+    Args:
+        lower: lower bounds a̲ of the scores, shape [..., S]; needs `upper`.
+        upper: upper bounds ā of the scores, shape [..., S]; needs `lower`.
+        differences: D[j, k] ≥ a_j − a_k, shape [..., S, S].
+        mask: True at the keys that take part; None for all.
+
+    Returns:
+        Bounds s̲ ≤ s ≤ s̄. If both kinds of bounds are given, each weight gets the better of the two.
+
+    Raises:
+        QueryError: if neither kind of bounds is given.
+
+    Example:
+        >>> low, high = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]]).double()
+        >>> box = weight_box(low, high)  # s_0 = e^{a_0}/(e^{a_0} + 1)
+        >>> [round(x, 6) for x in (*box.lower.tolist(), *box.upper.tolist())]
+        [0.5, 0.25, 0.75, 0.5]
+    """
     boxes = []
     if differences is not None:
         boxes.append(from_differences(differences, mask))
@@ -64,14 +84,26 @@ def weight_box(
 def differences_from_scores(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"]
 ) -> Float[Tensor, "... S S"]:
-    """D[j, k] = ā_j − a̲_k rounded up, with D[j, j] = 0: what a box of scores says about their differences."""
+    """Return D[j, k] = ā_j − a̲_k rounded up, and 0 for j = k: what a box of scores says about their differences.
+
+    Args:
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+    """
     size = lower.shape[-1]
     D = up(upper[..., :, None] - lower[..., None, :])
     return D.masked_fill(torch.eye(size, dtype=torch.bool, device=D.device), 0.0)
 
 
 def from_differences(differences: Float[Tensor, "... S S"], mask: Mask = None) -> Box:
-    """Source 1: weights from D[j, k] ≥ a_j − a_k. The diagonal of D is not read."""
+    """Bound weights by pairwise bounds of the scores (source 1).
+
+    1/(1 + Σ_{k≠j} e^{D[k, j]}) ≤ s_j ≤ 1/(1 + Σ_{k≠j} e^{−D[j, k]}).
+
+    Args:
+        differences: D[j, k] ≥ a_j − a_k, shape [..., S, S]; the diagonal is not read.
+        mask: True at the keys that take part; None for all.
+    """
     size = differences.shape[-1]
     absent = torch.eye(size, dtype=torch.bool, device=differences.device)
     if mask is not None:
@@ -82,7 +114,13 @@ def from_differences(differences: Float[Tensor, "... S S"], mask: Mask = None) -
 
 
 def from_scores(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], mask: Mask = None) -> Box:
-    """Source 2: the exact range of every weight over a box of scores. Complexity: O(S)."""
+    """Bound weights by a box of scores (source 2): the exact range of every weight. Complexity: O(S).
+
+    Args:
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        mask: True at the keys that take part; None for all.
+    """
     low, high = _exponentials(lower, upper, mask)
     size = lower.shape[-1]
     rest_low = scaled_down(exclusive_sum(low.lower), 2 * size)
@@ -91,7 +129,13 @@ def from_scores(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], ma
 
 
 def interval_softmax(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], mask: Mask = None) -> Box:
-    """Source 3: e^{a̲_j} / Σ e^{ā} ≤ s_j ≤ e^{ā_j} / Σ e^{a̲}."""
+    """Bound weights by interval arithmetic (source 3): e^{a̲_j} / Σ e^{ā} ≤ s_j ≤ e^{ā_j} / Σ e^{a̲}.
+
+    Args:
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        mask: True at the keys that take part; None for all.
+    """
     low, high = _exponentials(lower, upper, mask)
     total_low, total_high = sum_down(low.lower).clamp_min(0.0), sum_up(high.upper)
     below = scaled_down(low.lower / total_high[..., None], 1)
@@ -102,10 +146,16 @@ def interval_softmax(lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"
 def chord_pieces(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], pieces: int, mask: Mask = None
 ) -> Box:
-    """Per piece of the score range of a_j, bounds of s_j there, as [pieces, ..., S] (Eq. `piecewise_upper`).
+    """Bound s_j on each piece of the range of a_j, as [pieces, ..., S] (Eq. `piecewise_upper`).
 
     On [a_p, a_{p+1}] the chord of e^a is at most e^{a_{p+1}} and Z is at least e^{a_p} + Σ_{k≠j} e^{a̲_k}; the lower
     side is e^{a_p} over e^{a_{p+1}} + Σ_{k≠j} e^{ā_k}.
+
+    Args:
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        pieces: how many pieces of equal length, at least 1.
+        mask: True at the keys that take part; None for all.
     """
     if pieces < 1:
         raise QueryError(f"piecewise chords need at least one piece, got {pieces}")
@@ -127,7 +177,14 @@ def chord_pieces(
 def piecewise_chord(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], pieces: int = 4, mask: Mask = None
 ) -> Box:
-    """Source 4: the maximum over pieces above, the minimum below, so that the score may lie in any of them."""
+    """Bound weights piece by piece (source 4): the largest upper and the smallest lower bound of all pieces.
+
+    Args:
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        pieces: how many pieces of equal length, at least 1.
+        mask: True at the keys that take part; None for all.
+    """
     parts = chord_pieces(lower, upper, pieces, mask)
     return Box(parts.lower.amin(0), parts.upper.amax(0))
 
@@ -138,7 +195,14 @@ def mass_from_scores(
     upper: Float[Tensor, "... S"],
     mask: Mask = None,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The exact range of the mass on a group over a box of scores: group low and rest high, then the reverse."""
+    """Return the exact range of the mass on a group over a box of scores: group low and rest high, then the reverse.
+
+    Args:
+        group: True at the tokens of the group, shape [..., S].
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        mask: True at the keys that take part; None for all.
+    """
     low, high = _exponentials(lower, upper, mask)
     inside_low, inside_high = _sums(low.lower, high.upper, group)
     outside_low, outside_high = _sums(low.lower, high.upper, ~group)
@@ -148,7 +212,13 @@ def mass_from_scores(
 def mass_from_differences(
     group: Bool[Tensor, "... S"], differences: Float[Tensor, "... S S"], mask: Mask = None
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The range of the mass on a group from D[j, k] ≥ a_j − a_k: the odds Σ_{j∈E} 1/Σ_{k∉E} e^{a_k − a_j}, bounded."""
+    """Bound the mass on a group E by D[j, k] ≥ a_j − a_k, through the odds Σ_{j∈E} 1/Σ_{k∉E} e^{a_k − a_j}.
+
+    Args:
+        group: True at the tokens of the group, shape [..., S].
+        differences: D, shape [..., S, S].
+        mask: True at the keys that take part; None for all.
+    """
     present = torch.ones_like(group) if mask is None else mask
     inside, outside = group & present, ~group & present
     odds_low = _odds_down(differences, inside, outside)
@@ -164,11 +234,22 @@ def vertex_softmax(
     upper: Float[Tensor, "... S"],
     mask: Mask = None,
 ) -> Float[Tensor, "..."]:
-    """A proved upper bound, exact up to rounding, of max Σ c_j s_j over a box of scores (Vertex-Softmax).
+    """Bound max Σ c_j s_j over a box of scores from above: proved, and exact up to rounding (Vertex-Softmax).
 
-    At the optimum v, raising a_j helps iff c_j > v: the scores of the costliest tokens are at their upper ends, the
-    others at their lower ones. All S + 1 thresholds from prefix sums: O(S log S). With weights off by a relative δ the
-    average moves by at most 2δ(max c − min c).
+    At the optimum v, raising a_j helps if and only if c_j > v: the scores of the costliest tokens are at their upper
+    ends, the others at their lower ones. All S + 1 thresholds come from prefix sums, in O(S log S). If weights are
+    off by a relative δ, the average moves by at most 2δ(max c − min c).
+
+    Args:
+        cost: c, shape [..., S].
+        lower: a̲, shape [..., S].
+        upper: ā, shape [..., S].
+        mask: True at the keys that take part; None for all.
+
+    Example:
+        >>> cost, low, high = torch.tensor([[1.0, 0.0], [0.0, 0.0], [math.log(3.0), 0.0]]).double()
+        >>> round(vertex_softmax(cost, low, high).item(), 6)  # s_0 = 3/(3 + 1)
+        0.75
     """
     cost, lower, upper = together(cost, lower, upper)
     if mask is None:
@@ -196,7 +277,7 @@ def vertex_softmax(
 
 
 def _thresholds(raised: Float[Tensor, "... S"], kept: Float[Tensor, "... S"]) -> Float[Tensor, "... T"]:
-    """For k = 0 … S: the sum of the first k of `raised` and the others of `kept` (nonnegative: no cancellation)."""
+    """For k = 0 … S, return the sum of the first k of `raised` and the rest of `kept`; all are ≥ 0."""
     zero = torch.zeros_like(raised[..., :1])
     first = torch.cat([zero, raised], -1).cumsum(-1)
     others = torch.cat([zero, kept.flip(-1)], -1).cumsum(-1).flip(-1)
@@ -206,7 +287,7 @@ def _thresholds(raised: Float[Tensor, "... S"], kept: Float[Tensor, "... S"]) ->
 def _odds_down(
     differences: Float[Tensor, "... S S"], inside: Bool[Tensor, "... S"], outside: Bool[Tensor, "... S"]
 ) -> Float[Tensor, "..."]:
-    """A lower bound of Σ_inside e^a / Σ_outside e^a, infinite when nothing is outside."""
+    """Bound Σ_inside e^a / Σ_outside e^a from below; ∞ if nothing is outside."""
     against = sum_up(exp_up(differences.mT).masked_fill(~outside[..., None, :], 0.0))
     shares = scaled_down(1.0 / against, 1).masked_fill(~inside, 0.0)
     odds = sum_down(shares).clamp_min(0.0)
@@ -221,7 +302,7 @@ def _shift(upper: Float[Tensor, "... S"], mask: Mask) -> Float[Tensor, "... 1"]:
 def _exponentials(
     lower: Float[Tensor, "... S"], upper: Float[Tensor, "... S"], mask: Mask
 ) -> tuple[Box, Box]:
-    """Bounds of e^{a̲ − M} and of e^{ā − M}, M = max ā over the keys that take part; 0 at the others."""
+    """Bound e^{a̲ − M} and e^{ā − M}, where M is the largest ā of the keys that take part; 0 at the other keys."""
     shift = _shift(upper, mask)
     out = []
     for edge in (lower, upper):
@@ -242,20 +323,20 @@ def _sums(
 
 
 def _share_down(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """At most x/(x + y), for x, y ≥ 0."""
+    """Return at most x/(x + y), for x, y ≥ 0."""
     total = x + y
     return torch.where(total > 0, scaled_down(x / total, 2), torch.zeros_like(x))
 
 
 def _share_up(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """At least x/(x + y), for x, y ≥ 0; 1 where they are NaN, since nothing is known there."""
+    """Return at least x/(x + y), for x, y ≥ 0; 1 for NaN, since nothing is known there."""
     total = x + y
     share = torch.where(total == 0, torch.zeros_like(x), scaled_up(x / total, 2))
     return share.nan_to_num(nan=1.0).clamp_max(1.0)
 
 
 def _masked(box: Box, mask: Mask) -> Box:
-    """Nothing at the keys that take no part; [0, 1] where infinite scores left NaN."""
+    """Set the weights of keys that take no part to [0, 0], and those that infinite scores made NaN to [0, 1]."""
     low, high = box.lower.nan_to_num(nan=0.0), box.upper.nan_to_num(nan=1.0).clamp_max(1.0)
     if mask is None:
         return Box(low, high)

@@ -1,4 +1,4 @@
-"""Which point of a region is nearest to a given one, and whether there is any: linear programs."""
+"""Find the point of a region that is nearest to a given one, or show that constraints contradict: linear programs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from torch import Tensor
 from prooflens.regions.region import Constraints, Region
 
 TOLERANCE = 1e-10
-"""Of the solver, in units of the largest entry of the program."""
+"""The tolerance of the solver, in units of the largest entry of the program."""
 INFEASIBLE = 2
-"""How `linprog` says that no point satisfies a program."""
+"""The status with which `linprog` says that no point satisfies a program."""
 
 
 def nearest_factors(region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, " p"] | None:
-    """The α of the box and the constraints whose point is nearest to x in the ∞-norm; None where there is none."""
+    """Return the feasible α whose point is nearest to x in the ∞-norm.
+
+    Args:
+        region: the set; its box and constraints are respected up to the solver's tolerance.
+        x: a point, shape [S, d].
+
+    Returns:
+        The factors [p], or None if the solver finds none.
+    """
     G, target = _generators(region), _array(x - region.center).ravel()
     # The solver's tolerances are absolute: in units of the largest entry they are relative.
     unit = max(np.abs(G.data).max(initial=0.0), np.abs(target).max()) or 1.0
@@ -50,7 +58,11 @@ def nearest_factors(region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, " 
 
 
 def contradictory(held: Constraints) -> bool:
-    """Whether a solver finds that no α of the box satisfies the constraints."""
+    """Say whether a linear program finds that no α of the box satisfies the constraints.
+
+    Args:
+        held: the constraints.
+    """
     found = linprog(
         np.zeros(held.A_eq.shape[1]),
         A_ub=_array(held.A_ub),
@@ -64,7 +76,7 @@ def contradictory(held: Constraints) -> bool:
 
 
 def _generators(region: Region) -> Any:
-    """[S·d, p]; a ball's have one entry per factor."""
+    """Return G as a sparse matrix [S·d, p]; a ball has one entry per factor."""
     if region.generators is not None:
         return csr_array(_array(region.generators.flatten(1).T))
     places = region.moving.cpu().numpy(), np.arange(region.n_factors)

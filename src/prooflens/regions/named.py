@@ -23,16 +23,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ball:
-    """An ℓ∞ ball around a prompt: one ε for all tokens, for chosen tokens, or a radius per token.
+    """An ℓ∞ ball around a prompt: every coordinate of the tokens that move may change by at most ε.
 
-    Tokens are indices; `certify`, `circuit`, `output` and `radius` also take their texts.
+    Attributes:
+        eps: one ε for all tokens that move, a dictionary from token to ε, or one radius per token (0: does not move).
+        tokens: the tokens that move, if there is one ε; None for all. A token is an index; `certify`, `circuit`,
+            `output` and `radius` also take its text.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(2, 3, dtype=torch.float64)
+        >>> Ball(0.1, tokens=[1]).around(x).half_widths().tolist()
+        [[0.0, 0.0, 0.0], [0.1, 0.1, 0.1]]
     """
 
     eps: float | Mapping[int, float] | Mapping[str, float] | Sequence[float]
     tokens: Sequence[int | str] | int | str | None = None
 
     def around(self, prompt: Prompt | Tensor) -> Region:
-        """The region of this ball around a prompt (or around an input of shape [S, d])."""
+        """Return the region of this ball around an input.
+
+        Args:
+            prompt: the centre: a prompt, or an input of shape [S, d].
+
+        Raises:
+            RegionError: if a token does not exist, an ε is not a positive number, or no token moves.
+        """
         x = prompt.x if isinstance(prompt, Prompt) else prompt
         if x.ndim != 2:
             raise RegionError(f"a ball stands around an input of shape [S, d], got {list(x.shape)}")
@@ -69,21 +85,40 @@ class Ball:
 
 @dataclass(frozen=True, eq=False)
 class Paraphrases:
-    """The hull of paraphrases of equal length ("Beyond ε-balls"): x̄ + Σ αᵢ(xᵢ − x̄), α ∈ [-1, 1]^n.
+    """A hull of paraphrases of equal length: x̄ + Σ αᵢ(xᵢ − x̄) with α ∈ [-1, 1]^n, where x̄ is the mean of the xᵢ.
 
-    With `convex`, the factors are also convex weights (αᵢ ≥ 0, Σαᵢ = 1): exactly the paraphrases' convex hull.
+    Attributes:
+        prompts: at least two paraphrases: prompts, inputs [S, d], or texts, all with the same number of tokens.
+        convex: also ask αᵢ ≥ 0 and Σαᵢ = 1; then the region is exactly the convex hull of the paraphrases.
+
+    Example:
+        >>> import torch
+        >>> first, second, between, beyond = torch.tensor([0.0, 4.0, 1.0, 5.0]).double().reshape(4, 1, 1)
+        >>> region = Paraphrases([first, second], convex=True).region()
+        >>> region.center.tolist()
+        [[2.0]]
+        >>> region.contains(between), region.contains(beyond)
+        (True, False)
     """
 
     prompts: Sequence[Prompt | Tensor | str]
     convex: bool = False
 
     def of(self, model: Transformer) -> Paraphrases:
-        """The same paraphrases with texts as prompts of a model."""
+        """Return the same paraphrases with every text tokenised and embedded by a model.
+
+        Args:
+            model: the model that reads the texts.
+        """
         made = [model.prompt(given) if isinstance(given, str) else given for given in _several(self.prompts)]
         return replace(self, prompts=made)
 
     def region(self) -> Region:
-        """The region these paraphrases span."""
+        """Return the region that these paraphrases span.
+
+        Raises:
+            RegionError: if there are fewer than two, if they differ in length or width, or if one is still a text.
+        """
         points = [self._point(given) for given in _several(self.prompts)]
         if len(points) < 2:
             raise RegionError("a paraphrase hull needs at least two paraphrases")
@@ -115,7 +150,15 @@ class Paraphrases:
 
 
 def listed(tokens: Sequence[Any] | Any) -> list[Any]:
-    """Tokens as a list, also where a single one is given."""
+    """Return what was given as a list; a single token, or a text, becomes a list of one.
+
+    Args:
+        tokens: a token, a sequence of tokens, or a tensor.
+
+    Example:
+        >>> listed("cat"), listed([0, 2])
+        (['cat'], [0, 2])
+    """
     held = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     return list(held) if isinstance(held, Iterable) and not isinstance(held, str) else [held]
 

@@ -19,15 +19,28 @@ from torch import Tensor
 from prooflens.errors import RegionError
 
 FEASIBILITY = 1e-9
-"""How far outside a constraint a sampled point may be: sampling is for attack and never part of a proof."""
+"""How far outside a constraint a sampled point may be. Samples serve the attack and are never part of a proof."""
 
 MAX_CORNER_FACTORS = 20
-"""`corners` lists 2^p points; beyond this many factors that is refused."""
+"""`corners` lists 2^p points, and refuses more factors than this."""
 
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """Linear constraints on the factors: A_eq α = b_eq and A_ub α ≤ b_ub, either may have no rows."""
+    """Linear constraints on the factors of a region: A_eq α = b_eq and A_ub α ≤ b_ub; either may have no rows.
+
+    Attributes:
+        A_eq: one row per equation, shape [m, p].
+        b_eq: right-hand sides, shape [m].
+        A_ub: one row per inequality, shape [r, p].
+        b_ub: right-hand sides, shape [r].
+
+    Example:
+        >>> import torch
+        >>> sum_to_one = Constraints.of(2, A_eq=torch.ones(1, 2), b_eq=torch.ones(1))
+        >>> sum_to_one.satisfied(torch.tensor([[0.5, 0.5], [1.0, 1.0]]).double(), tolerance=0.0).tolist()
+        [True, False]
+    """
 
     A_eq: Float[Tensor, "m p"]
     b_eq: Float[Tensor, " m"]
@@ -43,7 +56,18 @@ class Constraints:
         A_ub: Tensor | None = None,
         b_ub: Tensor | None = None,
     ) -> Constraints:
-        """Constraints on `n_factors` factors; what is left out has no rows."""
+        """Make constraints on `n_factors` factors; what is left out has no rows.
+
+        Args:
+            n_factors: p, the number of factors of the region.
+            A_eq: one row per equation, shape [m, p].
+            b_eq: right-hand sides, shape [m].
+            A_ub: one row per inequality, shape [r, p].
+            b_ub: right-hand sides, shape [r].
+
+        Raises:
+            RegionError: if shapes do not fit, or an entry is NaN or infinite.
+        """
         none, nil = torch.zeros(0, n_factors, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         made = cls(
             none if A_eq is None else numbers(A_eq, "A_eq").double(),
@@ -62,7 +86,12 @@ class Constraints:
         return made
 
     def satisfied(self, alpha: Float[Tensor, "... p"], tolerance: float) -> Tensor:
-        """Which points satisfy all constraints up to an absolute tolerance."""
+        """Return which factors satisfy all constraints.
+
+        Args:
+            alpha: factors, shape [..., p].
+            tolerance: how far a constraint may be missed, absolutely.
+        """
         equal = (alpha @ self.A_eq.T - self.b_eq).abs() <= tolerance
         below = alpha @ self.A_ub.T - self.b_ub <= tolerance
         return equal.all(-1) & below.all(-1)
@@ -70,10 +99,26 @@ class Constraints:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """An input set: centre, generators (a vector of radii, or p dense ones), optional constraints.
+    """An input set { x₀ + Gα | α ∈ [-1, 1]^p, A_eq α = b_eq, A_ub α ≤ b_ub }.
 
-    Exactly one of `radius` and `generators` is given; both are kept in the finer precision of the two. Coordinates
-    with radius 0 have no factor. Under constraints the centre itself may lie outside (`holds_center`).
+    Give exactly one of `radius` and `generators`; centre and generators are kept in the finer precision of the two.
+    Coordinates with radius 0 have no factor. Under constraints the centre itself may lie outside (`holds_center`).
+
+    Attributes:
+        center: x₀, a post-embedding input of shape [S, d].
+        radius: how far each coordinate may move, shape [S, d]; a ball is kept like this, not as a matrix.
+        generators: the columns of G, shape [p, S, d].
+        constraints: constraints on α; None for the whole box.
+        label: the name that results and reports show.
+        moving: the flat indices of the coordinates that move, of a region with radii.
+
+    Example:
+        >>> import torch
+        >>> region = Region(torch.zeros(1, 2), generators=torch.tensor([[[1.0, 1.0]], [[1.0, -1.0]]]))
+        >>> region.half_widths().tolist()
+        [[2.0, 2.0]]
+        >>> region.contains(torch.tensor([[2.0, 0.0]])), region.contains(torch.tensor([[2.0, 1.0]]))
+        (True, False)
     """
 
     center: Float[Tensor, "S d"]
@@ -118,18 +163,18 @@ class Region:
 
     @property
     def n_factors(self) -> int:
-        """p, the number of factors."""
+        """The number of factors, p."""
         return self.generators.shape[0] if self.generators is not None else int(self.moving.numel())
 
     @property
     def holds_center(self) -> bool:
-        """Whether α = 0 satisfies the constraints: only then is the centre known to be a point of the set."""
+        """Whether α = 0 satisfies the constraints, so that the centre is a point of the set."""
         if self.constraints is None:
             return True
         return bool(self.constraints.satisfied(self.center.new_zeros(self.n_factors), tolerance=0.0))
 
     def check(self) -> None:
-        """Refuse constraints that leave no point: of the empty set everything holds."""
+        """Raise a `RegionError` if no point satisfies the constraints: on an empty set every claim would hold."""
         if self.constraints is None or self.holds_center:
             return
         from prooflens.regions.membership import contradictory
@@ -147,7 +192,11 @@ class Region:
         return self.radius.flatten()[self.moving]
 
     def point(self, alpha: Float[Tensor, "... p"]) -> Float[Tensor, "... S d"]:
-        """x₀ + Gα; differentiable in α."""
+        """Return the point x₀ + Gα; differentiable in α.
+
+        Args:
+            alpha: factors, shape [..., p].
+        """
         if alpha.shape[-1] != self.n_factors:
             raise RegionError(f"the region has {self.n_factors} factors, got {alpha.shape[-1]}")
         if self.generators is not None:
@@ -157,13 +206,17 @@ class Region:
         return self.center + move.reshape(*alpha.shape[:-1], *self.center.shape)
 
     def pullback(self, covector: Float[Tensor, "... S d"]) -> Float[Tensor, "... p"]:
-        """Gᵀv: what a linear functional v of x is as a functional of α."""
+        """Return Gᵀv: the linear functional v of x, written as a functional of α.
+
+        Args:
+            covector: v, shape [..., S, d].
+        """
         if self.generators is not None:
             return torch.einsum("...sd,psd->...p", covector, self.generators)
         return covector.flatten(-2)[..., self.moving] * self.scale
 
     def dense_generators(self) -> Float[Tensor, "p S d"]:
-        """The generators as a dense tensor, whatever the region is kept as."""
+        """Return the generators as a dense tensor [p, S, d], also for a ball."""
         if self.generators is not None:
             return self.generators
         dense = self.center.new_zeros(self.n_factors, self.center.numel())
@@ -171,11 +224,15 @@ class Region:
         return dense.reshape(self.n_factors, *self.center.shape)
 
     def half_widths(self) -> Float[Tensor, "S d"]:
-        """Σ|G|: half the width of the box around the set, coordinate by coordinate (constraints ignored)."""
+        """Return Σ|G|, half the width of the bounding box in each coordinate; constraints are ignored."""
         return self.radius if self.radius is not None else self.generators.abs().sum(0)  # type: ignore[union-attr]
 
     def scaled(self, factor: float) -> Region:
-        """The same set with all generators multiplied: how a radius search grows a region."""
+        """Return the same set with all generators multiplied by a factor: how a radius search grows a region.
+
+        Args:
+            factor: a positive number.
+        """
         positive(factor, "the scale")
         return Region(
             self.center,
@@ -186,7 +243,12 @@ class Region:
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Region:
-        """A copy on another device or in another precision."""
+        """Return a copy on another device or in another precision.
+
+        Args:
+            device: as in `torch.Tensor.to`; None to stay.
+            dtype: as in `torch.Tensor.to`; None to keep it.
+        """
 
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device=device, dtype=dtype)
@@ -200,10 +262,18 @@ class Region:
     def sample(
         self, n: int, seed: int = 0, corners: float = 0.5
     ) -> tuple[Float[Tensor, "n S d"], Float[Tensor, "n p"]]:
-        """n points of the set and their factors: a share `corners` at vertices of the box, the rest uniform.
+        """Draw points of the set.
 
-        With constraints, points are made feasible by alternating projections; those that stay outside after a fixed
-        number of rounds are dropped, so that fewer than n may come back.
+        Constraints are met by alternating projections. Points that stay outside after a fixed number of rounds are
+        dropped, so that fewer than n may come back.
+
+        Args:
+            n: how many points to draw.
+            seed: seed of the random generator.
+            corners: the share of points at vertices of the factor box; the others are uniform.
+
+        Returns:
+            The points [n, S, d] and their factors [n, p].
         """
         generator = torch.Generator().manual_seed(seed)
         alpha = torch.rand(n, self.n_factors, generator=generator, dtype=torch.float64) * 2 - 1
@@ -214,7 +284,12 @@ class Region:
         return self.point(alpha), alpha
 
     def feasible(self, alpha: Float[Tensor, "n p"], rounds: int = 200) -> Float[Tensor, "m p"]:
-        """Project factors onto the constraints and the box in turn; keep those that end inside."""
+        """Project factors onto the constraints and the box in turn, and keep those that end inside.
+
+        Args:
+            alpha: factors, shape [n, p].
+            rounds: how many times to project.
+        """
         alpha = alpha.clamp(-1.0, 1.0)
         if self.constraints is None:
             return alpha
@@ -233,7 +308,12 @@ class Region:
         return alpha[self.constraints.satisfied(alpha, tolerance=FEASIBILITY)]
 
     def contains(self, x: Float[Tensor, "S d"], tolerance: float = 0.0) -> bool:
-        """Whether x lies in the set, up to an absolute tolerance per coordinate."""
+        """Say whether a point lies in the set; with generators or constraints a linear program decides.
+
+        Args:
+            x: a point, shape [S, d].
+            tolerance: how far each coordinate may miss the set, absolutely.
+        """
         if x.shape != self.center.shape:
             raise RegionError(f"the point has shape {list(x.shape)}, expected {list(self.center.shape)}")
         if self.radius is not None and self.constraints is None:
@@ -247,7 +327,7 @@ class Region:
         return held and bool((self.point(alpha) - x).abs().max() <= slack)
 
     def corners(self) -> Float[Tensor, "n S d"]:
-        """All 2^p vertices of the factor box that satisfy the constraints (small p only)."""
+        """Return the vertices of the factor box that satisfy the constraints (`MAX_CORNER_FACTORS` at most)."""
         if self.n_factors > MAX_CORNER_FACTORS:
             raise RegionError(f"{self.n_factors} factors have too many corners; at most {MAX_CORNER_FACTORS}")
         alpha = torch.tensor(
@@ -260,7 +340,12 @@ class Region:
 
 
 def numbers(given: Any, what: str) -> Tensor:
-    """A floating tensor of what was given: a tensor or an array in its own precision, or lists in float64."""
+    """Convert what was given to a floating tensor: lists become float64, tensors and arrays keep their precision.
+
+    Args:
+        given: a tensor, an array, or lists of numbers.
+        what: how an error message names it.
+    """
     try:
         tensor = torch.as_tensor(given, dtype=None if hasattr(given, "dtype") else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -269,7 +354,13 @@ def numbers(given: Any, what: str) -> Tensor:
 
 
 def positive(value: Any, what: str, zero: bool = False) -> float:
-    """A positive finite number, or with `zero` also 0."""
+    """Return a positive finite number, or raise a `RegionError`.
+
+    Args:
+        value: what was given.
+        what: how the error message names it.
+        zero: also accept 0.
+    """
     try:
         number = float(value) if not isinstance(value, str) else math.nan
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prooflens.report.source import RowSource
 
 MOST_HEADS = 24
-"""So many heads get a heat map."""
+"""How many heads get a heat map."""
 
 WIDER = 1e-9
 

@@ -26,7 +26,7 @@ Key = tuple[int, int, int, str]
 """Layer, head, position, query."""
 
 MOST_ROWS = 20_000
-"""So many rows are put into the file, the weakest first; a note says how many more the run has."""
+"""How many rows are put into the file, the weakest first; a note says how many more the run has."""
 
 MOST_CURVES = 60
 MOST_MAPS = 8

@@ -13,7 +13,7 @@ EDGE = 34.0
 """Room at both ends of the axis, for radii that are 0 and radii without an end."""
 
 MOST = 120
-"""So many heads are drawn, the least proved ones; the tables have all."""
+"""How many heads are drawn, the least proved ones; the tables have all."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MOST_FIGURES = 12
-"""Of each kind, so many pictures are written as files."""
+"""How many pictures of each kind are written as files."""
 
 SHOWN_FIRST = 40
 """Rows that stand in the file as HTML, for readers without scripts; scripts draw the others."""
@@ -54,10 +54,27 @@ CAPTIONS = {
 
 
 def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | None = None) -> Path:
-    """Write a report about results, radii and run directories as one HTML file; the path comes back.
+    """Write one self-contained HTML report about results, radii and run directories.
 
-    All must be about one model and prompt. With `figures`, every picture is also written there, as SVG and, where a
-    browser can be found to draw it, as PNG.
+    Args:
+        found: what `certify`, `radius`, `output` or `circuit` returned, or run directories; all about one model and
+            prompt.
+        path: the HTML file to write.
+        figures: a folder that also gets every picture as SVG and, if a browser is found to draw it, as PNG.
+
+    Returns:
+        The path of the HTML file.
+
+    Raises:
+        RunError: if the results are about different models or prompts, or a file cannot be read or written.
+
+    Example:
+        >>> import prooflens as pl, tempfile
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pl.report(res, path=f"{folder}/report.html").name
+        'report.html'
     """
     data = collect(*found)
     write_page(Path(path), render(data))

@@ -24,7 +24,7 @@ from prooflens.sweep.drive import status
 from prooflens.sweep.store import SweepStore
 
 WORST = 200
-"""So many prompts are listed."""
+"""How many prompts are listed."""
 
 STEPS = (1.0, 3.0)
 """Rates of searched radii are given at these multiples of powers of ten."""

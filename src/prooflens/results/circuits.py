@@ -31,7 +31,7 @@ class CircuitResults(Results):
 
     @property
     def verdict(self) -> Verdict:
-        """The circuit's verdict; the parts of a weighted sum need not hold for it."""
+        """The verdict about the circuit. A weighted sum can hold even if some of its parts do not."""
         return (self.whole if len(self.whole) else self.parts).verdict
 
     @property

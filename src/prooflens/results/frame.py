@@ -20,12 +20,22 @@ if TYPE_CHECKING:
     import pandas
 
 SHOWN_ROWS = 200
-"""A notebook shows so many rows; `.to_pandas()` has them all."""
+"""How many rows a notebook shows; `.to_pandas()` has them all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What results are about: a model, a prompt and a region, by name and fingerprint."""
+    """What results are about: a model, a prompt and a region, by name and fingerprint.
+
+    Attributes:
+        model: the model's name.
+        model_sha256: the fingerprint of its architecture and weights.
+        tokens: the tokens of the prompt.
+        text: the text of the prompt; None if it was given as ids or as a tensor.
+        region: the input set.
+        source: the folder that the weights were read from, if there is one.
+        layers: how many layers the model has.
+    """
 
     model: str
     model_sha256: str
@@ -34,11 +44,18 @@ class Subject:
     region: Region
     source: str | None = None
     layers: int | None = None
-    """How many layers the model has: fewer than its weights' folder where it was cut."""
+    """How many layers the model has: fewer than its weights' folder if it was cut."""
 
     @classmethod
     def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
-        """Names of a model and a prompt; the source is the folder that the weights were read from."""
+        """Describe a model, a prompt and a region.
+
+        Args:
+            model: the model.
+            prompt: its tokens and text are kept.
+            region: the input set.
+            source: the folder that the weights were read from.
+        """
         layers = model.architecture.n_layers
         return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source, layers)
 
@@ -48,7 +65,7 @@ class Subject:
         return None if self.region.radius is None else float(self.region.radius.max())
 
     def columns(self, size: int) -> dict[str, pa.Array]:
-        """The columns that are the same in every row."""
+        """Return the columns that are the same in every row of a table with `size` rows."""
         values = pa.array(self.tokens, pa.string())
         offsets = pa.array(range(0, size * len(values) + 1, max(1, len(values))), pa.int32())
         tokens = pa.chunked_array([values] * size, pa.string()).combine_chunks() if size else values[:0]
@@ -61,12 +78,26 @@ class Subject:
 
 
 def query_name(query: Query) -> str:
-    """The query without the heads and positions it was asked of: those are columns of their own."""
+    """Return a query's text without heads and positions, which are columns of their own."""
     return query.kind if isinstance(query, RowQuery) else str(query)
 
 
 class Frame:
-    """Rows with named columns: an Arrow table that can be cut, converted and shown."""
+    """A table with named columns that can be indexed by head, filtered, converted and shown in a notebook.
+
+    In a frame of one row, every column is also an attribute (`res["0.1@-1"].verdict`).
+
+    Attributes:
+        table: the rows as an Arrow table.
+        subject: what the rows are about; None for rows that were read from a run directory.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.01), "0.1", positions=[2, 3])
+        >>> len(res), len(res["0.1@3"]), len(res.sel(position=[2, 3]))
+        (2, 1, 2)
+    """
 
     title: ClassVar[str] = "rows"
     shown: ClassVar[tuple[str, ...]] = ()
@@ -82,7 +113,7 @@ class Frame:
         return (self._take([i]) for i in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
-        """The value of a column, in a frame of one row."""
+        """Return the value of a column, in a frame of one row."""
         if name.startswith("_") or name == "table" or name not in self.table.column_names:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         values = self.table.column(name).to_pylist()
@@ -93,7 +124,14 @@ class Frame:
         return values[0]
 
     def __getitem__(self, name: str | int | slice | tuple[int, int]) -> Self:
-        """Row number `name` or a slice of rows; the rows of a head `"2.4"` or (2, 4), or of one position `"2.4@3"`."""
+        """Select rows by number, slice, head or row of attention.
+
+        Args:
+            name: a row number, a slice, a head `"2.4"` or (2, 4), or a head at one position `"2.4@3"`.
+
+        Raises:
+            QueryError: if no row is about that head.
+        """
         if isinstance(name, int):
             return self._take([range(len(self))[name]])
         if isinstance(name, slice):
@@ -114,7 +152,15 @@ class Frame:
         return found
 
     def sel(self, **wanted: object) -> Self:
-        """The rows whose columns have these values (or one of several, for a list); `query` in any spelling."""
+        """Select the rows whose columns have the given values.
+
+        Args:
+            wanted: column=value, or column=[several values]; `query` is understood in any spelling, and a negative
+                `position` counts from the end.
+
+        Raises:
+            QueryError: if there is no such column.
+        """
         keep = list(range(len(self)))
         for name, value in wanted.items():
             if name not in self.table.column_names:
@@ -136,11 +182,11 @@ class Frame:
         return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject)
 
     def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table."""
+        """Return the rows as an Arrow table."""
         return self.table
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas frame."""
+        """Return the rows as a pandas data frame."""
         return self.table.to_pandas()
 
     @property
@@ -155,12 +201,12 @@ class Frame:
         return {"rows": len(self)}
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"rows": […], "summary": {…}}`."""
+        """Return `{"rows": […], "summary": {…}}`."""
         return {"rows": self.rows, "summary": self.summary}
 
     @property
     def line(self) -> str:
-        """The summary in words: counts first."""
+        """The summary in words, counts first."""
         facts = self.summary.items()
         counts = [f"{value} {name}" for name, value in facts if isinstance(value, int)]
         return ", ".join(
@@ -169,7 +215,15 @@ class Frame:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """The rows of a run directory; witnesses and bounds are tensors of `certificate.read_run(path)`."""
+        """Read the rows of a run directory; bounds and witnesses are tensors of `certificate.read_run(path)`.
+
+        Args:
+            path: the run directory.
+
+        Raises:
+            QueryError: if the run holds rows of another kind.
+            RunError: if it is not a run directory, or is damaged.
+        """
         from prooflens.certificate import read_run
 
         table = read_run(path).rows
@@ -180,7 +234,7 @@ class Frame:
         )
 
     def _subject(self) -> Subject:
-        """What the rows are about, for a run directory of them."""
+        """Return what the rows are about; rows that were read from a run have no subject to write again."""
         if self.subject is None:
             raise QueryError("these rows were read from a run: copy its folder")
         return self.subject

@@ -1,4 +1,4 @@
-"""Run directories that grow with the work: an interruption loses only what is under way."""
+"""Run directories that are written while the work goes on, so that an interruption loses only the current part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prooflens.results.tables import VERDICTS, Results, claim_key
 
 
 class RunKeeper:
-    """Writes verdicts into a run directory as they come, and knows what an earlier run there holds already.
+    """Write verdicts into a run directory as they come, and know what an earlier run there holds already.
 
     Args:
         path: the run directory; None to keep nothing.
@@ -54,12 +54,12 @@ class RunKeeper:
             )
 
     def remaining(self, claims: Iterable[Claim]) -> list[Claim]:
-        """The claims that the run does not hold yet."""
+        """Return the claims that the run does not hold yet."""
         done = set() if self.before is None else Results(self.before).keys
         return [claim for claim in claims if claim_key(claim) not in done]
 
     def keep(self, results: Results) -> None:
-        """Write what is new of some results as one more part."""
+        """Write those results that are not written yet as one more part."""
         if self.writer is None or results.subject is None:
             return
         fresh = [outcome for outcome in results.outcomes if claim_key(outcome.claim) not in self.written]
@@ -68,7 +68,7 @@ class RunKeeper:
         self.written |= results.keys
 
     def finish(self, results: Results) -> Results:
-        """Say that the run is complete; return all of it, with what an earlier run held."""
+        """Mark the run as complete; return all of its rows, with those that an earlier run held."""
         whole = results
         if self.before is not None:
             whole = Results(

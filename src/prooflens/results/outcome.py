@@ -1,4 +1,4 @@
-"""How a claim ends: its verdict, the bounds behind it, and the point that breaks it."""
+"""How one claim ended: its verdict, the bounds behind it, and the point that breaks it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prooflens.queries import Claim
 
 
 class Verdict(StrEnum):
-    """How a claim ends. Only `holds` is a proof, and `fails` always has a witness."""
+    """How a claim ended. Only `holds` is a proof, and `fails` always comes with a witness."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -20,12 +20,23 @@ class Verdict(StrEnum):
 
 
 STRENGTH = (Verdict.FAILS, Verdict.UNKNOWN, Verdict.ESTIMATED, Verdict.HOLDS)
-"""Weakest first: several verdicts together are worth the weakest."""
+"""Verdicts, weakest first: several verdicts together are worth the weakest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A claim's verdict, the bounds of its functionals, and the witness if it fails."""
+    """A claim's verdict and what it rests on.
+
+    Attributes:
+        claim: what was claimed.
+        verdict: how it ended.
+        bounds: proved or estimated bounds of the claim's functionals.
+        witness: a point that breaks the claim, if it fails.
+        reason: one sentence that says why the verdict is what it is.
+        engine: whose evidence the verdict rests on.
+        attack: the smallest value of the weakest functional that was attained.
+        seconds: time spent.
+    """
 
     claim: Claim
     verdict: Verdict
@@ -40,15 +51,15 @@ class Outcome:
 
     @property
     def lower(self) -> float:
-        """The lower bound of the claim's weakest functional; ∞ for a claim with nothing to prove."""
+        """The lower bound of the weakest functional; ∞ for a claim with nothing to prove."""
         return float(self.bounds.lower.min()) if len(self.bounds.lower) else float("inf")
 
     @property
     def upper(self) -> float:
-        """The upper bound of the smallest functional: with `lower` it encloses the claim's margin."""
+        """The smallest upper bound of all functionals: `lower` and `upper` enclose the claim's margin."""
         return float(self.bounds.upper.min()) if len(self.bounds.upper) else float("inf")
 
     @property
     def clean(self) -> float:
-        """The weakest functional's value on the clean input."""
+        """The smallest value of all functionals on the clean input."""
         return float(self.claim.clean.min()) if len(self.claim.clean) else float("inf")

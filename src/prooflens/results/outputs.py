@@ -16,10 +16,20 @@ from prooflens.results.tables import Results
 
 
 class OutputResults(Results):
-    """The verdict about the model's answer, and one row per candidate: `lower` and `upper` enclose its distance.
+    """The verdict about the model's answer, and one row per nearest candidate.
 
-    First the row of `argmax`, over all outputs; then `logit{y}>logit{c}` for the nearest candidates c. The columns
-    `candidate` and `text` name the answer (in the first row) or the candidate.
+    The first row is `argmax`, about all outputs. The others are `logit{y}>logit{c}` for the nearest candidates c,
+    where `lower` and `upper` enclose the margin between the two logits. The columns `candidate` and `text` name the
+    answer (first row) or the candidate.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> out = pl.output(model, model.example(), pl.Ball(0.001), engine="taylor", budget="8/1/2")
+        >>> out.whole.verdict, out.whole.text
+        (<Verdict.HOLDS: 'holds'>, 'class 0')
+        >>> [row.query for row in out]
+        ['argmax', 'logit0>logit1']
     """
 
     title = "outputs"
@@ -27,7 +37,14 @@ class OutputResults(Results):
 
     @classmethod
     def about(cls, whole: Outcome, candidates: Sequence[Outcome], subject: Subject, names: Names) -> Self:
-        """The rows of an answer and of its candidates."""
+        """Make the rows of an answer and of its candidates.
+
+        Args:
+            whole: how the claim about the answer ended.
+            candidates: how the claim about each candidate ended.
+            subject: the model, the prompt and the region.
+            names: the texts of the outputs.
+        """
         made = cls.of([whole, *candidates], subject)
         outputs = [winner_of(whole.claim), *(loser_of(outcome.claim) for outcome in candidates)]
         texts = [names(index) for index in outputs]
@@ -38,17 +55,17 @@ class OutputResults(Results):
 
     @property
     def whole(self) -> Results:
-        """The row of the answer."""
+        """The row about the answer."""
         return self[0]
 
     @property
     def tail(self) -> Tail | None:
-        """How the outputs without a row were decided: by which stage how many, how many are open; None without tail."""
+        """How the outputs without a row were decided; None if there are none."""
         return self.outcomes[0].bounds.tail if self.outcomes else None
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The verdict about the answer, what the answer is, and how many tokens needed more than the first bound."""
+        """The verdict about the answer, the answer itself, and how many tokens needed more than the first bound."""
         whole, tail = self.whole, self.tail
         counts = {"tail": tail.total, "refined": tail.refined, "open": tail.open} if tail is not None else {}
         return {
@@ -68,15 +85,15 @@ class Names:
         self.tokenizer = model.tokenizer if architecture.d_out == architecture.d_vocab else None
 
     def __call__(self, index: int) -> str:
-        """The text of an output."""
+        """Return the text of an output."""
         return f"class {index}" if self.tokenizer is None else self.tokenizer.token(index)
 
 
 def winner_of(claim: Claim) -> int:
-    """The clean answer that an argmax claim is about; the only output of a model that has one."""
+    """Return the clean answer that an argmax claim is about; 0 in a model with one output."""
     return claim.functionals[0].logits[0] if claim.functionals else 0
 
 
 def loser_of(claim: Claim) -> int:
-    """The candidate of a margin."""
+    """Return the candidate of a claim about a margin between two logits."""
     return claim.functionals[0].logits[1]

@@ -25,7 +25,13 @@ from prooflens.version import __version__
 
 
 def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | None = None) -> None:
-    """Write results as a run directory of one part: what `certify -o RUN/` does."""
+    """Write results as a run directory of one part, as `certify -o RUN/` does.
+
+    Args:
+        results: what to write; it must have a subject.
+        path: the directory; it must not hold a run yet.
+        configuration: what was asked for, kept in `run.json`.
+    """
     assert results.subject is not None
     writer = RunWriter.create(Path(path), header(results.subject, configuration or {}))
     append(writer, results)
@@ -46,7 +52,13 @@ def append(writer: RunWriter, results: Results) -> None:
 
 
 def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verdicts") -> dict[str, Any]:
-    """What `run.json` says: who was asked what, with which versions."""
+    """Return the contents of `run.json`: what was asked about which model, and with which versions.
+
+    Args:
+        subject: the model, the prompt and the region.
+        configuration: what was asked for.
+        kind: what the rows are, `verdicts` or `radii`.
+    """
     return {
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -61,7 +73,7 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
 
 
 def versions() -> dict[str, str]:
-    """The versions that results depend on."""
+    """Return the versions that results depend on."""
     return {
         "prooflens": __version__,
         "torch": torch.__version__,
@@ -73,7 +85,15 @@ def versions() -> dict[str, str]:
 def save_frame(
     frame: Frame, path: Path, configuration: Mapping[str, Any], kind: str, complete: bool = True
 ) -> None:
-    """Write rows that have no tensors of their own (radii) as a run directory."""
+    """Write rows that have no tensors of their own (radii) as a run directory.
+
+    Args:
+        frame: the rows; it must have a subject.
+        path: the directory; it must not hold a run yet.
+        configuration: what was asked for, kept in `run.json`.
+        kind: what the rows are, as `run.json` names it.
+        complete: mark the run as complete.
+    """
     assert frame.subject is not None
     writer = RunWriter.create(path, header(frame.subject, configuration, kind))
     writer.append(frame.table, region_tensors(frame.subject.region, "region/0"))
@@ -82,7 +102,7 @@ def save_frame(
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:
-    """Centre, radii or generators, and constraints if there are any."""
+    """Return centre, radii or generators, and constraints of a region, under names that start with `name`."""
     held: dict[str, Tensor | None] = {
         "center": region.center,
         "radius": region.radius,
@@ -112,9 +132,10 @@ def _array(tensor: Tensor) -> Array:
 
 
 def describe(claim: Claim) -> str:
-    """A claim as JSON: its functionals with the sense wanted of each, its tie, its clean values.
+    """Describe a claim as JSON: its functionals, the sense wanted of each, its tie, its clean values.
 
-    `holds` can be read off it: no tie, and every functional's lower bound > 0, ≥ 0, or (range) both bounds finite.
+    A reader can decide `holds` from it: there is no tie, and every functional has a lower bound > 0, ≥ 0 or, for a
+    range, two finite bounds.
     """
     return json.dumps(
         {
@@ -139,7 +160,7 @@ def _functional(functional: Functional) -> dict[str, Any]:
 
 
 def _term(weight: float, atom: Any) -> Sequence[Any]:
-    """[weight, kind, layer, head, position, key or keys], [weight, "logit", index], [weight, "largest", left out]."""
+    """Return a term as a list: [weight, kind, layer, head, position, keys], or [weight, kind, logits]."""
     if isinstance(atom, Score):
         return [weight, "score", atom.row.layer, atom.row.head, atom.row.position, atom.key]
     if isinstance(atom, LogSumExp | RowEntropy):

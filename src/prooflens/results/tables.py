@@ -1,4 +1,4 @@
-"""What comes back: tables of verdicts and radii that behave in notebooks, and never call an estimate a proof."""
+"""The tables that `certify` and `radius` return. They behave in notebooks and never call an estimate a proof."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ RADII = pa.schema(
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
-    """What identifies a claim within one model, prompt and region: layer, head, position, query."""
+    """Return what identifies a claim within one model, prompt and region: layer, head, position, query."""
     return (*claim_place(claim), query_name(claim.query))
 
 
 def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
-    """Layer, head and position of a claim about one row, else three times None."""
+    """Return layer, head and position of a claim about one row of attention, else three times None."""
     if isinstance(claim.query, RowQuery) and len(claim.rows) == 1:
         row = claim.rows[0]
         return row.layer, row.head, row.position
@@ -77,15 +77,29 @@ def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
 
 
 def finite(value: float | None) -> float | None:
-    """The number as JSON and Parquet keep it: what is not finite says nothing and becomes null."""
+    """Return the number as JSON and Parquet keep it: what is not finite becomes null."""
     return value if value is not None and math.isfinite(value) else None
 
 
 class Results(Frame):
     """Verdicts, one row per head × position × query.
 
-    Of several rows together, `verdict` is the weakest (fails < unknown < estimated < holds), `bound` the smallest lower
-    bound, `witness` the first there is.
+    For several rows together, `verdict` is the weakest (fails < unknown < estimated < holds), `bound` is the smallest
+    lower bound, and `witness` is the first that there is.
+
+    Attributes:
+        table: the rows as an Arrow table, with the columns of `VERDICTS`.
+        subject: what the rows are about; None for rows that were read from a run directory.
+        outcomes: bounds and witness behind each row; empty for rows that were read from a run directory.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
+        >>> res
+        <Results: 1 rows, 1 holds, 0 fails, 0 unknown, 0 estimated>
+        >>> res["0.1"].engine, res.bound > 0
+        ('layer0', True)
     """
 
     title = "verdicts"
@@ -99,7 +113,12 @@ class Results(Frame):
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], subject: Subject) -> Self:
-        """A table of outcomes about one subject."""
+        """Make a table of outcomes about one subject.
+
+        Args:
+            outcomes: how each claim ended, in the order of the rows.
+            subject: the model, the prompt and the region.
+        """
         size = len(outcomes)
         places = [claim_place(o.claim) for o in outcomes]
         columns: dict[str, Any] = subject.columns(size)
@@ -131,20 +150,20 @@ class Results(Frame):
 
     @property
     def verdict(self) -> Verdict:
-        """The weakest verdict."""
+        """The weakest verdict of all rows."""
         if not len(self):
             raise QueryError("no rows, no verdict")
         return min((Verdict(v) for v in self.table.column("verdict").to_pylist()), key=STRENGTH.index)
 
     @property
     def bound(self) -> float | None:
-        """The smallest lower bound of the rows; None where one of them has none."""
+        """The smallest lower bound of all rows; None if a row has no bound."""
         values = self.table.column("lower").to_pylist()
         return None if not values or None in values else float(min(values))
 
     @property
     def witness(self) -> Witness | None:
-        """The first point that breaks one of the rows."""
+        """The first point that breaks one of the rows; None if no row fails."""
         if not self.outcomes and self.counts[Verdict.FAILS.value]:
             raise QueryError(
                 "rows that were read from a run come without points: `certificate.read_run(path).tensors` has them "
@@ -160,17 +179,22 @@ class Results(Frame):
 
     @property
     def keys(self) -> set[tuple[object, ...]]:
-        """The keys of the rows, for `certify(skip=…)`."""
+        """What identifies each row, for `certify(skip=…)`."""
         names = ("layer", "head", "position", "query")
         return set(zip(*(self.table.column(name).to_pylist() for name in names), strict=True))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Counts per verdict."""
+        """The number of rows with each verdict."""
         return {"rows": len(self), **self.counts}
 
     def save(self, path: Path | str, **configuration: object) -> None:
-        """Write a run directory: rows, bounds, witnesses, fingerprints (`docs/certify.md`)."""
+        """Write a run directory with rows, bounds, witnesses and fingerprints (`docs/certify.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
         from prooflens.results.record import save
 
         self._subject()
@@ -189,13 +213,13 @@ class Results(Frame):
 
 
 def _guarantee(outcome: Outcome) -> str:
-    """What the bounds are worth; `none` where there are no bounds, as after an attack alone."""
+    """Return what the bounds are worth, or `none` if there are no bounds, as after an attack alone."""
     bounded = outcome.verdict is Verdict.HOLDS or math.isfinite(outcome.lower) or math.isfinite(outcome.upper)
     return outcome.bounds.guarantee.value if bounded else "none"
 
 
 def _top(claim: Claim) -> int | None:
-    """The most attended key of the clean row, where the claim is about it."""
+    """Return the most attended key of the clean row, if the claim is about it."""
     asks = isinstance(claim.query, TopK | Ranking) or (
         isinstance(claim.query, Mass) and claim.query.tokens is None
     )
@@ -204,7 +228,18 @@ def _top(claim: Claim) -> int | None:
 
 
 class Radii(Frame):
-    """Radii, one row per head × position × query (× token, where one moves at a time): certified ≤ true ≤ attack."""
+    """Radii, one row per head × position × query (× token, if one moves at a time): certified ≤ true ≤ attack.
+
+    A `certified` of 0 means that nothing is proved at the smallest ε, an `attack` of None that nothing was broken.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> options = dict(between=(0.01, 0.02), tolerance=1.0, budget="8/1/2")
+        >>> rad = pl.radius(model, model.example(), "0.1:top1@-1", **options)
+        >>> rad.certified, rad.attack is None
+        (0.02, True)
+    """
 
     title = "radii"
     shown = (
@@ -231,7 +266,12 @@ class Radii(Frame):
         }
 
     def save(self, path: Path | str, **configuration: object) -> None:
-        """Write a run directory of the rows (`docs/certify.md`)."""
+        """Write a run directory with the rows (`docs/certify.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
         from prooflens.results.record import save_frame
 
         self._subject()

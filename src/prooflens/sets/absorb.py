@@ -1,4 +1,4 @@
-"""Independent generators into dependent ones and back."""
+"""Turn independent generators into dependent ones, and back."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,16 @@ from prooflens.sets.constrained import ConstrainedPolynomialZonotope, fresh_ids,
 
 
 def absorb(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
-    """Every column of GI becomes a dependent generator with a fresh factor (the paper's G_I absorption). Exact.
+    """Turn every column of GI into a dependent generator with a fresh factor (the paper's G_I absorption). Exact.
 
     Before a product this turns the conservative cross bounds |G_I||G| into monomials that can cancel.
+
+    Args:
+        z: the set.
+
+    Example:
+        >>> absorb(ConstrainedPolynomialZonotope([0.0], GI=[[2.0]]))
+        ConstrainedPolynomialZonotope(dim=1, factors=1, dependent=1, independent=0, constraints=0)
     """
     m = z.independent
     if m == 0:
@@ -24,10 +31,17 @@ def absorb(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
 
 
 def release(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
-    """Move generators back to GI whose factor acts there alone, linearly, and in no constraint.
+    """Move those generators back to GI whose factor acts in them alone, linearly, and in no constraint.
 
-    Exact for the set by itself; what other sets shared of those factors is forgotten, which only enlarges a later
-    combination with them.
+    Exact for the set by itself. Other sets no longer share those factors, which only enlarges a later combination
+    with them.
+
+    Args:
+        z: the set.
+
+    Example:
+        >>> release(ConstrainedPolynomialZonotope([0.0], [[2.0]]))
+        ConstrainedPolynomialZonotope(dim=1, factors=0, dependent=0, independent=1, constraints=0)
     """
     alone = lonely_factors(z)
     used = (z.E[alone] == 1).any(dim=0)
@@ -46,7 +60,15 @@ def release(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
 def restructure(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
     """Box the independent generators and give each coordinate one fresh dependent factor (CORA's `restructure`).
 
-    Contains z: GI β lies in the box with radii Σ_j |GI_kj|. At most n new factors, however many columns GI had.
+    The result contains z: GI β lies in the box with radii Σ_j |GI_kj|. There are at most n new factors, however many
+    columns GI had.
+
+    Args:
+        z: the set.
+
+    Example:
+        >>> restructure(ConstrainedPolynomialZonotope([0.0], GI=[[2.0, 1.0, 0.5]]))
+        ConstrainedPolynomialZonotope(dim=1, factors=1, dependent=1, independent=0, constraints=0)
     """
     if z.independent <= z.dim:
         return absorb(z)
@@ -54,7 +76,7 @@ def restructure(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonoto
 
 
 def lonely_factors(z: ConstrainedPolynomialZonotope) -> Tensor:
-    """Which factors occur in exactly one generator, with exponent 1, in it alone, and in no constraint."""
+    """Return which factors occur in one generator only, alone in it, with exponent 1, and in no constraint."""
     single_use = ((z.E > 0).sum(dim=1) == 1) & (z.E.sum(dim=1) == 1) & (z.R == 0).all(dim=1)
     linear_column = z.E.sum(dim=0) == 1
     in_linear = ((z.E > 0) & linear_column[None, :]).any(dim=1)

@@ -17,12 +17,20 @@ from prooflens.numerics import gamma, up
 
 
 def is_rational(x: Any) -> bool:
-    """Whether x is a numpy object array (of Fractions) rather than a torch tensor."""
+    """Say whether x is a numpy object array (of Fractions) rather than a torch tensor."""
     return isinstance(x, np.ndarray) and x.dtype == object
 
 
 def parse(value: Any, name: str) -> Tensor:
-    """A float64 tensor, or the object array as it is; NaN and infinities are refused."""
+    """Return a float64 tensor, or an object array as it is.
+
+    Args:
+        value: numbers, nested lists of numbers, a tensor, or an object array of Fractions.
+        name: how an error message names it.
+
+    Raises:
+        SetError: if it is not numeric, or holds NaN or infinite entries.
+    """
     if is_rational(value):
         return value  # type: ignore[no-any-return]
     try:
@@ -35,7 +43,7 @@ def parse(value: Any, name: str) -> Tensor:
 
 
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of the kind (and device) of `like`."""
+    """Return zeros of the kind and device of `like`."""
     if is_rational(like):
         filled: Any = np.full(shape, Fraction(0), dtype=object)
         return filled  # type: ignore[no-any-return]
@@ -43,7 +51,7 @@ def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def take(G: Tensor, columns: Tensor) -> Tensor:
-    """The columns with these indices; numpy would read a tensor of one index as a scalar."""
+    """Return the columns with these indices; numpy would read a tensor of one index as a scalar."""
     return G[:, columns.tolist()] if is_rational(G) else G[:, columns]
 
 
@@ -56,7 +64,7 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def diagonal_matrix(entries: Tensor) -> Tensor:
-    """The square matrix with these entries on its diagonal."""
+    """Return the square matrix with these entries on its diagonal."""
     if is_rational(entries):
         matrix = zeros((len(entries), len(entries)), entries)
         for i, entry in enumerate(entries):
@@ -66,9 +74,10 @@ def diagonal_matrix(entries: Tensor) -> Tensor:
 
 
 def sum_up(terms: Tensor, dim: int = -1) -> Tensor:
-    """An upper bound of the real sum of the terms along `dim` (the sum itself for rationals).
+    """Return an upper bound of the real sum of the terms along `dim`; for rationals the sum itself.
 
-    Any order of summation errs by at most γ_{n−1} Σ|x|; the bound of Σ|x| is itself rounded, hence γ_{2n+2}.
+    Any order of summation errs by at most γ_{n−1} Σ|x|. The computed Σ|x| is itself rounded, so γ_{2n+2} of it is
+    used.
     """
     if is_rational(terms):
         return terms.sum(dim)
@@ -79,14 +88,19 @@ def sum_up(terms: Tensor, dim: int = -1) -> Tensor:
 
 
 def sum_down(terms: Tensor, dim: int = -1) -> Tensor:
-    """A lower bound of the real sum of the terms along `dim`."""
+    """Return a lower bound of the real sum of the terms along `dim`."""
     return -sum_up(-terms, dim)
 
 
 def sum_with_error(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The rounded row sums, and a bound of their error that is 0 where no addition was inexact.
+    """Return the rounded row sums, and a bound of their error that is 0 if no addition was inexact.
 
     Pairs are added with Knuth's two-sum, whose error term is exact, so dyadic data come out without slack.
+
+    Example:
+        >>> total, error = sum_with_error(torch.tensor([[0.5, 0.25, 1.0]], dtype=torch.float64))
+        >>> total.tolist(), error.tolist()
+        ([1.75], [0.0])
     """
     if is_rational(columns) or columns.shape[1] == 0:
         return columns.sum(1), zeros((int(columns.shape[0]),), columns)
@@ -103,15 +117,15 @@ def sum_with_error(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def outward(x: Tensor) -> Tensor:
-    """The next float above a correctly rounded result, so at least the real one; rationals are already exact."""
+    """Return the next float above a correctly rounded result: at least the real one; rationals are exact already."""
     return x if is_rational(x) else up(x)
 
 
 def halved(x: Tensor) -> Tensor:
-    """x/2 without leaving the kind of x."""
+    """Return x/2 in the kind of x."""
     return x / 2
 
 
 def as_float(x: Tensor) -> Tensor:
-    """A float64 tensor of the same entries, rounded to nearest where they are rational."""
+    """Return a float64 tensor of the same entries; rationals are rounded to nearest."""
     return torch.tensor(np.asarray(x, dtype=np.float64)) if is_rational(x) else x

@@ -44,14 +44,31 @@ def inner_product_range(
     scale: Float[Tensor, " p"] | None = None,
     tight: bool = False,
 ) -> Interval:
-    """Bounds of all inner products (cQ_i + GQ_i α)·(cK_j + GK_j α) over α ∈ [−1,1]ᵖ, an interval of shape i × j.
+    """Bound all inner products (cQ_i + GQ_i α)·(cK_j + GK_j α) over α ∈ [−1,1]ᵖ; the bounds are proved.
 
-    The inner product is the exact bilinear one of the CPZ algebra, never its h₁h₂ generators. One scale (positive,
-    by default from column norms) serves all pairs, so their Gram blocks are shared. Covered: the rounding
-    of the centres and linear parts (γ_{2M}), of the Gram blocks, and of every step after. `tight` asks for the tight
-    certificate, at about twice the time.
+    The inner product is the exact bilinear one of the CPZ algebra, but its h₁h₂ generators are never formed. One
+    scale serves all pairs, so their Gram blocks are shared. Covered are the rounding of the centres and linear parts
+    (γ_{2M}), of the Gram blocks, and of every step after. Complexity: O(ijM²p + ijM³).
 
-    Complexity: O(ijM²p + ijM³).
+    Args:
+        cQ: centres of the queries, shape [i, m].
+        GQ: generators of the queries, shape [i, m, p].
+        cK: centres of the keys, shape [j, m].
+        GK: generators of the keys, shape [j, m, p].
+        scale: a positive number per factor, shape [p]; None to take it from column norms.
+        tight: use the tight certificate, at about twice the time.
+
+    Returns:
+        An interval of shape [i, j].
+
+    Raises:
+        SetError: if shapes do not fit.
+
+    Example:
+        >>> c, G = torch.zeros(1, 1).double(), torch.ones(1, 1, 1).double()
+        >>> box = inner_product_range(c, G, c, G)  # α·α ≤ 1
+        >>> 1.0 <= box.upper.item() < 1.0 + 1e-6
+        True
     """
     (i, M, p), j = GQ.shape, GK.shape[0]
     if GK.shape[1:] != (M, p) or cQ.shape != (i, M) or cK.shape != (j, M):
@@ -86,9 +103,17 @@ def product_range(
     scale: Float[Tensor, "*batch p"] | None = None,
     tight: bool = True,
 ) -> Interval:
-    """Bounds of c + aᵀα + Σ_m (u_m·α)(v_m·α) over the box, batched; c, a, U, V are taken as exact.
+    """Bound c + aᵀα + Σ_m (u_m·α)(v_m·α) over the box, batched; c, a, U and V are taken as exact.
 
-    Where 2M ≥ p the dense form is the smaller one and `quadratic_range` answers.
+    If 2M ≥ p the dense form is the smaller one, and `quadratic_range` answers.
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        U: left factors, shape [..., m, p].
+        V: right factors, shape [..., m, p].
+        scale: a positive number per factor, shape [..., p]; None to take it from column norms.
+        tight: use the tight certificate.
     """
     M, p = U.shape[-2:]
     if V.shape[-2:] != (M, p) or a.shape[-1] != p:
@@ -112,9 +137,9 @@ def product_range(
 def column_scale(
     U: Float[Tensor, "*batch i m p"], V: Float[Tensor, "*batch j m p"]
 ) -> Float[Tensor, "*batch p"]:
-    """s_k = ‖U_·k‖‖V‖ + ‖V_·k‖‖U‖, about the size of row k of UᵀV + VᵀU, on average over the leading index.
+    """Return s_k = ‖U_·k‖‖V‖ + ‖V_·k‖‖U‖, averaged over the leading index: about the size of row k of UᵀV + VᵀU.
 
-    For one square, U = V = uᵀ, it is |u_k|, and the shift bound is the exact maximum ‖u‖₁².
+    For one square, U = V = uᵀ, it is proportional to |u_k|, and the shift bound is the exact maximum ‖u‖₁².
     """
     u, v = U.square().mean(-3).sum(-2), V.square().mean(-3).sum(-2)
     size = u.sqrt() * v.sum(-1, keepdim=True).sqrt() + v.sqrt() * u.sum(-1, keepdim=True).sqrt()
@@ -124,10 +149,19 @@ def column_scale(
 
 @dataclass(frozen=True, eq=False)
 class GramBlocks:
-    """XXᵀ/4ⁱ, YXᵀ/2ⁱ⁺ʲ, YYᵀ/4ʲ, both traces near 1, and a bound of what rounding may have cost them in the 2-norm.
+    """The blocks XXᵀ/4ⁱ, YXᵀ/2ⁱ⁺ʲ and YYᵀ/4ʲ of a Gram matrix, both traces near 1.
 
-    XᵀY is unchanged when X and Y are scaled by inverse factors, so normalising each by itself loses nothing.
-    `exponent` is i + j. Where a trace is `negligible` (a token without perturbation, say) the blocks are zero.
+    XᵀY is unchanged when X and Y are scaled by inverse factors, so normalising each by itself loses nothing. If a
+    trace is `negligible` (a token without perturbation, say) the blocks are zero.
+
+    Attributes:
+        XX: XXᵀ/4ⁱ.
+        YX: YXᵀ/2ⁱ⁺ʲ.
+        YY: YYᵀ/4ʲ.
+        mass: an upper bound of ‖X‖_F² + ‖Y‖_F² after scaling.
+        rounding: an upper bound of the blocks' rounding in the 2-norm.
+        exponent: i + j.
+        negligible: where a trace is too small to be scaled.
     """
 
     XX: Float[Tensor, "*batch m m"]
@@ -140,11 +174,20 @@ class GramBlocks:
 
     @classmethod
     def of(cls, XX: Tensor, YX: Tensor, YY: Tensor, p: int) -> "GramBlocks":
-        """Normalise by powers of two, so that nothing below over- or underflows.
+        """Normalise by powers of two, so that nothing below overflows or underflows.
 
-        The computed blocks differ from the real Gram matrix of U diag(r), V diag(r) by at most γ_{p+3}|X||X|ᵀ entry by
-        entry (scaling errs by u in each factor), whose 2-norm is at most γ_{p+3}‖X‖_F², γ_{p+3} times the trace.
+        The computed blocks differ from the real Gram matrix of U diag(r), V diag(r) by at most γ_{p+3}|X||X|ᵀ entry
+        by entry (scaling errs by u in each factor), whose 2-norm is at most γ_{p+3}‖X‖_F², γ_{p+3} times the trace.
         Traces of at least 2⁻⁹⁰⁰ leave underflow, p·2⁻¹⁰⁷⁴ in an entry, far below that.
+
+        Args:
+            XX: the computed XXᵀ.
+            YX: the computed YXᵀ.
+            YY: the computed YYᵀ.
+            p: the inner length of these products.
+
+        Raises:
+            SetError: if a trace is not finite.
         """
         M = XX.shape[-1]
         traces = _trace(XX), _trace(YY)
@@ -170,7 +213,7 @@ class GramBlocks:
         )
 
     def restored(self, mu: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """A bound for the normalised form as one for the real form.
+        """Turn a bound for the normalised form into one for the real form.
 
         Where ‖X‖² < 2⁻⁸⁹⁹, say, and ‖Y‖ ≤ 1 after its scaling, 2‖X‖‖Y‖ < 2⁻⁴⁴⁰.
         """
@@ -178,10 +221,10 @@ class GramBlocks:
 
 
 def quick_eigenvalues(gram: GramBlocks) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """(μ₋, μ₊), both ≥ 0, with −μ₋I ⪯ XᵀY + YᵀX ⪯ μ₊I proved by the quick certificate.
+    """Return (μ₋, μ₊), both ≥ 0, with −μ₋I ⪯ XᵀY + YᵀX ⪯ μ₊I proved by the quick certificate.
 
-    a and b balance the traces; b = 1/a is rounded up so that ab ≥ 1. The Gram blocks' rounding enters N at most
-    (a + b + 2) times, and adding up N costs γ_8 of sizes that are at most (a + b + 1)·mass in the Frobenius norm.
+    a and b balance the traces; b = 1/a is rounded up so that ab ≥ 1. The Gram blocks' rounding enters N at most (a +
+    b + 2) times, and adding up N costs γ_8 of sizes that are at most (a + b + 1)·mass in the Frobenius norm.
     """
     a = torch.where(gram.negligible, 1.0, (_trace(gram.YY) / _trace(gram.XX)).sqrt())
     b = up(1.0 / a)
@@ -196,9 +239,13 @@ def quick_eigenvalues(gram: GramBlocks) -> tuple[Float[Tensor, "*batch"], Float[
 def extreme_eigenvalues(
     gram: GramBlocks, *, attempts: int = 4
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """(μ₋, μ₊), both ≥ 0, with −μ₋I ⪯ XᵀY + YᵀX ⪯ μ₊I proved by the tight certificate.
+    """Return (μ₋, μ₊), both ≥ 0, with −μ₋I ⪯ XᵀY + YᵀX ⪯ μ₊I proved by the tight certificate.
 
-    Where it fails the answer is ‖X‖_F² + ‖Y‖_F² ≥ 2‖X‖‖Y‖.
+    If it fails the answer is ‖X‖_F² + ‖Y‖_F² ≥ 2‖X‖‖Y‖.
+
+    Args:
+        gram: the Gram blocks of X and Y.
+        attempts: how many values of μ to try, each step eight times the one before.
     """
     M = gram.YX.shape[-1]
     batch = gram.YX.shape[:-2]
@@ -237,10 +284,10 @@ def extreme_eigenvalues(
 
 
 def _factor(gram: GramBlocks, eye: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C, B, ω and where [CCᵀ, CBᵀ; BCᵀ, YYᵀ + ωI] ⪰ K is proved.
+    """Return C, B, ω and where [CCᵀ, CBᵀ; BCᵀ, YYᵀ + ωI] ⪰ K is proved.
 
-    The difference is [CCᵀ − XXᵀ, −Eᵀ; −E, ωI] with E = YXᵀ − BCᵀ, plus the rounding of the blocks: positive
-    semidefinite when CCᵀ − XXᵀ ⪰ (rounding + ‖E‖)I and ω ≥ rounding + ‖E‖.
+    The difference is [CCᵀ − XXᵀ, −Eᵀ; −E, ωI] with E = YXᵀ − BCᵀ, plus the rounding of the blocks. It is positive
+    semidefinite if CCᵀ − XXᵀ ⪰ (rounding + ‖E‖)I and ω ≥ rounding + ‖E‖.
     """
     M = eye.shape[-1]
     p_term = (
@@ -265,7 +312,8 @@ def _factor(gram: GramBlocks, eye: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 def _eigenvalue_guess(S: Tensor, rest: Tensor, eye: Tensor) -> tuple[Tensor, Tensor]:
     """Approximate −λ_min and λ_max of [S, L; Lᵀ, 0] with LLᵀ = rest: the roots of μ²I = μS + rest.
 
-    In float32, which is a third faster: the certificate decides, and `_GUESS_ACCURACY` of slack costs nothing.
+    It runs in float32, which is a third faster: the certificate decides, and `_GUESS_ACCURACY` of slack costs
+    nothing.
     """
     M = eye.shape[-1]
     L, info = torch.linalg.cholesky_ex(_plus_diagonal(rest, torch.full_like(S[..., 0, 0], gamma(64 * M))))
@@ -282,7 +330,7 @@ def _eigenvalue_guess(S: Tensor, rest: Tensor, eye: Tensor) -> tuple[Tensor, Ten
 
 
 def _assemble(c: Tensor, a: Tensor, error: Tensor, minus: Tensor, plus: Tensor, r: Tensor) -> Interval:
-    """c ± (‖a‖₁ + error) and the two shifts ½μ Σ_k r_k⁻²; μ ≥ 0, so each scalar maximum lies at |t| = 1."""
+    """Return c ± (‖a‖₁ + error) and the two shifts ½μ Σ_k r_k⁻²; μ ≥ 0, so each scalar maximum lies at |t| = 1."""
     inverse = up(1.0 / r)
     weight = up(0.5 * sum_up(up(inverse * inverse)))
     linear = up(sum_up(a.abs()) + error)
@@ -293,7 +341,7 @@ def _assemble(c: Tensor, a: Tensor, error: Tensor, minus: Tensor, plus: Tensor, 
 
 
 def _root_scale(scale: Tensor) -> Tensor:
-    """r = s^{-½}; only r enters the proof, so its rounding does not matter."""
+    """Return r = s^{-½}; only r enters the proof, so its rounding does not matter."""
     if not bool(((scale > 0) & scale.isfinite()).all()):
         raise SetError("a scale must be positive and finite")
     return scale.rsqrt()
@@ -308,14 +356,14 @@ def _trace(A: Tensor) -> Tensor:
 
 
 def _plus_diagonal(A: Tensor, shift: Tensor) -> Tensor:
-    """A + shift·I, in a fresh tensor."""
+    """Return A + shift·I in a fresh tensor."""
     moved = A.clone()
     moved.diagonal(dim1=-2, dim2=-1).add_(shift[..., None])
     return moved
 
 
 def _frobenius(A: Tensor) -> Tensor:
-    """‖A‖_F, rounded up; entries are near 1 or smaller here, so squares that underflow add less than 2⁻⁵⁰⁰."""
+    """Return ‖A‖_F rounded up; entries are near 1 or smaller here, so squares that underflow add less than 2⁻⁵⁰⁰."""
     entries = A.shape[-1] * A.shape[-2]
     norm: Tensor = torch.linalg.matrix_norm(A)
     return up(norm * (1.0 + gamma(2 * entries + 16)) + 2.0**-500)

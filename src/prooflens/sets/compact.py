@@ -1,4 +1,4 @@
-"""Canonical form: merge equal exponents, drop zeros, move constants into the centre."""
+"""The canonical form of a set: equal exponents merged, zeros dropped, constants in the centre."""
 
 import numpy as np
 import torch
@@ -10,10 +10,18 @@ from prooflens.sets.constrained import ConstrainedPolynomialZonotope, replaced
 
 
 def compact(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
-    """The same set with one generator per monomial, in order of first appearance. Exact.
+    """Return the same set with one generator per monomial, in order of first appearance. Exact.
 
-    Constant monomials move into c, zero columns of G and GI go, and so do constraint columns merged the same way.
+    Constant monomials move into c, zero columns of G and GI go, and constraint columns are merged in the same way.
     Factors stay, used or not, so that ids keep their meaning across sets.
+
+    Args:
+        z: the set.
+
+    Example:
+        >>> z = compact(ConstrainedPolynomialZonotope([1.0], [[2.0, 3.0, 4.0]], [[1, 1, 0]]))
+        >>> z.c.tolist(), z.G.tolist()  # 1 + 2α + 3α + 4
+        ([5.0], [[5.0]])
     """
     G, E = merge_columns(z.G, z.E)
     constant = (E == 0).all(dim=0)
@@ -31,7 +39,12 @@ def compact(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
 def merge_columns(
     G: Float[Tensor, "n h"], E: Int[Tensor, "p h"]
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "p k"]]:
-    """Add up the columns of G whose columns of E agree, in order of first appearance."""
+    """Add up the columns of G whose columns of E agree, in order of first appearance.
+
+    Args:
+        G: coefficients, shape [n, h].
+        E: exponents, shape [p, h].
+    """
     h = E.shape[1]
     if h == 0:
         return G, E
@@ -48,7 +61,7 @@ def merge_columns(
 
 
 def _groups(E: Tensor) -> tuple[Tensor, Tensor]:
-    """The first column of every group of equal columns, and the group of each column.
+    """Return the first column of every group of equal columns, and the group of each column.
 
     Columns are told apart by a random 64-bit hash, then compared entry by entry with the first of their group; in the
     improbable case of a collision the columns themselves are sorted.

@@ -18,9 +18,13 @@ _next_id = 1
 
 
 def fresh_ids(count: int) -> tuple[int, ...]:
-    """Ids that no set of this process carries yet: two sets that share an id share a factor, so ids must not repeat.
+    """Return ids that no set of this process carries yet.
 
-    Ids are minted per process; sets made in different processes must be given ids by hand before they are merged.
+    Two sets that share an id share a factor, so ids must not repeat. Ids are unique within a process; sets that were
+    made in different processes must be given ids by hand before they are merged.
+
+    Args:
+        count: how many ids to return.
     """
     global _next_id
     minted = tuple(range(_next_id, _next_id + count))
@@ -32,10 +36,27 @@ def fresh_ids(count: int) -> tuple[int, ...]:
 class ConstrainedPolynomialZonotope:
     """{ c + Σ_i (∏_k α_k^{E_ki}) G_·i + GI β  |  Σ_j (∏_k α_k^{R_kj}) A_·j = b,  α ∈ [−1,1]ᵖ, β ∈ [−1,1]ᵐ } ∩ box.
 
-    Fields: centre `c` (n), dependent generators `G` (n × h) with exponents `E` (p × h), independent generators `GI`
-    (n × m), constraints `A` (q × r), `b` (q), `R` (p × r), and `ids`, one label per dependent factor: factors with
-    equal ids are the same variable in every set. `box` is side information, an enclosure intersected with every hull
-    (`tighten_independent`); None is the whole space. Arrays are float64 tensors, or object arrays of Fractions.
+    Arrays are float64 tensors, or object arrays of Fractions.
+
+    Attributes:
+        c: the centre, shape [n].
+        G: dependent generators as columns, shape [n, h].
+        E: their exponents, shape [p, h]; if left out, every generator has a factor of its own (a zonotope).
+        GI: independent generators, shape [n, m].
+        A: coefficients of the constraints, shape [q, r].
+        b: right-hand sides of the constraints, shape [q].
+        R: exponents of the constraints, shape [p, r].
+        ids: one label per dependent factor. Factors with equal ids are the same variable in every set.
+        box: side information, an enclosure that every hull is intersected with (`tighten_independent`); None for the
+            whole space.
+
+    Raises:
+        SetError: if shapes do not fit together, or an entry is not finite.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])  # (α, α²)
+        >>> parabola
+        ConstrainedPolynomialZonotope(dim=2, factors=1, dependent=2, independent=0, constraints=0)
     """
 
     c: Float[Tensor, " n"]
@@ -99,32 +120,32 @@ class ConstrainedPolynomialZonotope:
 
     @property
     def dim(self) -> int:
-        """n, the dimension of the space."""
+        """The dimension of the space, n."""
         return int(self.c.shape[0])
 
     @property
     def factors(self) -> int:
-        """p, the number of dependent factors α."""
+        """The number of dependent factors α, p."""
         return int(self.E.shape[0])
 
     @property
     def dependent(self) -> int:
-        """h, the number of dependent generators: with `independent`, what the paper's tables count per stage."""
+        """The number of dependent generators, h: with `independent`, what the paper's tables count per stage."""
         return int(self.G.shape[1])
 
     @property
     def independent(self) -> int:
-        """m, the number of independent generators (the paper's `G_I` count)."""
+        """The number of independent generators, m (the paper's `G_I` count)."""
         return int(self.GI.shape[1])
 
     @property
     def constraints(self) -> int:
-        """q, the number of equality constraints on the factors."""
+        """The number of equality constraints on the factors, q."""
         return int(self.A.shape[0])
 
     @property
     def order(self) -> float:
-        """(h + m)/n, the zonotope order."""
+        """The zonotope order, (h + m)/n."""
         return (self.dependent + self.independent) / max(self.dim, 1)
 
     def __repr__(self) -> str:
@@ -137,8 +158,12 @@ class ConstrainedPolynomialZonotope:
 class PolynomialZonotope(ConstrainedPolynomialZonotope):
     """{ c + Σ_i (∏_k α_k^{E_ki}) G_·i + GI β | α ∈ [−1,1]ᵖ, β ∈ [−1,1]ᵐ }: no constraints, and no box.
 
-    An operation on polynomial zonotopes alone gives one again; with a constrained set among its arguments it
-    gives a constrained set.
+    An operation on polynomial zonotopes alone gives a polynomial zonotope; with a constrained set among its arguments
+    it gives a constrained set.
+
+    Example:
+        >>> PolynomialZonotope([0.0], [[1.0, 2.0]], [[1, 2]], GI=[[0.5]])  # α + 2α² + ½β
+        PolynomialZonotope(dim=1, factors=1, dependent=2, independent=1, constraints=0)
     """
 
     def __init__(self, c: Any, G: Any = None, E: Any = None, GI: Any = None, ids: Any = None) -> None:
@@ -157,14 +182,29 @@ def rebuild(
     ids: tuple[int, ...],
     box: Interval | None = None,
 ) -> ConstrainedPolynomialZonotope:
-    """The result of an operation: a polynomial zonotope when every parent is one, else a constrained one."""
+    """Make the result of an operation: a polynomial zonotope if every parent is one, else a constrained one.
+
+    The other arguments are the fields of `ConstrainedPolynomialZonotope`.
+
+    Args:
+        parents: the sets that the operation was applied to.
+        c: the centre.
+        G: dependent generators.
+        E: their exponents.
+        GI: independent generators.
+        A: coefficients of the constraints.
+        b: right-hand sides of the constraints.
+        R: exponents of the constraints.
+        ids: one label per factor.
+        box: side information; None for the whole space.
+    """
     if all(isinstance(parent, PolynomialZonotope) for parent in parents):
         return PolynomialZonotope(c, G, E, GI, ids)
     return ConstrainedPolynomialZonotope(c, G, E, GI, A, b, R, ids, box)
 
 
 def replaced(z: ConstrainedPolynomialZonotope, **changes: Any) -> ConstrainedPolynomialZonotope:
-    """z with some fields changed, checked again."""
+    """Return z with some fields changed; the new set is checked like any other."""
     fields = {name: getattr(z, name) for name in ("c", "G", "E", "GI", "A", "b", "R", "ids", "box")} | changes
     return rebuild((z,), **fields)
 
@@ -195,7 +235,7 @@ def _parse_ids(value: Any) -> tuple[int, ...]:
 
 
 def _identity_exponents(generators: Tensor) -> Tensor:
-    """Without E every generator has its own factor: a zonotope."""
+    """Return the exponents of a zonotope: every generator has a factor of its own."""
     if len(generators.shape) != 2:
         raise SetError(f"G must be a matrix, not of shape {tuple(generators.shape)}")
     return torch.eye(int(generators.shape[1]), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Constraints on the factors: conjunction, injection, intersection, and what they say about GI."""
+"""Constraints on the factors: combine them, add them, intersect sets, and tighten GI by a known box."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +20,12 @@ from prooflens.sets.range_bounds import polynomial_range
 def conjunction(
     *sets: ConstrainedPolynomialZonotope,
 ) -> tuple[Float[Tensor, "q r"], Float[Tensor, " q"], Int[Tensor, "p r"]]:
-    """All constraints of all sets on the merged factors (Theorem `thm:constraint_preservation`: they accumulate).
+    """Collect the constraints of all sets on the merged factors (Theorem `thm:constraint_preservation`).
 
-    A system that a previous set carries already is taken once.
+    A system that an earlier set carries already is taken once.
+
+    Returns:
+        A, b and R, as in `ConstrainedPolynomialZonotope`.
     """
     ids, _, exponents = merge_ids(*sets)
     systems: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -37,9 +40,21 @@ def conjunction(
 def constrain(
     z: ConstrainedPolynomialZonotope, A: Any, b: Any, R: Any, ids: Sequence[int] | None = None
 ) -> ConstrainedPolynomialZonotope:
-    """z with the constraints Σ_j α^{R_j} A_j = b added, on the factors `ids` (by default those of z). Exact.
+    """Return z with the constraints Σ_j α^{R_j} A_j = b added. Exact.
 
-    A constraint that holds for the true factors may be injected at any stage and stays valid afterwards.
+    A constraint that holds for the true factors may be added at any stage and stays valid afterwards.
+
+    Args:
+        z: the set.
+        A: coefficients, shape [q, r].
+        b: right-hand sides, shape [q].
+        R: exponents, shape [p, r].
+        ids: the factors of the rows of R; None for those of z.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([0.0], [[1.0, 1.0]])  # α₁ + α₂ …
+        >>> constrain(z, A=[[1.0, 1.0]], b=[0.5], R=[[1, 0], [0, 1]])  # … with α₁ + α₂ = 0.5
+        ConstrainedPolynomialZonotope(dim=1, factors=2, dependent=2, independent=0, constraints=1)
     """
     labels = z.ids if ids is None else tuple(ids)
     nothing = zeros((z.dim,), z.c)
@@ -60,10 +75,19 @@ def constrain(
 def intersect(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023). Exact.
+    """Return x ∩ y, as x with the constraint x(α) = y(α) (Kochdumper & Althoff 2023). Exact.
 
-    Independent generators become dependent first. Sets that share ids meet at equal factors; use `disjoint` before
+    Independent generators become dependent first. Sets that share ids meet at equal factors; call `disjoint` before
     for the intersection of the point sets.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension.
+
+    Example:
+        >>> x, y = ConstrainedPolynomialZonotope([0.0], [[1.0]]), ConstrainedPolynomialZonotope([1.0], [[1.0]])
+        >>> intersect(x, y)
+        ConstrainedPolynomialZonotope(dim=1, factors=2, dependent=1, independent=0, constraints=1)
     """
     if x.dim != y.dim:
         raise SetError(f"the sets lie in dimensions {x.dim} and {y.dim}")
@@ -79,12 +103,25 @@ def intersect(
 
 
 def tighten_independent(z: ConstrainedPolynomialZonotope, box: Interval) -> ConstrainedPolynomialZonotope:
-    """A set that contains z ∩ box, with smaller independent generators and the box kept as side information.
+    """Return a set that contains z ∩ box, with smaller independent generators and the box kept as side information.
 
-    Write a point as dep(α) + g with |g_k| ≤ Σ_j |GI_kj|. If the point lies in [ℓ, u], then g = p − dep lies in
-    [ℓ − u_dep, u − ℓ_dep], so |g_k| ≤ min(Σ|GI_k|, max(u − ℓ_dep, u_dep − ℓ)). The paper's Eq. `tighten_gi`
-    (Prop. `prop:tighten`) takes max(ℓ_dep − ℓ, u − u_dep, 0), which cuts points when factors are shared
-    (soundness.md, row 11): dep = α, GI = 2, box [−1,1] loses the point 1 at α = −1.
+    Write a point as dep(α) + g with |g_k| ≤ Σ_j |GI_kj|. If the point lies in [ℓ, u], then g = p − dep lies in [ℓ −
+    u_dep, u − ℓ_dep], so |g_k| ≤ min(Σ|GI_k|, max(u − ℓ_dep, u_dep − ℓ)). The paper's Eq. `tighten_gi` (Prop.
+    `prop:tighten`) takes max(ℓ_dep − ℓ, u − u_dep, 0), which cuts points when factors are shared (soundness.md, row
+    11): dep = α, GI = 2, box [−1,1] loses the point 1 at α = −1.
+
+    Args:
+        z: the set.
+        box: a box that is known to contain the points that matter.
+
+    Raises:
+        SetError: if the box and the set's own box do not meet.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([0.0], [[1.0]], GI=[[5.0]])
+        >>> tight = tighten_independent(z, Interval([-1.0], [1.0]))  # |g| ≤ 1 − (−1)
+        >>> round(tight.GI.item(), 9)
+        2.0
     """
     dependent = polynomial_range(z.c, z.G, z.E)
     seen = box if z.box is None else z.box.intersect(box)

@@ -24,10 +24,19 @@ from prooflens.sets.zonotope import Zonotope
 
 
 def zonotope_enclosure(z: ConstrainedPolynomialZonotope) -> Zonotope:
-    """A zonotope that contains z (Kochdumper & Althoff 2021); constraints and box are not used.
+    """Return a zonotope that contains z (Kochdumper & Althoff 2021); constraints and box are not used.
 
     A monomial with even exponents lies in [0,1] = ½ + ½[−1,1], so half its generator moves into the centre; the
-    others lie in [−1,1]. The rounding of the centre becomes a box, when there is any.
+    others lie in [−1,1]. The rounding of the centre, if there is any, becomes a box.
+
+    Args:
+        z: the set.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])
+        >>> around = zonotope_enclosure(parabola)  # (α, ½ + ½β)
+        >>> around.c.tolist(), around.G.tolist()
+        ([0.0, 0.5], [[1.0, 0.0], [0.0, 0.5]])
     """
     even = even_columns(z.E)
     columns = [halved(z.G[:, i : i + 1]) if even[i] else z.G[:, i : i + 1] for i in range(z.dependent)]
@@ -38,10 +47,21 @@ def zonotope_enclosure(z: ConstrainedPolynomialZonotope) -> Zonotope:
 
 
 def interval_enclosure(z: ConstrainedPolynomialZonotope, *, method: Method = "shift") -> Interval:
-    """A box that contains z: `polynomial_range` of the dependent part, Σ|GI|, and the side information `box`.
+    """Return a box that contains z: `polynomial_range` of the dependent part, Σ|GI|, and the side information `box`.
 
-    Constraints on the factors are not used; `constrained_enclosure` uses them. Raises SetError if the box shows z to be
-    empty.
+    Constraints on the factors are not used; `constrained_enclosure` uses them.
+
+    Args:
+        z: the set.
+        method: how the dependent part is bounded, `"shift"` or `"best"` (`polynomial_range`).
+
+    Raises:
+        SetError: if the box shows that z is empty.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])
+        >>> [round(x, 9) + 0.0 for x in interval_enclosure(parabola).lower.tolist()]
+        [-1.0, 0.0]
     """
     dependent = polynomial_range(z.c, z.G, z.E, method=method)
     radius = sum_up(abs(z.GI), 1)
@@ -57,10 +77,22 @@ def interval_enclosure(z: ConstrainedPolynomialZonotope, *, method: Method = "sh
 def split(
     z: ConstrainedPolynomialZonotope, factor: int
 ) -> tuple[ConstrainedPolynomialZonotope, ConstrainedPolynomialZonotope]:
-    """z as the union of two sets, α_k ∈ [−1,0] and α_k ∈ [0,1], each with a fresh factor in [−1,1]. Exact.
+    """Split z into two sets whose union it is: α_k ∈ [−1,0] and α_k ∈ [0,1], each with a fresh factor. Exact.
 
-    α_k = ∓½ + ½α' is expanded by the binomial theorem, in the constraints too. The new factor is another variable than
-    α_k, so it has another id; split sets that share factors after `stack`.
+    α_k = ∓½ + ½α' is expanded by the binomial theorem, in the constraints too. The new factor is another variable
+    than α_k, so it has another id; split sets that share factors after `stack`.
+
+    Args:
+        z: the set.
+        factor: k, the position of the factor in `z.ids`.
+
+    Raises:
+        SetError: if there is no such factor.
+
+    Example:
+        >>> left, right = split(ConstrainedPolynomialZonotope([0.0], [[1.0]]), 0)  # ∓½ + ½α'
+        >>> left.c.tolist(), right.c.tolist(), right.G.tolist()
+        ([-0.5], [0.5], [[0.5]])
     """
     if not 0 <= factor < z.factors:
         raise SetError(f"there is no factor {factor}; the set has {z.factors}")

@@ -1,4 +1,4 @@
-"""Factors: aligning them across sets, evaluating monomials, bounding monomials, drawing feasible ones."""
+"""The factors α of sets: align them across sets, evaluate and bound monomials, draw feasible ones."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,15 @@ from prooflens.sets.interval import Interval
 def merge_ids(
     *sets: ConstrainedPolynomialZonotope,
 ) -> tuple[tuple[int, ...], list[Int[Tensor, "p h"]], list[Int[Tensor, "p r"]]]:
-    """The common id vector in order of first appearance, and every E and R padded to it (`mergeID`).
+    """Return the common id vector in order of first appearance, and every E and R padded to it (`mergeID` of CORA).
 
     Only rows of zeros are added, so no set changes: a factor with exponent 0 everywhere does not act.
+
+    Args:
+        sets: the sets to align.
+
+    Returns:
+        The ids, a list of exponents E, and a list of constraint exponents R.
     """
     ids = tuple(dict.fromkeys(label for z in sets for label in z.ids))
     position = {label: k for k, label in enumerate(ids)}
@@ -40,7 +46,16 @@ def merge_ids(
 
 
 def monomials(alpha: Float[Tensor, "*points p"], E: Int[Tensor, "p h"]) -> Float[Tensor, "*points h"]:
-    """∏_k α_k^{E_ki} for every column i; 0⁰ = 1."""
+    """Return ∏_k α_k^{E_ki} for every column i; 0⁰ = 1.
+
+    Args:
+        alpha: factors, shape [..., p].
+        E: exponents, shape [p, h].
+
+    Example:
+        >>> monomials(torch.tensor([0.5, 2.0]), torch.tensor([[1, 2], [1, 0]])).tolist()  # α₁α₂ and α₁²
+        [1.0, 0.25]
+    """
     if is_rational(alpha):
         powers: Any = np.asarray(alpha)[..., :, None] ** E.numpy().astype(object)
         product: Any = (
@@ -55,9 +70,20 @@ def evaluate(
     alpha: Float[Tensor, "*points p"] | Mapping[int, float],
     beta: Float[Tensor, "*points m"] | None = None,
 ) -> Float[Tensor, "*points n"]:
-    """The point c + Σ α^E G + GI β of the set at given factors (β = 0 if not given), rounded to nearest.
+    """Return the point c + Σ α^E G + GI β of the set at given factors, rounded to nearest.
 
-    α is in the order of `z.ids`, or a value for each id.
+    Args:
+        z: the set.
+        alpha: factors in the order of `z.ids`, shape [..., p], or a value for each id.
+        beta: independent factors, shape [..., m]; None for 0.
+
+    Raises:
+        SetError: if the number of factors does not fit.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])
+        >>> evaluate(parabola, [0.5]).tolist()  # (α, α²)
+        [0.5, 0.25]
     """
     if isinstance(alpha, Mapping):
         if missing := sorted(set(z.ids) - set(alpha)):
@@ -78,17 +104,27 @@ def evaluate(
 def constraint_residual(
     z: ConstrainedPolynomialZonotope, alpha: Float[Tensor, "*points p"]
 ) -> Float[Tensor, "*points q"]:
-    """Σ_j α^{R_j} A_j − b: zero where the factors are feasible."""
+    """Return Σ_j α^{R_j} A_j − b, which is zero where the factors are feasible.
+
+    Args:
+        z: the set.
+        alpha: factors, shape [..., p].
+    """
     return monomials(alpha, z.R) @ z.A.T - z.b
 
 
 def even_columns(E: Int[Tensor, "p h"]) -> Tensor:
-    """Which columns have even exponents only: those monomials lie in [0,1], the others in [−1,1]."""
+    """Return which columns have even exponents only: those monomials lie in [0,1], the others in [−1,1]."""
     return (E % 2 == 0).all(dim=0)
 
 
 def monomial_range(E: Int[Tensor, "p h"]) -> Interval:
-    """The exact range of every monomial over [−1,1]ᵖ: {1}, [0,1] or [−1,1]."""
+    """Return the exact range of every monomial over [−1,1]ᵖ: {1}, [0,1] or [−1,1].
+
+    Example:
+        >>> monomial_range(torch.tensor([[0, 1, 2]])).lower.tolist()
+        [1.0, -1.0, 0.0]
+    """
     even = even_columns(E).to(torch.float64)
     constant = (E == 0).all(dim=0).to(torch.float64)
     return Interval(even + constant - 1.0, torch.ones_like(even))
@@ -97,7 +133,17 @@ def monomial_range(E: Int[Tensor, "p h"]) -> Interval:
 def substitute_factor(
     G: Float[Tensor, "n h"], E: Int[Tensor, "p h"], k: int, middle: Fraction, radius: Fraction
 ) -> tuple[Float[Tensor, "n g"], Int[Tensor, "p g"]]:
-    """α_k = middle + radius·α' in Σ g_i α^{E_i}: α_k^e = Σ_j C(e,j) middle^{e−j} radius^j α'^j, terms not merged."""
+    """Substitute α_k = middle + radius·α' in Σ g_i α^{E_i}; equal terms are not merged.
+
+    By the binomial theorem α_k^e = Σ_j C(e,j) middle^{e−j} radius^j α'^j.
+
+    Args:
+        G: coefficients, shape [n, h].
+        E: exponents, shape [p, h].
+        k: which factor.
+        middle: the middle of the new range.
+        radius: half its width.
+    """
     columns, exponents = [G[:, :0]], [E[:, :0]]
     for e in E[k].unique().tolist():
         chosen = torch.nonzero(E[k] == e).flatten()
@@ -113,10 +159,15 @@ def substitute_factor(
 def sample_factors(
     z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "points p"]:
-    """Up to `count` feasible α, drawn on the box, uniformly and at corners, and pulled onto the constraints.
+    """Draw up to `count` feasible α: uniform on the box or at corners, then pulled onto the constraints.
 
-    Without a generator they are those of seed 0. Points that do not reach the constraints are dropped, so fewer
-    (perhaps none) may come back. Samples show, they never prove.
+    Points that do not reach the constraints are dropped, so fewer (perhaps none) may come back. Samples illustrate;
+    they never prove.
+
+    Args:
+        z: the set.
+        count: how many to draw.
+        generator: the source of randomness; None for seed 0.
     """
     generator = generator or torch.Generator().manual_seed(0)
     alpha = torch.rand((count, z.factors), generator=generator, dtype=torch.float64) * 2.0 - 1.0
@@ -131,7 +182,14 @@ def pull_to_constraints(
     tolerance: float = 1e-10,
     rounds: int = 40,
 ) -> Float[Tensor, "reached p"]:
-    """The points moved onto the constraints by Gauss–Newton with clipping, those that reach `tolerance`."""
+    """Move points onto the constraints by Gauss–Newton with clipping, and keep those that get there.
+
+    Args:
+        z: the set.
+        alpha: factors, shape [points, p].
+        tolerance: how far a constraint may be missed, absolutely.
+        rounds: how many Gauss–Newton steps to take.
+    """
     if z.constraints == 0:
         return alpha
     A, b = as_float(z.A), as_float(z.b)
@@ -147,7 +205,13 @@ def pull_to_constraints(
 def sample(
     z: ConstrainedPolynomialZonotope, count: int, generator: torch.Generator | None = None
 ) -> Float[Tensor, "points n"]:
-    """Points of the set from `sample_factors`, independent factors drawn at random and at corners."""
+    """Draw points of the set from `sample_factors`; independent factors are drawn at random and at corners.
+
+    Args:
+        z: the set.
+        count: how many to draw; fewer may come back if there are constraints.
+        generator: the source of randomness; None for seed 0.
+    """
     generator = generator or torch.Generator().manual_seed(0)
     alpha = sample_factors(z, count, generator)
     beta = torch.rand((len(alpha), z.independent), generator=generator, dtype=torch.float64) * 2.0 - 1.0
@@ -157,7 +221,7 @@ def sample(
 
 
 def _monomial_jacobian(alpha: Tensor, R: Tensor) -> Tensor:
-    """∂(α^{R_j})/∂α_k, points × r × p."""
+    """Return ∂(α^{R_j})/∂α_k, shape [points, r, p]."""
     columns: Sequence[Tensor] = [
         R[k] * monomials(alpha, (R - torch.eye(len(R), dtype=torch.int64)[:, k : k + 1]).clamp(min=0))
         for k in range(len(R))

@@ -18,6 +18,18 @@ class Interval:
     """The box {x | lower ≤ x ≤ upper}, of any shape, coordinate by coordinate.
 
     Every operation returns a box that contains the real result: endpoints are rounded outward.
+
+    Attributes:
+        lower: lower ends, any shape.
+        upper: upper ends, the same shape.
+
+    Raises:
+        SetError: if shapes differ, a lower end exceeds its upper one, or an entry is not finite.
+
+    Example:
+        >>> box = Interval([-1.0, 0.0], [2.0, 3.0])
+        >>> box.center.tolist(), box.magnitude.tolist()
+        ([0.5, 1.5], [2.0, 3.0])
     """
 
     lower: Float[Tensor, "*shape"]
@@ -34,7 +46,7 @@ class Interval:
 
     @property
     def dim(self) -> int:
-        """Number of coordinates of the last axis (1 for a scalar box)."""
+        """The number of coordinates of the last axis (1 for a scalar box)."""
         return int(self.lower.shape[-1]) if len(self.lower.shape) else 1
 
     @property
@@ -68,7 +80,7 @@ class Interval:
         return self + (-other)
 
     def __mul__(self, other: Interval) -> Interval:
-        """{xy | x in self, y in other}, element by element: the extremes lie at corners."""
+        """Return {xy | x in self, y in other}, element by element: the extremes lie at corners."""
         corners = [a * b for a in (self.lower, self.upper) for b in (other.lower, other.upper)]
         low = high = corners[0]
         for corner in corners[1:]:
@@ -76,26 +88,36 @@ class Interval:
         return Interval(-outward(-low), outward(high))
 
     def affine_map(self, M: Float[Tensor, "m n"], offset: Float[Tensor, " m"] | None = None) -> Interval:
-        """A box around {Mx + offset}: Σ_j [min, max](M_ij x_j), rounded outward."""
+        """Return a box around {Mx + offset}: Σ_j [min, max](M_ij x_j), rounded outward.
+
+        Args:
+            M: a matrix, shape [m, n].
+            offset: a vector, shape [m]; None for 0.
+
+        Example:
+            >>> image = Interval([-1.0, 0.0], [1.0, 2.0]).affine_map(torch.tensor([[1.0, -1.0]]).double())
+            >>> [round(x, 9) for x in (*image.lower.tolist(), *image.upper.tolist())]  # −1 − 2 and 1 − 0
+            [-3.0, 1.0]
+        """
         terms = _columns(self) * Interval(M, M)
         image = Interval(sum_down(terms.lower), sum_up(terms.upper))
         return image if offset is None else image + Interval(offset, offset)
 
     def intersect(self, other: Interval) -> Interval | None:
-        """The common box, None if there is none."""
+        """Return the common box, or None if there is none."""
         low = _where(self.lower > other.lower, self.lower, other.lower)
         high = _where(self.upper < other.upper, self.upper, other.upper)
         return None if bool((low > high).any()) else Interval(low, high)
 
     def contains(self, x: Float[Tensor, "*points shape"]) -> Bool[Tensor, "*points"]:
-        """Whether each point lies in the box."""
+        """Say for each point whether it lies in the box."""
         x = x if isinstance(x, Tensor) else parse(x, "the point")
         inside: Tensor = ((x >= self.lower) & (x <= self.upper)).all(-1)
         return inside
 
 
 def _columns(box: Interval) -> Interval:
-    """The box as one row, to be multiplied entry by entry with the rows of a matrix."""
+    """Return the box as one row, to be multiplied entry by entry with the rows of a matrix."""
     return Interval(box.lower[None, :], box.upper[None, :])
 
 

@@ -1,9 +1,9 @@
 """Bounds that use the constraints: a linear program proposes multipliers, weak duality proves the bound.
 
 For any multipliers y, a polynomial f and constraints h(α) = b satisfy f = f + yᵀ(b − h) on the feasible set, and the
-right-hand side is one polynomial, bounded over the whole factor box by `polynomial_upper`. So whatever HiGHS returns
-(inexact, stopped early, or wrong) the bound holds; only its quality rests on the solver. The proposal treats every
-monomial as a variable of its own with its own range. The primal objective is never used.
+right-hand side is one polynomial, which `polynomial_upper` bounds over the whole factor box. So the bound holds
+whatever HiGHS returns (inexact, stopped early, or wrong); only its quality rests on the solver. The proposal treats
+every monomial as a variable of its own with its own range. The primal objective is never used.
 """
 
 import numpy as np
@@ -30,9 +30,22 @@ def constrained_upper(
     *,
     method: Method = "best",
 ) -> float:
-    """A proved upper bound of Σ f_i α^{E_i} over {α ∈ [−1,1]ᵖ | Σ A_i α^{E_i} = b}.
+    """Bound the maximum of Σ f_i α^{E_i} over {α ∈ [−1,1]ᵖ | Σ A_i α^{E_i} = b} from above; the bound is proved.
 
-    The better of y = 0 and the multipliers of a linear program.
+    It is the better of y = 0 and the multipliers of a linear program.
+
+    Args:
+        f: coefficients of the objective, shape [h].
+        A: coefficients of the constraints, shape [q, h].
+        b: right-hand sides, shape [q].
+        E: exponents of the monomials that they share, shape [p, h].
+        method: how a polynomial is bounded (`polynomial_upper`).
+
+    Example:
+        >>> f, A = torch.tensor([1.0, 1.0]).double(), torch.tensor([[1.0, -1.0]]).double()
+        >>> bound = constrained_upper(f, A, torch.ones(1).double(), torch.eye(2, dtype=torch.int64))
+        >>> round(bound, 9)  # α₁ + α₂ with α₁ − α₂ = 1: at (1, 0)
+        1.0
     """
     best = lagrangian_upper(f, A, b, E, torch.zeros_like(b), method=method)
     if len(b) == 0:
@@ -47,10 +60,19 @@ def infeasible(
     E: Int[Tensor, "p h"],
     slack: Float[Tensor, " q"] | None = None,
 ) -> bool:
-    """Whether {α ∈ [−1,1]ᵖ | |Σ A_i α^{E_i} − b| ≤ slack} is proved empty.
+    """Say whether {α ∈ [−1,1]ᵖ | |Σ A_i α^{E_i} − b| ≤ slack} is proved empty; False means not proved.
 
-    The proof is a multiplier with yᵀ(b − h) < 0 everywhere, from the elastic problem min ‖s‖₁ with
-    A m + s = b. False means not proved.
+    The proof is a multiplier with yᵀ(b − h) < 0 everywhere, from the elastic problem min ‖s‖₁ with A m + s = b.
+
+    Args:
+        A: coefficients of the constraints, shape [q, h].
+        b: right-hand sides, shape [q].
+        E: exponents, shape [p, h].
+        slack: how far each constraint may be missed, shape [q]; None for 0.
+
+    Example:
+        >>> infeasible(torch.ones(1, 1).double(), torch.tensor([2.0]).double(), torch.tensor([[1]]))  # α = 2
+        True
     """
     if len(b) == 0:
         return False
@@ -73,9 +95,17 @@ def lagrangian_upper(
     *,
     method: Method = "best",
 ) -> float:
-    """A bound of max f + yᵀ(b − h) over the factor box; valid for every y.
+    """Bound max f + yᵀ(b − h) over the factor box from above; the bound is valid for every y.
 
-    Covered: the rounding of f − Aᵀy (γ_{q+2} of the sizes, times |α^E| ≤ 1) and of yᵀb, and of the bound itself.
+    It covers the rounding of f − Aᵀy (γ_{q+2} of the sizes, times |α^E| ≤ 1), of yᵀb, and of the bound itself.
+
+    Args:
+        f: coefficients of the objective, shape [h].
+        A: coefficients of the constraints, shape [q, h].
+        b: right-hand sides, shape [q].
+        E: exponents of the monomials that they share, shape [p, h].
+        y: multipliers, shape [q].
+        method: how a polynomial is bounded (`polynomial_upper`).
     """
     q = len(b)
     L = f - y @ A
@@ -88,13 +118,13 @@ def lagrangian_upper(
 
 
 def _multipliers(f: Tensor, A: Tensor, b: Tensor, E: Tensor) -> Tensor | None:
-    """Of max f·m with A m = b, every monomial m_i in its own range."""
+    """Return multipliers of max f·m with A m = b, where every monomial m_i has its own range."""
     y = _dual(-f.numpy(), A.numpy(), b.numpy(), _ranges(E))
     return None if y is None else -y
 
 
 def _elastic_multipliers(A: Tensor, b: Tensor, E: Tensor) -> Tensor | None:
-    """Of min ‖s‖₁ with A m + s = b."""
+    """Return multipliers of min ‖s‖₁ with A m + s = b."""
     q, h = A.shape
     cost = np.concatenate([np.zeros(h), np.ones(2 * q)])
     lhs = np.concatenate([A.numpy(), np.eye(q), -np.eye(q)], axis=1)
@@ -107,7 +137,7 @@ def _ranges(E: Tensor) -> list[tuple[float, float]]:
 
 
 def _dual(cost: Array, lhs: Array, rhs: Array, bounds: list[tuple[float, float]]) -> Tensor | None:
-    """The dual values of the equality constraints as HiGHS reports them; None where it reports none."""
+    """Return the dual values of the equality constraints as HiGHS reports them; None if it reports none."""
     # Imported here: scipy.optimize takes as long to load as the rest of the package.
     from scipy.optimize import linprog
 

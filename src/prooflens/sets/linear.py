@@ -1,8 +1,8 @@
-"""Linear operations: affine map, sums, difference, Cartesian product, stack. All exact up to rounding to nearest.
+"""Linear operations: affine map, sums, difference, Cartesian product, stack. All are exact up to rounding to nearest.
 
-Constraints restrict only α, which none of these operations touches, so they survive every one of them
+Constraints restrict only α, which none of these operations touches, so every one of them keeps the constraints
 (Theorem `thm:constraint_preservation`). Coefficients are rounded to nearest; an enclosure taken afterwards is proved
-for the rounded coefficients. Rational arrays make the operations exact without exception.
+for the rounded coefficients. With rational arrays the operations are exact without exception.
 """
 
 from jaxtyping import Float
@@ -25,7 +25,19 @@ from prooflens.sets.interval import Interval
 def affine_map(
     z: ConstrainedPolynomialZonotope, M: Float[Tensor, "m n"], offset: Float[Tensor, " m"] | None = None
 ) -> ConstrainedPolynomialZonotope:
-    """{Mx + offset | x ∈ z}. Exact: the map goes through the sum (Kochdumper & Althoff 2021)."""
+    """Return {Mx + offset | x ∈ z}. Exact: the map is applied to every generator (Kochdumper & Althoff 2021).
+
+    Args:
+        z: a set in dimension n.
+        M: a matrix, shape [m, n].
+        offset: a vector, shape [m]; None for 0.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> image = affine_map(z, [[3.0]])
+        >>> image.c.tolist(), image.G.tolist()
+        ([3.0], [[6.0]])
+    """
     M = parse(M, "M")
     if len(M.shape) != 2 or M.shape[1] != z.dim:
         raise SetError(f"a matrix of shape {tuple(M.shape)} does not act on dimension {z.dim}")
@@ -39,10 +51,19 @@ def affine_map(
 def exact_sum(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{x(α) + y(α)}: the sum that respects shared factors (⊞ of the paper, `exactPlus` of CORA). Exact.
+    """Return {x(α) + y(α)}: the sum that respects shared factors (⊞ of the paper, `exactPlus` of CORA). Exact.
 
     Generators of equal monomials add up, so a set and its negative cancel. Independent generators never cancel: their
     factors belong to one set each.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension; factors with equal ids are the same variable.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> exact_sum(z, z).G.tolist()
+        [[4.0]]
     """
     _same_dimension(x, y)
     ids, (Ex, Ey), _ = merge_ids(x, y)
@@ -67,19 +88,48 @@ def exact_sum(
 def exact_difference(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{x(α) − y(α)} with cancellation of shared monomials. Exact: `exact_sum` with −y."""
+    """Return {x(α) − y(α)}; shared monomials cancel. Exact: `exact_sum` with −y.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension; factors with equal ids are the same variable.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> exact_difference(z, z)  # the point 0: nothing is left of 2α − 2α
+        ConstrainedPolynomialZonotope(dim=1, factors=1, dependent=0, independent=0, constraints=0)
+    """
     return exact_sum(x, replaced(y, c=-y.c, G=-y.G, GI=-y.GI, box=None if y.box is None else -y.box))
 
 
 def minkowski_sum(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{s + t | s ∈ x, t ∈ y}: every pair, so factors are not shared; y's get fresh ids where they collide. Exact."""
+    """Return {s + t | s ∈ x, t ∈ y} for every pair: factors of y that x has, too, get fresh ids first. Exact.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> minkowski_sum(z, z).G.tolist()
+        [[2.0, 2.0]]
+    """
     return exact_sum(x, disjoint(x, y))
 
 
 def stack(*sets: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
-    """{(x₁(α), …, x_k(α))}: coordinates one after another, factors shared by id. Exact."""
+    """Return {(x₁(α), …, x_k(α))}: coordinates one after another, factors shared by id. Exact.
+
+    Args:
+        sets: at least one set, each an argument of its own.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> stack(z, z).G.tolist()
+        [[2.0], [2.0]]
+    """
     if not sets or not all(isinstance(z, ConstrainedPolynomialZonotope) for z in sets):
         raise SetError("stack needs at least one set, each an argument of its own: stack(x, y)")
     ids, exponents, _ = merge_ids(*sets)
@@ -107,14 +157,24 @@ def stack(*sets: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope
 def cartesian_product(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{(s, t) | s ∈ x, t ∈ y}: `stack` of sets that share no factor; y's get fresh ids where they collide. Exact."""
+    """Return {(s, t) | s ∈ x, t ∈ y}: the stack of sets that share no factor. Exact.
+
+    Args:
+        x: a set.
+        y: a set; its factors that x has, too, get fresh ids.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> cartesian_product(z, z).G.tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+    """
     return stack(x, disjoint(x, y))
 
 
 def disjoint(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """y with fresh ids where x has the same: the same set, no longer tied to x."""
+    """Return y with fresh ids for the factors that x has, too: the same set, no longer tied to x."""
     taken = set(x.ids)
     return replaced(y, ids=tuple(fresh_ids(1)[0] if label in taken else label for label in y.ids))
 

@@ -30,10 +30,24 @@ def plot(
     seed: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Points of the set in two of its coordinates, with its zonotope and interval enclosures as outlines.
+    """Draw points of the set in two of its coordinates, with its zonotope and interval enclosures as outlines.
 
     The points come from sampled feasible factors, so they lie in the set and show it from inside; the outlines are
     proved to contain it.
+
+    Args:
+        z: the set.
+        dims: the two coordinates to draw.
+        points: how many points to draw.
+        enclosures: whether to draw the outlines.
+        seed: seed of the sample.
+        ax: matplotlib axes to draw on; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        SetError: if the set does not have these coordinates, or matplotlib is missing.
     """
     if z.dim <= max(dims) or min(dims) < 0 or dims[0] == dims[1]:
         raise SetError(f"cannot draw coordinates {dims} of a set of dimension {z.dim}")
@@ -64,7 +78,12 @@ def plot(
 
 
 def zonotope_outline(zonotope: Zonotope) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """The corners of a two-dimensional zonotope in order: its generators, sorted by angle, walked around twice."""
+    """Return the corners of a two-dimensional zonotope in order, from its generators sorted by angle.
+
+    Example:
+        >>> zonotope_outline(Zonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])).tolist()
+        [[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]
+    """
     if zonotope.dim != 2:
         raise SetError(f"an outline needs two dimensions, not {zonotope.dim}")
     c, G = as_float(zonotope.c).numpy(), as_float(zonotope.G).numpy()
@@ -76,7 +95,7 @@ def zonotope_outline(zonotope: Zonotope) -> np.ndarray[tuple[int, int], np.dtype
 
 
 def box_outline(box: Interval) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """The four corners of a two-dimensional box, in order."""
+    """Return the four corners of a two-dimensional box, in order."""
     (left, low), (right, high) = as_float(box.lower).tolist(), as_float(box.upper).tolist()
     return np.array([[left, low], [right, low], [right, high], [left, high]])
 

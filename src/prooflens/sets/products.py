@@ -1,9 +1,9 @@
 """Products of sets with shared factors: exact, by adding exponents (⊙ of the paper's CPZ algebra).
 
-A product of c₁ + Σ g_i α^{E_i} and c₂ + Σ g'_j α^{E'_j} has the (h₁+1)(h₂+1) terms g_i g'_j α^{E_i + E'_j}. Independent
-generators are absorbed into fresh factors first (`absorb`), so nothing is bounded and nothing lost; reduce afterwards.
-Constraints are kept (Theorem `thm:constraint_preservation`). For bounds of many inner products without their
-generators see `prooflens.sets.bilinear`.
+A product of c₁ + Σ g_i α^{E_i} and c₂ + Σ g'_j α^{E'_j} has the (h₁+1)(h₂+1) terms g_i g'_j α^{E_i + E'_j}.
+Independent generators are absorbed into fresh factors first (`absorb`), so nothing is bounded and nothing lost;
+reduce afterwards. Constraints are kept (Theorem `thm:constraint_preservation`). For bounds of many inner products
+without their generators see `prooflens.sets.bilinear`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,18 @@ from prooflens.sets.factors import merge_ids
 def elementwise_product(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{x(α) ⊙ y(α)}. Exact."""
+    """Return {x(α) ⊙ y(α)}. Exact.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension; factors with equal ids are the same variable.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0], [[2.0]])
+        >>> square = elementwise_product(z, z)  # (1 + 2α)² = 1 + 4α + 4α²
+        >>> square.c.tolist(), square.G.tolist(), square.E.tolist()
+        ([1.0], [[4.0, 4.0]], [[1, 2]])
+    """
     if x.dim != y.dim:
         raise SetError(f"the sets lie in dimensions {x.dim} and {y.dim}")
     return _product(x, y, _columnwise)
@@ -33,7 +44,12 @@ def elementwise_product(
 def scalar_product(
     s: ConstrainedPolynomialZonotope, x: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{s(α) x(α)} for a one-dimensional s: scalar times vector. Exact."""
+    """Return {s(α) x(α)} for a one-dimensional s: scalar times vector. Exact.
+
+    Args:
+        s: a set of dimension 1.
+        x: a set.
+    """
     if s.dim != 1:
         raise SetError(f"the first set must be one-dimensional, not of dimension {s.dim}")
     return _product(s, x, _columnwise)
@@ -42,7 +58,18 @@ def scalar_product(
 def inner_product(
     x: ConstrainedPolynomialZonotope, y: ConstrainedPolynomialZonotope
 ) -> ConstrainedPolynomialZonotope:
-    """{x(α)·y(α)}, one-dimensional: 1ᵀ(x ⊙ y), exact and bilinear."""
+    """Return the one-dimensional set {x(α)·y(α)} = 1ᵀ(x ⊙ y). Exact.
+
+    Args:
+        x: a set.
+        y: a set of the same dimension; factors with equal ids are the same variable.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([1.0, 0.0], [[0.0], [2.0]])
+        >>> length = inner_product(z, z)  # |(1, 2α)|² = 1 + 4α²
+        >>> length.c.tolist(), length.G.tolist(), length.E.tolist()
+        ([1.0], [[4.0]], [[2]])
+    """
     if x.dim != y.dim:
         raise SetError(f"the sets lie in dimensions {x.dim} and {y.dim}")
     return _product(x, y, lambda u, v: (u.T @ v)[None])
@@ -51,7 +78,17 @@ def inner_product(
 def quadratic_map(
     x: ConstrainedPolynomialZonotope, Q: Sequence[Float[Tensor, "n n"]]
 ) -> ConstrainedPolynomialZonotope:
-    """{(xᵀQ₁x, …, xᵀQ_m x)}. Exact (Kochdumper & Althoff 2021); the Q_i need not be symmetric."""
+    """Return {(xᵀQ₁x, …, xᵀQ_m x)}. Exact (Kochdumper & Althoff 2021).
+
+    Args:
+        x: a set of dimension n.
+        Q: at least one matrix [n, n]; none need be symmetric.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])
+        >>> quadratic_map(z, [[[0.0, 3.0], [0.0, 0.0]]]).G.tolist()  # 3α₁α₂
+        [[3.0]]
+    """
     matrices = [parse(each, "Q") for each in Q]
     if not matrices or any(tuple(each.shape) != (x.dim, x.dim) for each in matrices):
         raise SetError(f"a quadratic map needs at least one matrix, each {x.dim} × {x.dim}")
@@ -69,7 +106,13 @@ def _product(
     y: ConstrainedPolynomialZonotope,
     combine: Callable[[Tensor, Tensor], Tensor],
 ) -> ConstrainedPolynomialZonotope:
-    """combine(u, v): n₁ × k₁ and n₂ × k₂ columns to n × k₁ × k₂, bilinear; the centre is column 0 with exponent 0."""
+    """Multiply two sets by a bilinear map of columns; the centre is column 0 with exponent 0.
+
+    Args:
+        x: a set.
+        y: a set.
+        combine: maps columns [n₁, k₁] and [n₂, k₂] to products [n, k₁, k₂].
+    """
     same = x is y
     x = absorb(x)
     y = x if same else absorb(y)

@@ -23,10 +23,19 @@ from prooflens.sets.interval import Interval
 
 
 def scalar_maximum(a: Float[Tensor, "*shape"], d: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """An upper bound of max_{|t| ≤ 1} (a t + ½ d t²), within a few ulp.
+    """Bound max_{|t| ≤ 1} (a t + ½ d t²) from above, within a few ulp.
 
-    For d < 0 and |a| < −d the maximum lies inside, at t = −a/d, and is a²/(2|d|); else at t = sign(a), |a| + ½d.
-    It does not decrease in d, so an upper bound of d may stand for d.
+    For d < 0 and |a| < −d the maximum lies inside, at t = −a/d, and is a²/(2|d|); else at t = sign(a), |a| + ½d. It
+    does not decrease in d, so an upper bound of d may stand for d.
+
+    Args:
+        a: linear coefficients, any shape.
+        d: quadratic coefficients, the same shape.
+
+    Example:
+        >>> a, d = torch.tensor([1.0, 3.0]).double(), torch.tensor([-2.0, 2.0]).double()
+        >>> [round(x, 9) for x in scalar_maximum(a, d).tolist()]  # 1²/(2·2) and 3 + ½·2
+        [0.25, 4.0]
     """
     edge = up(a.abs() + up(0.5 * d))
     inside = (d < 0) & (a.abs() < -d)
@@ -38,17 +47,34 @@ def scalar_maximum(a: Float[Tensor, "*shape"], d: Float[Tensor, "*shape"]) -> Fl
 def shift_upper(
     c: Float[Tensor, "*batch"], a: Float[Tensor, "*batch p"], d: Float[Tensor, "*batch p"]
 ) -> Float[Tensor, "*batch"]:
-    """c + Σ_k max_{|t| ≤ 1}(a_k t + ½ d_k t²), rounded up: bounds p for any d with diag(d) ⪰ H."""
+    """Return c + Σ_k max_{|t| ≤ 1}(a_k t + ½ d_k t²), rounded up: it bounds p for any d with diag(d) ⪰ H.
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        d: diagonal shifts, shape [..., p].
+    """
     return up(c + sum_up(scalar_maximum(a, d)))
 
 
 def lemma_upper(
     c: Float[Tensor, "*batch"], a: Float[Tensor, "*batch p"], H: Float[Tensor, "*batch p p"]
 ) -> Float[Tensor, "*batch"]:
-    """Lemma `lem:quadratic_bound`: c + ‖a‖₁ + Σ_k max(0, ½H_kk) + Σ_{k<l} |½(H_kl + H_lk)|, rounded up.
+    """Return Lemma `lem:quadratic_bound`: c + ‖a‖₁ + Σ_k max(0, ½H_kk) + Σ_{k<l} |½(H_kl + H_lk)|, rounded up.
 
     H need not be symmetric: the coefficient of α_kα_l is ½(H_kl + H_lk), not twice one of them (the paper's width of
     a bilinear form takes 2|M_kl|; soundness.md, row 10).
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        H: Hessians, shape [..., p, p].
+
+    Example:
+        >>> c, a = torch.ones(()).double(), torch.tensor([1.0, 0.0]).double()
+        >>> H = torch.tensor([[2.0, 1.0], [1.0, -2.0]]).double()
+        >>> round(lemma_upper(c, a, H).item(), 9)  # 1 + 1 + ½·2 + 1
+        4.0
     """
     both = 0.5 * (H + H.mT)
     diagonal = both.diagonal(dim1=-2, dim2=-1)
@@ -65,10 +91,26 @@ def quadratic_upper(
     *,
     reweightings: int = 3,
 ) -> Float[Tensor, "*batch"]:
-    """A proved upper bound of max p over the box: the best of row sums, λ_max·1 and reweighted scaled shifts.
+    """Bound max p over the box from above; the bound is proved.
 
-    `reweightings` extra scalings are tried, each at the cost of one eigendecomposition and one verified
-    factorisation; more of them never loosen the bound. Complexity: O((3 + reweightings) p³) per quadratic.
+    It is the best of row sums, λ_max·1 and `reweightings` + 1 scaled eigenvalue shifts. Each scaling costs one
+    eigendecomposition and one verified factorisation; more of them never loosen the bound. Complexity: O((3 +
+    reweightings) p³) per quadratic.
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        H: Hessians, shape [..., p, p].
+        reweightings: how many extra scalings to try.
+
+    Raises:
+        SetError: if shapes do not fit, or an entry is not a finite float64.
+
+    Example:
+        >>> c, a = torch.zeros(()).double(), torch.zeros(2).double()
+        >>> H = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).double()  # −½(α₁ − α₂)²
+        >>> round(quadratic_upper(c, a, H).item(), 6) + 0.0
+        0.0
     """
     c, a, H = _parse(c, a, H)
     S, slack = symmetric_part(H)
@@ -90,7 +132,14 @@ def quadratic_lower(
     *,
     reweightings: int = 3,
 ) -> Float[Tensor, "*batch"]:
-    """A proved lower bound of min p over the box: minus the upper bound of −p."""
+    """Bound min p over the box from below: minus the upper bound of −p.
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        H: Hessians, shape [..., p, p].
+        reweightings: how many extra scalings to try.
+    """
     return -quadratic_upper(-c, -a, -H, reweightings=reweightings)
 
 
@@ -101,7 +150,14 @@ def quadratic_range(
     *,
     reweightings: int = 3,
 ) -> Interval:
-    """An interval that contains p(α) for every α in the box."""
+    """Return an interval that contains p(α) for every α in the box.
+
+    Args:
+        c: constants, shape [...].
+        a: linear coefficients, shape [..., p].
+        H: Hessians, shape [..., p, p].
+        reweightings: how many extra scalings to try.
+    """
     return Interval(
         quadratic_lower(c, a, H, reweightings=reweightings),
         quadratic_upper(c, a, H, reweightings=reweightings),
@@ -111,7 +167,7 @@ def quadratic_range(
 def symmetric_part(
     H: Float[Tensor, "*batch p p"],
 ) -> tuple[Float[Tensor, "*batch p p"], Float[Tensor, "*batch"]]:
-    """S = fl(½(H + Hᵀ)) and e with |½αᵀHα − ½αᵀSα| ≤ e on the box; e = 0 where H is symmetric already."""
+    """Return S = fl(½(H + Hᵀ)) and e with |½αᵀHα − ½αᵀSα| ≤ e on the box; e = 0 if H is symmetric already."""
     S = 0.5 * H + 0.5 * H.mT
     exact = (H.mT == H).all(dim=-1).all(dim=-1)
     S = torch.where(exact[..., None, None], H, S)
@@ -132,15 +188,16 @@ def _parse(c: Tensor, a: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _positive(scale: Tensor) -> Tensor:
-    """The scale with its smallest entries lifted: any positive one is valid, a tiny one ill-conditions the guess."""
+    """Return the scale with its smallest entries lifted: any positive scale is valid, a tiny one spoils the guess."""
     largest = scale.amax(dim=-1, keepdim=True)
     return torch.where(largest > 0, torch.maximum(scale, largest * 2.0**-10), torch.ones_like(scale))
 
 
 def _reweighted(S: Tensor, scale: Tensor) -> Tensor:
-    """A better scale: at the minimum of Σd over diag(d) ⪰ H the null vectors w of diag(d) − H satisfy Σ w_k² = const.
+    """Return a better scale; it is only a guess, and the shift made of it is proved afterwards.
 
-    So raise s_k where the (softly) leading eigenvectors are heavy and lower it elsewhere. Only a guess.
+    At the minimum of Σd over diag(d) ⪰ H the null vectors w of diag(d) − H satisfy Σ w_k² = const. So raise s_k where
+    the (softly) leading eigenvectors are heavy and lower it elsewhere.
     """
     root = scale.rsqrt()
     values, vectors = torch.linalg.eigh(root[..., :, None] * S * root[..., None, :])

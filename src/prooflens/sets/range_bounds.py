@@ -32,13 +32,26 @@ _DENSE_FACTORS = 256
 """Up to this many factors the quadratic part is written out as a matrix for the eigenvalue shifts."""
 
 _BERNSTEIN_SIZE = 4096
-"""The largest number of Bernstein coefficients that is worth computing."""
+"""The largest number of Bernstein coefficients that are worth computing."""
 
 
 def polynomial_range(
     c: Float[Tensor, " n"], G: Float[Tensor, "n h"], E: Int[Tensor, "p h"], *, method: Method = "shift"
 ) -> Interval:
-    """A box that contains the polynomial's values over the whole factor box."""
+    """Return a box that contains the polynomial's values over the whole factor box.
+
+    Args:
+        c: constants, shape [n].
+        G: coefficients, shape [n, h].
+        E: exponents, shape [p, h].
+        method: `"shift"`, or `"best"` for the tighter and slower bounds as well.
+
+    Example:
+        >>> c, G = torch.tensor([1.0]).double(), torch.tensor([[2.0, 3.0]]).double()
+        >>> box = polynomial_range(c, G, torch.tensor([[1, 2]]), method="best")  # 1 + 2α + 3α²
+        >>> round(box.upper.item(), 6)
+        6.0
+    """
     if is_rational(G) or is_rational(c):
         return Interval(-_termwise_upper(-c, -G, E), _termwise_upper(c, G, E))
     return Interval(-polynomial_upper(-c, -G, E, method=method), polynomial_upper(c, G, E, method=method))
@@ -47,7 +60,17 @@ def polynomial_range(
 def polynomial_upper(
     c: Float[Tensor, " n"], G: Float[Tensor, "n h"], E: Int[Tensor, "p h"], *, method: Method = "shift"
 ) -> Float[Tensor, " n"]:
-    """An upper bound of the maximum of each row over the factor box."""
+    """Bound the maximum of each row over the factor box from above.
+
+    Args:
+        c: constants, shape [n].
+        G: coefficients, shape [n, h].
+        E: exponents, shape [p, h].
+        method: `"shift"`, or `"best"` for the tighter and slower bounds as well.
+
+    Raises:
+        SetError: if there is no such method.
+    """
     if method not in get_args(Method):
         raise SetError(f"there is no method {method!r}: choose one of {', '.join(get_args(Method))}")
     degree = E.sum(dim=0)
@@ -66,11 +89,20 @@ def polynomial_upper(
 def bernstein_upper(
     c: Float[Tensor, " n"], G: Float[Tensor, "n h"], E: Int[Tensor, "p h"]
 ) -> Float[Tensor, " n"]:
-    """The largest Bernstein coefficient; every value of the polynomial is a convex combination of them.
+    """Return the largest Bernstein coefficient; every value of the polynomial is a convex combination of them.
 
     On [−1,1] the coefficients of t^e in degree N are β_i = Σ_j (−1)^{e−j} C(i,j) C(N−i,e−j) / C(N,e), averages of
-    products of ±1, so |β_i| ≤ 1 and all rounding is below γ_{h+3p+16} (|c| + Σ|g|).
-    Complexity: O(n h ∏_k (N_k + 1)).
+    products of ±1, so |β_i| ≤ 1 and all rounding is below γ_{h+3p+16} (|c| + Σ|g|). Complexity: O(n h ∏_k (N_k + 1)).
+
+    Args:
+        c: constants, shape [n].
+        G: coefficients, shape [n, h].
+        E: exponents, shape [p, h].
+
+    Example:
+        >>> c, G = torch.zeros(1).double(), torch.tensor([[1.0, -1.0]]).double()
+        >>> round(bernstein_upper(c, G, torch.tensor([[1, 2]])).item(), 9)  # α − α²: coefficients −2, 1, 0
+        1.0
     """
     p, h = E.shape
     weights = torch.ones((h, 1), dtype=torch.float64, device=G.device)
@@ -99,7 +131,8 @@ def _bernstein_row(top: int, e: int) -> list[float]:
 
 
 def _termwise_upper(c: Tensor, G: Tensor, E: Tensor) -> Tensor:
-    """c + Σ max of every term: max(g, 0) for monomials in [0,1], |g| for those in [−1,1], g for the constant 1."""
+    """Return c + Σ max of every term: max(g, 0) for a monomial in [0,1], |g| for one in [−1,1], g for the constant
+    1."""
     even = even_columns(E).tolist()
     constant = (E == 0).all(dim=0).tolist()
     if is_rational(G) or is_rational(c):
@@ -114,7 +147,7 @@ def _termwise_upper(c: Tensor, G: Tensor, E: Tensor) -> Tensor:
 
 
 def _row_sum_upper(c: Tensor, G: Tensor, E: Tensor) -> Tensor:
-    """Σ_k max_t(a_k t + ½d_k t²) with d_k = 2g_kk + Σ_l |g_kl| for terms of degree two or less, without a matrix.
+    """Return Σ_k max_t(a_k t + ½d_k t²), d_k = 2g_kk + Σ_l |g_kl|, of terms of degree at most two, without a matrix.
 
     Each coefficient is added up with its own γ, in d upward; the linear part's rounding enters as a sum of errors.
     """
@@ -144,7 +177,7 @@ def _row_sum_upper(c: Tensor, G: Tensor, E: Tensor) -> Tensor:
 
 
 def _dense_quadratic(c: Tensor, G: Tensor, E: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """c, a, H and an error e: terms of degree two or less equal c + aᵀα + ½αᵀHα up to e on the factor box.
+    """Return c, a, H and e: terms of degree two or less equal c + aᵀα + ½αᵀHα up to e on the factor box.
 
     Distinct monomials land in distinct places; only repeated ones are added up, with γ_h.
     """

@@ -28,10 +28,19 @@ from prooflens.sets.reduction_order import smallest_columns
 
 
 def reduce_girard(z: ConstrainedPolynomialZonotope, order: float) -> ConstrainedPolynomialZonotope:
-    """At most order·n generators, dependent and independent together; the smallest are boxed. Contains z.
+    """Return a set that contains z and has at most order·n generators, dependent and independent together.
 
-    A dropped monomial lies in [−1,1], or in [0,1] when its exponents are even, in which case half of its generator
-    moves into the centre first (Kochdumper & Althoff 2021). Constraints stay: they restrict α, not β.
+    The smallest are boxed. A dropped monomial lies in [−1,1], or in [0,1] if its exponents are even; then half of its
+    generator moves into the centre first (Kochdumper & Althoff 2021). Constraints stay: they restrict α, not β.
+
+    Args:
+        z: the set.
+        order: generators per dimension, at least 1.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([0.0], [[4.0, 2.0, 1.0]])
+        >>> reduce_girard(z, 1).GI.tolist()  # 4 + 2 + 1
+        [[7.0]]
     """
     columns = join([z.G, z.GI], 1)
     dropped, _ = smallest_columns(columns, z.dim, order)
@@ -41,10 +50,20 @@ def reduce_girard(z: ConstrainedPolynomialZonotope, order: float) -> Constrained
 
 
 def reduce_keep(z: ConstrainedPolynomialZonotope, k: int) -> ConstrainedPolynomialZonotope:
-    """Keep the k largest dependent generators, box the rest into one diagonal block (Prop. `prop:trunc_sound`).
+    """Keep the k largest dependent generators and box the rest into one diagonal block (Prop. `prop:trunc_sound`).
 
-    Contains z: |∏ α^E| ≤ 1, so coordinate i of the dropped sum is at most Σ|g_i|, and β_i takes exactly its share.
-    Ties go by position, so a larger k keeps a superset and, with `interval_enclosure`, never gives a wider hull.
+    The result contains z: |∏ α^E| ≤ 1, so coordinate i of the dropped sum is at most Σ|g_i|, and β_i takes exactly
+    its share. Ties go by position, so a larger k keeps a superset and, with `interval_enclosure`, never gives a wider
+    hull.
+
+    Args:
+        z: the set.
+        k: how many dependent generators to keep.
+
+    Example:
+        >>> small = reduce_keep(ConstrainedPolynomialZonotope([0.0], [[4.0, 2.0, 1.0]]), 1)
+        >>> small.G.tolist(), small.GI.tolist()
+        ([[4.0]], [[3.0]])
     """
     if k < 0:
         raise SetError(f"cannot keep {k} generators")
@@ -58,11 +77,20 @@ def reduce_keep(z: ConstrainedPolynomialZonotope, k: int) -> ConstrainedPolynomi
 
 
 def relax_exponents(z: ConstrainedPolynomialZonotope, highest: int = 2) -> ConstrainedPolynomialZonotope:
-    """Exponents above `highest` lowered to the largest allowed one of equal parity. Contains z.
+    """Lower exponents above `highest` to the largest allowed one of equal parity; the result contains z.
 
     For e > f of equal parity, max_{|t| ≤ 1} |t^e − t^f| = δ = x^{f/(e−f)} − x^{e/(e−f)} at x = f/e. The other factors
-    of a monomial are at most 1 in size, so the generator g errs by at most |g| Σ_k δ_k, which goes to GI as the column
+    of a monomial are at most 1 in size, so the generator g errs by at most |g| Σ_k δ_k. This goes to GI as the column
     g Σ_k δ_k: one column per relaxed term keeps its direction.
+
+    Args:
+        z: the set.
+        highest: the largest exponent that may stay, at least 2.
+
+    Example:
+        >>> z = relax_exponents(ConstrainedPolynomialZonotope([0.0], [[8.0]], [[4]]))
+        >>> z.E.tolist(), z.GI.tolist()  # |t⁴ − t²| ≤ ¼, so 8·¼
+        ([[2]], [[2.0]])
     """
     if highest < 2:
         raise SetError("the highest exponent must be at least 2, so that each parity has one to fall to")
@@ -88,7 +116,7 @@ def relax_exponents(z: ConstrainedPolynomialZonotope, highest: int = 2) -> Const
 def _boxed(
     z: ConstrainedPolynomialZonotope, dependent: Tensor, independent: Tensor
 ) -> ConstrainedPolynomialZonotope:
-    """z with the chosen columns enclosed in an axis-parallel box, whose zero sides are left out."""
+    """Return z with the chosen columns enclosed in an axis-parallel box, whose zero sides are left out."""
     drop, keep = torch.nonzero(dependent).flatten(), torch.nonzero(~dependent).flatten()
     drop_I, keep_I = torch.nonzero(independent).flatten(), torch.nonzero(~independent).flatten()
     if len(drop) + len(drop_I) == 0:
@@ -109,7 +137,7 @@ def _boxed(
 
 
 def _row(gaps: list[Fraction], like: Tensor) -> Tensor:
-    """The gaps as a row that multiplies the columns of G, rounded up where they become floats."""
+    """Return the gaps as a row that multiplies the columns of G, rounded up where they become floats."""
     if is_rational(like):
         row: Any = np.array([gaps], dtype=object)
         return row  # type: ignore[no-any-return]
@@ -118,7 +146,12 @@ def _row(gaps: list[Fraction], like: Tensor) -> Tensor:
 
 
 def _power_gap(e: int, f: int) -> Fraction:
-    """δ ≥ max_{|t| ≤ 1} |t^e − t^f| for e > f > 0 of equal parity; a quarter exactly when e = 2f."""
+    """Return δ ≥ max_{|t| ≤ 1} |t^e − t^f| for e > f > 0 of equal parity; exactly a quarter if e = 2f.
+
+    With y = f/(e−f), the maximum is x^y (1 − x) at x = f/e, where its derivative in x is 0, so the rounding of x
+    enters in second order only. The rounding of y changes x^y by u·y·log(e/f) ≤ u relative, and the power, 1 − x and
+    the product add a few ulp. γ_64 covers all of these.
+    """
     if e == 2 * f:
         return Fraction(1, 4)
     # t^f − t^e at the maximiser; a rounded maximiser gives less, but the powers are correct to a few ulp and the
@@ -129,5 +162,5 @@ def _power_gap(e: int, f: int) -> Fraction:
 
 
 def _where_positive(test: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`no` where the test is zero: sums that came out exact need no outward rounding."""
+    """Return `no` where the test is zero: sums that came out exact need no outward rounding."""
     return no if is_rational(no) else torch.where(test > 0, yes, no)

@@ -1,4 +1,4 @@
-"""Which generators an order reduction drops."""
+"""The choice of the generators that an order reduction drops."""
 
 import math
 
@@ -13,10 +13,18 @@ from prooflens.sets.arrays import as_float
 def smallest_columns(
     G: Float[Tensor, "n h"], dim: int, order: float
 ) -> tuple[Int[Tensor, " dropped"], Int[Tensor, " kept"]]:
-    """Girard's choice: columns to box, and to keep, so that kept + n ≤ order·n.
+    """Choose the columns to box and those to keep, so that kept + n ≤ order·n (Girard).
 
-    Columns with small ‖g‖₁ − ‖g‖_∞ are nearly parallel to an axis, and lose least in a box. Nothing is dropped when
-    the order is already met. Ties go by position, so a larger order keeps a superset.
+    Columns with small ‖g‖₁ − ‖g‖_∞ are nearly parallel to an axis, and lose least in a box. Nothing is dropped if the
+    order is met already. Ties go by position, so a larger order keeps a superset.
+
+    Args:
+        G: generators as columns, shape [n, h].
+        dim: n.
+        order: generators per dimension, at least 1.
+
+    Returns:
+        The indices of the dropped columns and of the kept ones.
     """
     if order < 1:
         raise SetError(f"an order below 1 cannot be reached by a full-dimensional box; got {order}")

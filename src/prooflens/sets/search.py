@@ -31,8 +31,11 @@ Cell = tuple[tuple[Fraction, Fraction], ...]
 class Support:
     """The support function in one direction, bracketed.
 
-    `upper` is proved: direction·x ≤ upper on the whole set, −inf if the set is proved empty. `attained` is the value at
-    the best feasible factors found, `alpha`: feasible to the sampler's tolerance, so a witness and not a proof.
+    Attributes:
+        upper: proved: direction·x ≤ upper on the whole set; −inf if the set is proved empty.
+        attained: the value at the best feasible factors found. They are feasible to the sampler's tolerance, so this
+            is a witness and not a proof.
+        alpha: those factors.
     """
 
     upper: float
@@ -48,10 +51,23 @@ def support(
     max_cells: int = 500,
     seed: int = 0,
 ) -> Support:
-    """max direction·x over z, by best-first branch and bound with Lagrangian bounds in every cell.
+    """Bracket max direction·x over z by best-first branch and bound with Lagrangian bounds in every cell.
 
-    Stops when upper − attained ≤ tolerance, or after `max_cells` cells with the bound reached by then; both are
-    sound. Independent generators enter as Σ_j |direction·GI_j|. Not meant for more than a handful of factors.
+    It stops when upper − attained ≤ tolerance, or after `max_cells` cells with the bound reached by then; both are
+    sound. Independent generators enter as Σ_j |direction·GI_j|. It is not meant for more than a handful of factors.
+
+    Args:
+        z: the set.
+        direction: a vector, shape [n].
+        tolerance: the gap that is small enough.
+        max_cells: the largest number of cells to bound.
+        seed: seed of the sampler.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])
+        >>> found = support(parabola, [1.0, -1.0])  # max α − α² = ¼ at α = ½
+        >>> found.attained <= 0.25 <= found.upper <= 0.25 + 1e-3
+        True
     """
     given, direction = z, as_float(parse(direction, "the direction"))
     if tuple(direction.shape) != (z.dim,):
@@ -72,9 +88,20 @@ def support(
 
 
 def constrained_enclosure(z: ConstrainedPolynomialZonotope) -> Interval:
-    """The interval enclosure with every constraint used: one Lagrangian bound per coordinate and side, no branching.
+    """Return the interval enclosure with every constraint used: one Lagrangian bound per coordinate and side.
 
-    Never wider than `interval_enclosure` with method "best". Raises SetError when z is proved empty.
+    There is no branching. The box is never wider than `interval_enclosure` with method "best".
+
+    Args:
+        z: the set.
+
+    Raises:
+        SetError: if z is proved empty.
+
+    Example:
+        >>> z = ConstrainedPolynomialZonotope([0.0], [[1.0, 1.0]], A=[[1.0, -1.0]], b=[1.0], R=[[1, 0], [0, 1]])
+        >>> round(constrained_enclosure(z).upper.item(), 6)  # α₁ + α₂ with α₁ − α₂ = 1: at (1, 0)
+        1.0
     """
     z = _floats(z)
     plain = interval_enclosure(z, method="best")
@@ -92,7 +119,21 @@ def constrained_enclosure(z: ConstrainedPolynomialZonotope) -> Interval:
 
 
 def is_empty(z: ConstrainedPolynomialZonotope, *, max_cells: int = 500, seed: int = 0) -> bool | None:
-    """True: proved empty. False: a feasible factor vector was found (to the sampler's tolerance). None: undecided."""
+    """Decide whether z is empty.
+
+    Args:
+        z: the set.
+        max_cells: the largest number of cells to bound.
+        seed: seed of the sampler.
+
+    Returns:
+        True if z is proved empty, False if feasible factors were found (to the sampler's tolerance), None if
+        undecided.
+
+    Example:
+        >>> is_empty(ConstrainedPolynomialZonotope([0.0], [[1.0]], A=[[1.0]], b=[2.0], R=[[1]]))  # α = 2
+        True
+    """
     z = _floats(z)
     if (
         z.box is not None
@@ -118,10 +159,25 @@ def is_empty(z: ConstrainedPolynomialZonotope, *, max_cells: int = 500, seed: in
 def contains(
     z: ConstrainedPolynomialZonotope, point: Float[Tensor, " n"], *, max_cells: int = 500, seed: int = 0
 ) -> bool | None:
-    """Whether the point lies in z. False is proved; True means within the sampler's tolerance of a point of z.
+    """Decide whether a point lies in z.
 
-    The point is in z iff z with the constraint z(α) = point has feasible factors. The centre enters the constraint as a
-    constant monomial, so that point − c is not rounded. None: undecided within `max_cells`.
+    The point is in z if and only if z with the constraint z(α) = point has feasible factors. The centre enters the
+    constraint as a constant monomial, so that point − c is not rounded.
+
+    Args:
+        z: the set.
+        point: a vector, shape [n].
+        max_cells: the largest number of cells to bound.
+        seed: seed of the sampler.
+
+    Returns:
+        False if it is proved to lie outside, True if it is within the sampler's tolerance of a point of z, None if
+        undecided.
+
+    Example:
+        >>> parabola = ConstrainedPolynomialZonotope([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [[1, 2]])
+        >>> contains(parabola, [0.5, 0.25]), contains(parabola, [0.0, 1.0])
+        (True, False)
     """
     z, point = absorb(_floats(z)), as_float(parse(point, "the point"))
     if tuple(point.shape) != (z.dim,):
@@ -159,11 +215,11 @@ class _System:
         return cls(rows[0], rows[1:], z.b, merged, int(E.shape[1]))
 
     def restricted(self, cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows (f, A) and exponents in the cell's own factors, and a bound of each row's rounding.
+        """Return the rows (f, A) and exponents in the cell's own factors, and a bound of each row's rounding.
 
-        A term g α^E becomes terms whose sizes add up to at most |g|, because |middle| + radius ≤ 1; each is
-        rounded a few times per factor and degree, and merged with others, at most as many as there are
-        terms, so γ of the sum bounds the row's error.
+        A term g α^E becomes terms whose sizes add up to at most |g|, because |middle| + radius ≤ 1. Each is rounded a
+        few times per factor and degree, and merged with at most as many others as there are terms, so γ of the sum
+        bounds the row's error.
         """
         rows, E = torch.cat([self.f[None, :], self.A]), self.E
         size = sum_up(rows.abs())
@@ -176,7 +232,7 @@ class _System:
         return rows, E, up(gamma(2 * roundings) * size + TINY)
 
     def upper_in(self, cell: Cell) -> float:
-        """A bound of f on the feasible part of the cell; −inf if that is proved empty."""
+        """Bound f on the feasible part of the cell from above; −inf if that part is proved empty."""
         rows, E, error = self.restricted(cell)
         if infeasible(rows[1:], self.b, E, error[1:]):
             return float("-inf")
@@ -191,7 +247,7 @@ class _System:
 
 
 def _with_slack(rows: Tensor, b: Tensor, E: Tensor, error: Tensor) -> float:
-    """`constrained_upper` for constraints known up to ± error: a slack variable of that size joins each of them."""
+    """Compute `constrained_upper` for constraints known up to ± error, by a slack variable of that size in each."""
     q, p = len(b), E.shape[0]
     powers = torch.zeros((p + q, E.shape[1] + q), dtype=torch.int64)
     powers[:p, : E.shape[1]] = E
@@ -202,7 +258,7 @@ def _with_slack(rows: Tensor, b: Tensor, E: Tensor, error: Tensor) -> float:
 
 
 def _branch(system: _System, attained: float, tolerance: float, max_cells: int) -> float:
-    """The largest bound of any cell that is left when the gap closes or the budget ends."""
+    """Return the largest bound of any cell that is left when the gap closes or the budget ends."""
     whole = _whole(system.E.shape[0])
     heap = [(-system.upper_in(whole), 0, whole)]
     count = 1
@@ -238,7 +294,7 @@ def _whole(p: int) -> Cell:
 
 
 def _halves(cell: Cell) -> list[Cell]:
-    """The cell cut in two across its widest factor."""
+    """Cut the cell in two across its widest factor."""
     if not cell:
         return []
     k = max(range(len(cell)), key=lambda i: cell[i][1])
@@ -254,7 +310,7 @@ def _floats(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
 
 
 def _boxed(z: ConstrainedPolynomialZonotope) -> ConstrainedPolynomialZonotope:
-    """z with its box as constraints: x_i(α) = m_i + r_i s_i with a fresh factor s_i for each side that the box cuts.
+    """Return z with its box as constraints: x_i(α) = m_i + r_i s_i, with a fresh s_i for each side that the box cuts.
 
     m ± r is rounded outward, so that no point of the set is lost. Independent generators become dependent.
     """

@@ -1,4 +1,4 @@
-"""The engine: how the pages of `attack` are put together."""
+"""The engine `attack`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -36,14 +36,33 @@ BUDGETS: Mapping[str, AttackBudget] = MappingProxyType(
 @register("attack")
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """The smallest and largest values of linear forms that a search attains."""
+    """Search for the smallest and largest values of linear forms; the values are attained, not bounds.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: estimated.
+        budget: how many samples, restarts and steps.
+        seed: seed of the search.
+        fast: search in float32.
+        starts: another engine's bounds, whose corners PGD also starts from.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = Attack(budget=AttackBudget(100, 2, 10)).bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "attack"
     guarantee: Guarantee = Guarantee.ESTIMATED
     budget: AttackBudget = BUDGETS["layer0"]
     seed: int = 0
     fast: bool = False
-    """AttackSearch in float32; values are float64 all the same."""
+    """Search in float32; reported values are float64 all the same."""
     starts: FormBounds | None = None
     """Another engine's bounds, whose corners PGD also starts from."""
 
@@ -52,7 +71,13 @@ class Attack:
         return None
 
     def bound_forms(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> FormBounds:
-        """Attained values of every form, and the factors that attain them."""
+        """Return attained values of every form, and the factors that attain them.
+
+        Args:
+            problem: the model and the region.
+            forms: what to search.
+            options: ignored.
+        """
         targets = Targets.of_forms(forms, problem.n_tokens)
         search = AttackSearch(_landscape(problem, targets, self.fast), targets)
         search.run(self.budget, self.seed, _corners(self.starts))
@@ -63,7 +88,7 @@ class Attack:
 
 
 def _landscape(problem: Problem, targets: Targets, fast: bool) -> Landscape:
-    """Projections onto constraints need float64."""
+    """Return what the search evaluates; projections onto constraints need float64."""
     slow = not fast or problem.region.constraints is not None
     dtype = problem.model.dtype if slow else torch.float32
     return Landscape.of(problem, targets.layers, targets.logits is not None, dtype)
@@ -76,7 +101,13 @@ def _corners(bounds: FormBounds | None) -> Float[Tensor, "T 1 p"] | None:
 
 
 def attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) -> Float[Tensor, " T"]:
-    """Each target at its own point, through the model itself."""
+    """Evaluate each target at its own point, through the model itself.
+
+    Args:
+        problem: the model and the region.
+        targets: what to evaluate.
+        alpha: the factors of each target's point, shape [T, p].
+    """
     if not targets.size:
         return alpha.new_zeros(0)
     landscape = Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype)
@@ -90,7 +121,13 @@ def attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) ->
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """A point of the region at which a claim is false, with the values of the claim's functionals there."""
+    """A point of the region at which a claim is false.
+
+    Attributes:
+        x: the point, shape [S, d].
+        alpha: its factors, shape [p].
+        values: the claim's functionals there, shape [F].
+    """
 
     x: Float[Tensor, "S d"]
     alpha: Float[Tensor, " p"]
@@ -99,11 +136,17 @@ class Witness:
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """What an attack on claims came to: witnesses where a claim broke, else the smallest value it reached and where."""
+    """What an attack on claims found.
+
+    Attributes:
+        witnesses: a point that breaks each claim; None where none was found.
+        values: the smallest functional of each claim at the best point found.
+        alpha: the factors of that point, shape [T, p].
+    """
 
     witnesses: list[Witness | None]
     values: Float[Tensor, " T"]
-    """The smallest functional of each claim at the best point found; ∞ where there was nothing to attack."""
+    """The smallest functional of each claim at the best point found; ∞ if there was nothing to attack."""
     alpha: Float[Tensor, "T p"]
 
 
@@ -115,7 +158,16 @@ def break_claims(
     starts: Sequence[Float[Tensor, "K p"] | None] | None = None,
     fast: bool = False,
 ) -> list[Witness | None]:
-    """The witnesses of `attack_claims`; None means that nothing was found."""
+    """Return the witnesses of `attack_claims`; None means that nothing was found.
+
+    Args:
+        problem: the model and the region.
+        claims: what is claimed.
+        budget: how many samples, restarts and steps.
+        seed: seed of the search.
+        starts: factors to start from, for each claim.
+        fast: search in float32.
+    """
     return attack_claims(problem, claims, budget, seed, starts, fast).witnesses
 
 
@@ -129,9 +181,17 @@ def attack_claims(
 ) -> AttackResult:
     """Try to falsify every claim; a claim is left alone as soon as it is broken.
 
-    Each claim's smallest functional is made small. A break counts when `claim.broken_by` is true at a float64 point of
-    the region: a value ≤ 0 where > 0 is claimed, a value < 0 where ≥ 0 is, by more than a threshold's rounding. Of a
-    whole vocabulary the nearest tokens are attacked.
+    Each claim's smallest functional is made small. A break counts if `claim.broken_by` is true at a float64 point of
+    the region: a value ≤ 0 where > 0 is claimed, or a value < 0 where ≥ 0 is, by more than a threshold's rounding. Of
+    a whole vocabulary the nearest tokens are attacked.
+
+    Args:
+        problem: the model and the region.
+        claims: what is claimed.
+        budget: how many samples, restarts and steps.
+        seed: seed of the search.
+        starts: factors to start from, for each claim.
+        fast: search in float32.
     """
     if tails := [i for i, claim in enumerate(claims) if any(map(is_tail, claim.functionals))]:
         return _attack_tails(problem, claims, tails, budget, seed, starts, fast)
@@ -168,7 +228,7 @@ def _attack_tails(
     starts: Sequence[Float[Tensor, "K p"] | None] | None,
     fast: bool,
 ) -> AttackResult:
-    """Claims with a tail one by one, each on the outputs that matter to it; what is found is run through the model."""
+    """Attack claims with a tail one by one, on the outputs that matter; what is found is run through the model."""
     starts = starts or [None] * len(claims)
     others = [i for i in range(len(claims)) if i not in tails]
     rest = attack_claims(
@@ -197,7 +257,7 @@ def _alone(problem: Problem, claim: Claim) -> tuple[Problem, list[Claim]]:
 
 
 def _values(problem: Problem, claim: Claim, x: Float[Tensor, "S d"]) -> Float[Tensor, " F"]:
-    """The functionals of a claim at a point."""
+    """Evaluate the functionals of a claim at a point."""
     layers = sorted({row.layer for f in claim.functionals for row in f.rows})
     about_output = any(f.logits for f in claim.functionals)
     with torch.no_grad():
@@ -209,7 +269,7 @@ def _values(problem: Problem, claim: Claim, x: Float[Tensor, "S d"]) -> Float[Te
 def _witness(
     problem: Problem, claim: Claim, alpha: Float[Tensor, " p"], x: Float[Tensor, "S d"]
 ) -> Witness | None:
-    """The point as a witness, if the claim is false there."""
+    """Return the point as a witness, if the claim is false there."""
     values = _values(problem, claim, x)
     return Witness(x, alpha, values) if claim.broken_by(values) else None
 
@@ -217,7 +277,7 @@ def _witness(
 def _padded(
     starts: Sequence[Float[Tensor, "K p"] | None] | None, alpha: Float[Tensor, "T p"]
 ) -> Float[Tensor, "T K p"] | None:
-    """The given starts of all claims with the same number for each: missing ones are the best point known."""
+    """Return the starts of all claims, the same number for each; missing ones are the best point known."""
     most = max((len(s) for s in starts or () if s is not None), default=0)
     if starts is None or not most:
         return None

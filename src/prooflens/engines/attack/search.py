@@ -34,21 +34,27 @@ from prooflens.problem import Problem
 from prooflens.regions import Region
 
 CORNER_SHARE = 0.5
-"""How many of the samples are corners of the region (the paper: half corner-biased, half uniform)."""
+"""The share of samples at corners of the region (the paper: half corner-biased, half uniform)."""
 
 MOMENTUM = 0.9
-"""μ, how much of the running mean of gradients is kept from step to step."""
+"""μ, the share of the running mean of gradients that is kept from step to step."""
 
 CHUNK_ELEMENTS = 2**24
 """How many numbers of the forward pass are held at a time (128 MiB in float64)."""
 
 SHRINKS = tuple(2.0**-exponent for exponent in (50, 44, 38, 32, 26, 20))
-"""By how much, relatively, factors are pulled in when rounding puts a point outside the region."""
+"""By how much, relatively, factors are pulled in if rounding puts a point outside the region."""
 
 
 @dataclass(frozen=True)
 class AttackBudget:
-    """How hard an attack tries: so many samples, and so many restarts of so many PGD steps per target."""
+    """How hard an attack tries.
+
+    Attributes:
+        samples: how many points are sampled.
+        restarts: how often PGD starts for each target.
+        steps: how many PGD steps each start takes.
+    """
 
     samples: int
     restarts: int
@@ -59,7 +65,7 @@ class AttackBudget:
             raise EngineError(f"a budget has no negative numbers, got {self}")
 
     def part(self, share: float) -> AttackBudget:
-        """A share of this budget, at least one of everything that it has."""
+        """Return a share of this budget, at least one of everything that it has."""
         if share == 1.0:
             return self
         whole = (self.samples, self.restarts, self.steps)
@@ -78,7 +84,14 @@ class Landscape:
 
     @classmethod
     def of(cls, problem: Problem, layers: tuple[int, ...], output: bool, dtype: torch.dtype) -> Landscape:
-        """Cut the program at the deepest value that is needed."""
+        """Cut the program at the deepest value that is needed.
+
+        Args:
+            problem: the model and the region.
+            layers: the layers whose scores are read.
+            output: whether the output is read.
+            dtype: the precision.
+        """
         wanted = [scores_name(problem.model.check_layer(layer)) for layer in layers]
         wanted += [OUTPUT] if output else []
         model = problem.model if dtype == problem.model.dtype else problem.model.to(dtype=dtype)
@@ -88,7 +101,7 @@ class Landscape:
     def observe(
         self, alpha: Float[Tensor, "... p"]
     ) -> tuple[dict[int, Float[Tensor, "... H S S"]], Float[Tensor, "... C"] | None]:
-        """Scores and outputs at points of the region; differentiable."""
+        """Return scores and outputs at points of the region; differentiable."""
         names = {layer: scores_name(layer) for layer in self.layers}
         found = self.program.run(
             self.region.point(alpha), [*names.values(), *([OUTPUT] if self.output else [])]
@@ -97,7 +110,7 @@ class Landscape:
         return {layer: found[name] for layer, name in names.items()}, output
 
     def of_one_head(self, head: int) -> Landscape:
-        """The same with only one head in the last layer: its rows of the query and key maps, its position bias."""
+        """Return the landscape with only one head in the last layer: its query and key maps and position bias."""
         attention = scores_name(self.layers[-1]).rsplit(".", 1)[0]
         n_heads = self.problem.model.architecture.n_heads
         split = {f"{attention}.hook_{name}{end}" for name in "qk" for end in ("", "_normalized")}
@@ -125,7 +138,7 @@ class Landscape:
     def descent(
         self, targets: Targets, alpha: Float[Tensor, "T R p"]
     ) -> tuple[Float[Tensor, "T R"], Float[Tensor, "T R p"]]:
-        """Values and gradients of every target at its own points."""
+        """Return values and gradients of every target at its own points."""
         alpha = alpha.detach().requires_grad_()
         with torch.enable_grad():
             values = targets.values(*self.observe(alpha))
@@ -134,7 +147,7 @@ class Landscape:
 
     @cached_property
     def _tangent(self) -> Float[Tensor, "p p"] | None:
-        """The projection onto the directions that leave the equality constraints as they are."""
+        """The projection onto the directions that keep the equality constraints."""
         if self.region.constraints is None:
             return None
         A = self.region.constraints.A_eq
@@ -142,13 +155,13 @@ class Landscape:
         return torch.eye(A.shape[1]).to(A) - across
 
     def direction(self, slope: Float[Tensor, "T R p"]) -> Float[Tensor, "T R p"]:
-        """Where a step of size 1 goes: to a corner of the box or, with constraints, along the slope itself."""
+        """Return where a step of size 1 goes: to a corner of the box or, with constraints, along the slope itself."""
         if self._tangent is None:
             return slope.sign()
         return slope / slope.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
 
     def values(self, targets: Targets, alpha: Float[Tensor, "T R p"]) -> Float[Tensor, "T R"]:
-        """Values alone."""
+        """Return the values of every target at its own points."""
         with torch.no_grad():
             return targets.values(*self.observe(alpha))
 
@@ -156,7 +169,7 @@ class Landscape:
 def inside(
     region: Region, alpha: Float[Tensor, "n p"]
 ) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n S d"]]:
-    """Factors near the given ones whose points x₀ + Gα, as floats, lie in the region, and those points."""
+    """Return factors near the given ones whose float points x₀ + Gα lie in the region, and those points."""
     alpha = alpha.to(region.center).clamp(-1.0, 1.0)
     x = region.point(alpha)
     if region.radius is None:
@@ -179,7 +192,7 @@ class _Descent(NamedTuple):
 
 
 Confirm = Callable[[Int[Tensor, " M"], Float[Tensor, "M p"]], Bool[Tensor, " M"]]
-"""Told which targets seem to be below 0 and where, says which of them are done with."""
+"""Told which targets seem to be below 0 and where; returns which of them are done."""
 
 
 @dataclass(eq=False)
@@ -199,7 +212,13 @@ class AttackSearch:
         self._known = self._one_feasible()
 
     def run(self, budget: AttackBudget, seed: int, starts: Float[Tensor, "T K p"] | None = None) -> None:
-        """Spend a budget."""
+        """Spend a budget.
+
+        Args:
+            budget: samples, restarts and steps.
+            seed: seed of the search.
+            starts: factors to start from, shape [T, K, p]; None for none.
+        """
         if not self.targets.n_functionals:
             return
         self._sample(budget.samples, seed)
@@ -217,7 +236,7 @@ class AttackSearch:
                     self._descend(descent, self._starts(descent, budget, seed + number, given), budget.steps)
 
     def _groups(self) -> list[tuple[Landscape, Int[Tensor, " M"]]]:
-        """Targets with what they need of the model: those of one head need no other head of the last layer."""
+        """Return targets with what they need of the model: those of one head need no other head of the last layer."""
         everyone = torch.arange(self.targets.size, device=self.open.device)
         if self.targets.heads is None:
             return [(self.landscape, everyone)]
@@ -232,7 +251,7 @@ class AttackSearch:
         return chosen if group is self.landscape else chosen.of_one_head()
 
     def _one_feasible(self) -> Float[Tensor, "1 p"]:
-        """The centre, or the first sample that satisfies the constraints."""
+        """Return the centre, or the first sample that satisfies the constraints."""
         region = self.landscape.region
         center = self.alpha[:1] * 0 if len(self.alpha) else region.center.new_zeros(1, region.n_factors)
         for candidate in (center, region.sample(64, seed=0)[1]):
@@ -241,7 +260,7 @@ class AttackSearch:
         raise EngineError("no point of the region was found: its constraints may contradict each other")
 
     def _record(self, chunk: Tensor, values: Float[Tensor, "T R"], alpha: Float[Tensor, "T R p"]) -> Tensor:
-        """Keep improvements; returns which targets of the chunk are still open."""
+        """Keep improvements; return which targets of the chunk are still open."""
         least, place = values.nan_to_num(torch.inf).min(-1)
         better = least < self.best[chunk]
         where = (
@@ -258,7 +277,7 @@ class AttackSearch:
         return self.open[chunk]
 
     def _sample(self, samples: int, seed: int) -> None:
-        """Corner-biased and uniform points, every target at each; the centre first."""
+        """Evaluate every target at corner-biased and uniform points, the centre first."""
         region, capacity = self.landscape.region, self.landscape.capacity
         wide = max(1, self.targets.keys.numel() + self.targets.n_functionals)
         size = max(1, min(capacity, CHUNK_ELEMENTS // wide))
@@ -278,7 +297,7 @@ class AttackSearch:
     def _starts(
         self, descent: _Descent, budget: AttackBudget, seed: int, given: Float[Tensor, "T K p"] | None
     ) -> Float[Tensor, "T R p"]:
-        """Signs of gradients for up to half of the restarts, the best sample, the given corners, random corners."""
+        """Return starts: gradient signs for up to half, the best sample, the given corners, random corners."""
         chunk, restarts, p = descent.chunk, budget.restarts, self.alpha.shape[-1]
         generator = torch.Generator().manual_seed(seed)
         corners = torch.randint(0, 2, (len(chunk), restarts, p), generator=generator) * 2 - 1
@@ -326,7 +345,7 @@ class AttackSearch:
     def _project(
         self, alpha: Float[Tensor, "T R p"], before: Float[Tensor, "T R p"]
     ) -> Float[Tensor, "T R p"]:
-        """Into the box and the constraints; where that fails, back to where the point was."""
+        """Project into the box and the constraints; where that fails, go back to where the point was."""
         if self.landscape.region.constraints is None:
             return alpha.clamp(-1.0, 1.0)
         return _feasible_or(self.landscape.region, alpha.flatten(0, 1), before.flatten(0, 1)).reshape(
@@ -337,7 +356,7 @@ class AttackSearch:
 def _feasible_or(
     region: Region, alpha: Float[Tensor, "n p"], before: Float[Tensor, "n p"]
 ) -> Float[Tensor, "n p"]:
-    """`Region.feasible` drops the points that it cannot bring inside; halving finds which."""
+    """Return feasible points, or the points before; halving finds those that `Region.feasible` drops."""
     kept = region.feasible(alpha)
     if len(kept) == len(alpha):
         return kept

@@ -21,7 +21,7 @@ from prooflens.engines.forms import Forms
 from prooflens.queries import Claim, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Sense
 
 FAR_BELOW = 1e5
-"""Keys that take no part are put so far below the row's largest score: weight 0, and derivatives stay finite."""
+"""How far below the row's largest score masked keys are put: their weight is 0, and derivatives stay finite."""
 
 
 class Kind(IntEnum):
@@ -63,7 +63,7 @@ class Targets:
 
     @classmethod
     def of_forms(cls, forms: Forms, n_tokens: int) -> Targets:
-        """Each form, and after them the negative of each: the targets of a range."""
+        """Make a target of each form, and after them of the negative of each: the targets of a range."""
         both = torch.cat((forms.index, forms.index + forms.size))
         key = torch.nn.functional.one_hot(forms.key, n_tokens).bool()
         logits = None if forms.logits is None else torch.cat((forms.logits, -forms.logits))
@@ -83,7 +83,7 @@ class Targets:
 
     @classmethod
     def of_claims(cls, claims: Sequence[Claim], n_tokens: int, n_outputs: int) -> Targets:
-        """One target per claim: its smallest functional. Ranges cannot be broken and take no part."""
+        """Make one target per claim, its smallest functional; ranges cannot be broken and take no part."""
         functionals: list[Functional] = []
         owner: list[int] = []
         for number, claim in enumerate(claims):
@@ -136,11 +136,11 @@ class Targets:
 
     @property
     def n_functionals(self) -> int:
-        """F."""
+        """The number of functionals, F."""
         return len(self.owner)
 
     def to(self, like: Tensor) -> Targets:
-        """On the device and in the precision of a tensor."""
+        """Return the targets on the device and in the precision of a tensor."""
         moved: dict[str, Any] = {
             name: value.to(like) if value.is_floating_point() else value.to(like.device)
             for name, value in vars(self).items()
@@ -149,7 +149,7 @@ class Targets:
         return replace(self, **moved)
 
     def select(self, chosen: Int[Tensor, " M"]) -> Targets:
-        """Only some of the targets, renumbered in the given order."""
+        """Return some of the targets, renumbered in the given order."""
         chosen = chosen.to(self.owner.device)
         place = torch.full((self.size,), -1, device=self.owner.device)
         place[chosen] = torch.arange(len(chosen), device=self.owner.device)
@@ -172,7 +172,7 @@ class Targets:
         )
 
     def each(self) -> Targets:
-        """Every functional as a target of its own."""
+        """Return every functional as a target of its own."""
         return replace(
             self,
             size=self.n_functionals,
@@ -192,7 +192,7 @@ class Targets:
         return found
 
     def of_one_head(self) -> Targets:
-        """The same targets in a model that has only the head they read."""
+        """Return the same targets for a model that has only the head they read."""
         return replace(self, head=torch.zeros_like(self.head))
 
     @cached_property
@@ -236,7 +236,7 @@ class Targets:
     def values(
         self, scores: dict[int, Float[Tensor, "T R H S S"]], output: Float[Tensor, "T R C"] | None
     ) -> Float[Tensor, "T R"]:
-        """Each target at its own R points, or all at the same R points where the first dimension is 1."""
+        """Evaluate each target at its own R points, or all at the same R points if the first dimension is 1."""
         some = next(iter(scores.values())) if scores else output
         assert some is not None
         shared, repeats = some.shape[0] == 1, some.shape[1]

@@ -28,22 +28,26 @@ from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.problem import Problem
 
 PARAMETERS = 2**23
-"""τ are kept per form up to so many numbers in a batch."""
+"""Up to this many numbers in a batch, τ is kept per form; beyond, it is shared by the batch."""
 
 RATE = 0.5
-"""The first step; the last one is a tenth of it."""
+"""The first step of the search; the last one is a tenth of it."""
 
 BETAS = (0.9, 0.98)
 
 
 @dataclass(frozen=True)
 class SlopeSearch:
-    """Projected gradient descent on τ for a batch of linear functions."""
+    """Projected gradient descent on τ for a batch of linear functions.
+
+    Attributes:
+        steps: how many steps to take.
+    """
 
     steps: int
 
     def __call__(self, walk: LineWalk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-        """The least proved bound over all steps, with the corner it belongs to."""
+        """Return the least proved bound over all steps, with the corner it belongs to."""
         n = start.size
         best, corner = plain(walk, start)
         shapes = _shapes(walk, start)
@@ -78,7 +82,7 @@ class SlopeSearch:
 
 
 def _shapes(walk: LineWalk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The τ of all steps that a linear function goes back through."""
+    """Return the τ of all steps that a linear function goes back through."""
     return {
         (step.out, name): shape for step, rule in walk.path(start) for name, shape in rule.parameters.items()
     }
@@ -92,7 +96,7 @@ def _by_step(tau: dict[tuple[str, str], Tensor]) -> Mapping[str, dict[str, Tenso
 
 
 def best_of(first: FormBounds, second: FormBounds) -> FormBounds:
-    """Both bounds at once, each side with its own corner."""
+    """Return the better of two bounds at each end, with its own corner."""
     low, high = second.lower > first.lower, second.upper < first.upper
     corners = (first.lower_corner, second.lower_corner, first.upper_corner, second.upper_corner)
     below, other_below, above, other_above = (corner for corner in corners if corner is not None)
@@ -107,7 +111,25 @@ def best_of(first: FormBounds, second: FormBounds) -> FormBounds:
 @register("alpha-crown")
 @dataclass(frozen=True)
 class AlphaCrown(EngineBase):
-    """Proved bounds like those of `crown`, its lines optimised form by form."""
+    """Bound linear forms as `crown` does, with the lines optimised form by form; the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        steps: how many steps the search takes for each form.
+        inner_steps: how many it takes for the boxes inside a small network.
+        inner_limit: up to how many coordinates S·d_ff a network counts as small.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = AlphaCrown(steps=2, inner_steps=0).bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "alpha-crown"
     guarantee: Guarantee = Guarantee.PROVED
@@ -115,10 +137,10 @@ class AlphaCrown(EngineBase):
     inner_steps: int = 10
     """Steps for the boxes inside the network, if it is small."""
     inner_limit: int = 256
-    """Up to so many coordinates S·d_ff of a hidden value they are optimised."""
+    """The largest number of coordinates S·d_ff of a hidden value for which the boxes are optimised."""
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form, never looser than `crown`, with corners."""
+        """Bound every form, never looser than `crown`, with corners."""
         hidden = problem.n_tokens * problem.model.architecture.d_ff
         small = bool(self.inner_steps) and hidden <= self.inner_limit
         inner: Concretise = SlopeSearch(self.inner_steps) if small else plain

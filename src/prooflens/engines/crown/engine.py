@@ -1,4 +1,4 @@
-"""The engine: how the pages of `crown` are put together."""
+"""The engine `crown`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prooflens.problem import Problem
 
 
 def starts(problem: Problem, walk: LineWalk, forms: Forms) -> Iterator[tuple[Tensor, Start]]:
-    """The forms as linear functions of scores and output, some at a time."""
+    """Yield the forms as linear functions of scores and output, some at a time."""
     device = problem.model.device
     shape = (problem.model.architecture.n_heads, problem.n_tokens, problem.n_tokens)
     for part in torch.arange(forms.size).split(walk.chunk()):
@@ -45,7 +45,7 @@ def starts(problem: Problem, walk: LineWalk, forms: Forms) -> Iterator[tuple[Ten
 
 
 def _repeated(walk: LineWalk, forms: Forms) -> Float[Tensor, " F"]:
-    """What adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
+    """Bound what adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
     size = torch.zeros(forms.size, dtype=torch.float64)
     for layer in forms.layers:
         here = forms.layer == layer
@@ -58,7 +58,14 @@ def _repeated(walk: LineWalk, forms: Forms) -> Float[Tensor, " F"]:
 def bound_by(
     problem: Problem, forms: Forms, settle: Concretise, last: Concretise | None = None
 ) -> FormBounds:
-    """Bounds of forms with a way to settle linear functions, and another for the forms themselves."""
+    """Bound forms by backward linear bounds.
+
+    Args:
+        problem: the model and the region.
+        forms: what to bound.
+        settle: finds upper bounds of linear functions of hidden values.
+        last: finds upper bounds of the forms themselves; None for `settle`.
+    """
     program = form_program(problem, forms)
     walk = LineWalk.through(problem, program, settle)
     walk.settle = last or settle
@@ -80,7 +87,7 @@ def bound_by(
 
 
 def crown_work(problem: Problem, depth: int) -> float:
-    """About how many multiplications `crown` takes for the scores of layer `depth`.
+    """Estimate how many multiplications `crown` takes for the scores of layer `depth`.
 
     Every hidden coordinate goes back twice through the layers before it, and about a third of its own layer; in the
     layer of the scores only queries and keys do.
@@ -96,11 +103,26 @@ def crown_work(problem: Problem, depth: int) -> float:
 @register("crown")
 @dataclass(frozen=True)
 class Crown(EngineBase):
-    """Proved bounds of linear forms of any scores and outputs by backward linear bounds."""
+    """Bound linear forms of any scores and outputs by backward linear bounds (CROWN); the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
+        >>> found = Crown().bound_forms(problem, margin)
+        >>> 0.02 < found.lower.item() < found.upper.item() < 0.11
+        True
+    """
 
     name: str = "crown"
     guarantee: Guarantee = Guarantee.PROVED
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form, never looser than `interval`, with corners."""
+        """Bound every form, never looser than `interval`, with corners."""
         return bound_by(problem, forms, plain)

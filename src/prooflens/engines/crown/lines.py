@@ -7,8 +7,8 @@ the one with parameter τ ∈ [−1, 1] is
 
 `crown` takes τ = 0; `alpha-crown` moves τ. Lines are proved before any of that, so whatever τ is, the bound is.
 
-**Convex φ on [l, u].** Above: the chord. For any slope λ, φ(x) − λx is convex, so its maximum is at an end. Below: the
-tangents at l, at a point between and at u. With the slope λ as computed, |λ − φ'(t)| ≤ γ|λ|,
+**Convex φ on [l, u].** Above: the chord. For any slope λ, φ(x) − λx is convex, so its maximum is at an end. Below:
+the tangents at l, at a point between and at u. With the slope λ as computed, |λ − φ'(t)| ≤ γ|λ|,
 
     φ(x) − λx ≥ φ(t) − λt − γ|λ|(u − l).
 
@@ -33,7 +33,7 @@ from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
 
 TANGENTS = 9
-"""So many points of an interval offer their derivative as a slope."""
+"""How many points of an interval offer their derivative as a slope."""
 
 
 class Lines(NamedTuple):
@@ -43,11 +43,11 @@ class Lines(NamedTuple):
     offset: Float[Tensor, " 3 *shape"]
 
     def at(self, tau: Float[Tensor, " f *shape"] | None) -> tuple[Tensor, Tensor]:
-        """Slope and offset of the combination τ, one for all forms or one per form."""
+        """Return slope and offset of the combination τ, one for all forms or one per form."""
         return mixed(self.slope, tau), mixed(self.offset, tau)
 
     def part(self, token: int, dim: int = 0) -> Lines:
-        """The lines of one token, whose dimension is kept."""
+        """Return the lines of one token; its dimension is kept."""
         return Lines(*(end.narrow(dim + 1, token, 1) for end in self))
 
     @property
@@ -57,18 +57,18 @@ class Lines(NamedTuple):
 
 
 class LineRelaxation(NamedTuple):
-    """Lines below and above."""
+    """Lines below and above a function."""
 
     lower: Lines
     upper: Lines
 
     def at(self, token: int) -> LineRelaxation:
-        """The lines of one token."""
+        """Return the lines of one token."""
         return LineRelaxation(self.lower.part(token), self.upper.part(token))
 
 
 def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | None) -> Tensor:
-    """The combination with parameter τ, with a leading dimension of forms."""
+    """Return the combination of three lines with parameter τ, with a leading dimension of forms."""
     if tau is None:
         return three[1:2]
     low, middle, high = three
@@ -77,7 +77,7 @@ def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | N
 
 
 def flat(box: Box) -> LineRelaxation:
-    """Constant lines: the box itself."""
+    """Return constant lines: the box itself."""
     zero = torch.zeros_like(box.lower).expand(3, *box.lower.shape)
     return LineRelaxation(*(Lines(zero, end.expand(3, *end.shape)) for end in box))
 
@@ -88,7 +88,14 @@ def convex(
     box: Box,
     between: Float[Tensor, "*shape"] | None = None,
 ) -> LineRelaxation:
-    """Chord and tangents of a convex function that is computed, like its derivative, to 32 roundings."""
+    """Return chord and tangents of a convex function.
+
+    Args:
+        function: φ, computed to 32 roundings.
+        derivative: φ', computed to 32 roundings.
+        box: the interval.
+        between: where the middle tangent touches; None for the middle.
+    """
     low, high = box
     middle = 0.5 * low + 0.5 * high if between is None else torch.minimum(torch.maximum(between, low), high)
     at = torch.stack((low, middle, high))
@@ -104,7 +111,7 @@ def convex(
 
 
 def activation(function: Activation, box: Box) -> LineRelaxation:
-    """Lines of a model's activation on a box of its inputs."""
+    """Return lines of a model's activation on a box of its inputs."""
     if function == "relu":
         return _relu(box)
     low, high = box
@@ -124,14 +131,17 @@ def activation(function: Activation, box: Box) -> LineRelaxation:
 
 
 def softcap(cap: float, box: Box) -> LineRelaxation:
-    """Lines of c·tanh(x/c): if tanh(y) ≤ λy + μ on the box of y = x/c, then c·tanh(x/c) ≤ λx + cμ."""
+    """Return lines of c·tanh(x/c): if tanh(y) ≤ λy + μ on the box of y = x/c, then c·tanh(x/c) ≤ λx + cμ."""
     inner = activation("tanh", Box(down(box.lower / cap), up(box.upper / cap)))
     (low, below), (high, above) = inner
     return LineRelaxation(Lines(low, down(below * cap)), Lines(high, up(above * cap)))
 
 
 def _relu(box: Box) -> LineRelaxation:
-    """Below an unstable ReLU any λx with λ ∈ [0, 1]; above the chord; a stable one is its own line."""
+    """Return lines of a ReLU: below an unstable one any λx with λ ∈ [0, 1], above it the chord.
+
+    A stable one is its own line.
+    """
     low, high = box
     zero, one = torch.zeros_like(low), torch.ones_like(low)
     on, off = low >= 0, high <= 0
@@ -150,7 +160,7 @@ def _relu(box: Box) -> LineRelaxation:
 
 
 def _slopes(function: Activation, box: Box) -> list[Tensor]:
-    """The secant's slope and derivatives across the interval; any slope is valid, so these need no proof."""
+    """Return the secant's slope and derivatives across the interval; any slope is valid, so they need no proof."""
     low, high = box
     phi = ACTIVATIONS[function]
     width = (high - low).clamp(min=TINY)
@@ -165,18 +175,18 @@ def _slopes(function: Activation, box: Box) -> list[Tensor]:
 
 
 def _range(function: Activation, c: Tensor, box: Box, slope: Tensor) -> Box:
-    """The range of φ(x) − λ(x − c)."""
+    """Bound φ(x) − λ(x − c)."""
     made = deviation(function, c, box, slope, torch.zeros_like(slope))
     return Box(made.value - made.error, made.value + made.error)
 
 
 def _three(best: Tensor, order: Tensor) -> Tensor:
-    """The flattest slope, the best and the steepest: indices [3, shape]."""
+    """Return indices [3, shape] of the flattest slope, the best and the steepest."""
     return torch.cat((order[:1], best, order[-1:]))
 
 
 def _through(slopes: Tensor, values: Tensor, pick: Tensor, c: Tensor, side: float) -> Lines:
-    """Lines λ(x − c) + v as λx + μ, μ moved outward by its rounding."""
+    """Return lines λ(x − c) + v as λx + μ, with μ moved outward by its rounding."""
     slope, value = slopes.gather(0, pick), values.gather(0, pick)
     slack = LIBM * (value.abs() + slope.abs() * c.abs()) + TINY
     return Lines(slope, value - slope * c + side * slack)

@@ -1,10 +1,10 @@
-r"""LayerNorm and RMSNorm for `crown`, composed of convex functions and one product per coordinate.
+"""LayerNorm and RMSNorm for `crown`, composed of convex functions and one product per coordinate.
 
     m = Px,   v = Σ_k m_k²/d + ε,   n = v^{-½},   y_k = γ_k m_k n + β_k.
 
 Backwards: the product m_k n by McCormick around the middle (τ as in `crown.steps`), n by chord and tangent of v^{-½},
-each m_k² by chord and tangent, then P. Where McCormick's gap is wider than the box of y_k itself (`thm:ln`:
-|y_k − β_k| ≤ |γ_k|√(d−1)), that coordinate is replaced by its box.
+each m_k² by chord and tangent, then P. If McCormick's gap is wider than the box of y_k itself (`thm:ln`: |y_k − β_k|
+≤ |γ_k|√(d−1)), that coordinate is replaced by its box.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from prooflens.queries import Box
 
 
 def centred(A: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """PᵀA = PA."""
+    """Return PᵀA = PA: the coefficients less their mean."""
     return A - A.mean(-1, keepdim=True)
 
 
 def square_lines(m: Box) -> LineRelaxation:
-    """Chord and tangents of m²."""
+    """Return chord and tangents of m²."""
     return convex(torch.square, lambda x: 2.0 * x, m)
 
 
 @dataclass(frozen=True, eq=False)
 class Normalise:
-    """A norm step between its planes."""
+    """The rule of a norm: its output between planes."""
 
     step: Norm
     m: Middle
@@ -58,9 +58,15 @@ class Normalise:
     def of(
         cls, step: Norm, x: Box, m: Box, v: Box, y: Box, usable: Bool[Tensor, " S"] | None = None
     ) -> Normalise:
-        """From boxes of the input, of m, of v (at least ε, positive) and of the output.
+        """Make the planes of a norm.
 
-        Tokens whose v is not `usable` are replaced by their box.
+        Args:
+            step: the norm.
+            x: a box of the input.
+            m: a box of the centred input.
+            v: a box of the variance plus ε; positive.
+            y: a box of the output.
+            usable: tokens for which v can be used; the others are replaced by their box.
         """
         root = convex(torch.rsqrt, lambda t: -0.5 * t.rsqrt() / t, v)
         n = Box(
@@ -89,22 +95,22 @@ class Normalise:
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """τ of the products, of the squares from below, of the root from below."""
+        """Shapes of τ: for the products, for the squares from below, for the root from below."""
         shape = tuple(self.size.shape)
         return {"lower": shape, "upper": shape, "squares": shape, "root": shape[:-1]}
 
     @property
     def roundings(self) -> int:
-        """Sums over all coordinates."""
+        """The roundings of sums over all coordinates."""
         return 8 * self.size.numel() + 64
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """The only input."""
+        """The only input belongs to the output's token."""
         return (True,)
 
     def at(self, token: int) -> Normalise:
-        """One token's planes."""
+        """Return one token's planes."""
         return Normalise(
             self.step,
             self.m.at(token),
@@ -117,7 +123,7 @@ class Normalise:
         )
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """Through product, root, squares and centring in turn."""
+        """Go back through product, root, squares and centring in turn."""
         size = paired(A.abs(), self.size)
         boxed = torch.where(self.boxed, A, 0.0)
         constant = summed(boxed.clamp(min=0.0) * _finite(self.y.upper, self.boxed)) + summed(
@@ -146,5 +152,5 @@ class Normalise:
 
 
 def _finite(end: Tensor, boxed: Tensor) -> Tensor:
-    """The box's end where it is used; 0 elsewhere, where it might be infinite."""
+    """Return the box's end where it is used, and 0 elsewhere, where it might be infinite."""
     return torch.where(boxed, end, 0.0)

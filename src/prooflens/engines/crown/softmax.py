@@ -9,8 +9,8 @@ From bounds d_k ∈ [l_k, u_k] of score *differences* (a query that both scores 
 1/Z is convex and falls, so every step keeps its side; no product of two ranges occurs. Where a line is worse than the
 box of weights in the middle of the differences, or an exponential would leave float64, the box is the line.
 
-**Σ_j s_j = 1.** Σ_j A_j s_j = κ + Σ_j (A_j − κ) s_j for every κ. The rule takes the κ that minimises Σ_j |A_j − κ| e_j,
-e_j the gap between the lines: a weighted median. What all weights share costs nothing.
+**Σ_j s_j = 1.** Σ_j A_j s_j = κ + Σ_j (A_j − κ) s_j for every κ. The rule takes the κ that minimises
+Σ_j |A_j − κ| e_j, e_j the gap between the lines: a weighted median. What all weights share costs nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ from prooflens.queries import Box, weight_box
 from prooflens.queries.outward import exp_down, exp_up, sum_down, sum_up
 
 WIDEST = 300.0
-"""Differences beyond this are not given to exponentials."""
+"""Score differences beyond this are not given to exponentials."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """s_hij between two linear functions of its row's scores, [3, H, S, S, S] (query, weight, key), and its box."""
+    """The rule of softmax: each weight between two linear functions of its row's scores, and its box.
+
+    Attributes:
+        lower: lines below, [3, H, S, S, S] (query, weight, key).
+        upper: lines above.
+        box: a box of the weights.
+        gap: the distance between the lines in the middle.
+        size: the absolute-value chain, for rounding.
+    """
 
     lower: Lines
     upper: Lines
@@ -49,7 +57,13 @@ class Weights:
         scores: Box,
         differences: Float[Tensor, "H S S S"],
     ) -> Weights:
-        """From a box of scores and D[j, k] ≥ a_j − a_k."""
+        """Make the lines of softmax weights.
+
+        Args:
+            mask: which keys take part, shape [S, S].
+            scores: a box of the scores.
+            differences: D[j, k] ≥ a_j − a_k, shape [H, S, S, S].
+        """
         box = weight_box(scores.lower, scores.upper, differences, mask.expand(scores.lower.shape))
         S = mask.shape[-1]
         present = mask[:, :, None] & mask[:, None, :]
@@ -76,12 +90,12 @@ class Weights:
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """One τ per weight and side."""
+        """Shapes of τ: one per weight and side."""
         return {"lower": tuple(self.gap.shape), "upper": tuple(self.gap.shape)}
 
     @property
     def roundings(self) -> int:
-        """A sum over all weights of all rows."""
+        """The roundings of a sum over all weights of all rows."""
         return 4 * self.gap.numel() + 16
 
     @property
@@ -90,13 +104,13 @@ class Weights:
         return (True,)
 
     def at(self, token: int) -> Weights:
-        """One query's row, of all heads."""
+        """Return one query's row, for all heads."""
         box = Box(*(cut(end, token, 1) for end in self.box))
         gap, size = cut(self.gap, token, 1), cut(self.size, token, 1)
         return Weights(self.lower.part(token, 1), self.upper.part(token, 1), box, gap, size)
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """Shift by κ, then the line above where A is positive, the one below where it is negative."""
+        """Shift by κ, then take the line above where A is positive and the one below where it is negative."""
         kappa = weighted_median(A, self.gap)
         A = A - kappa
         plus = A.clamp(min=0.0)
@@ -110,7 +124,13 @@ class Weights:
 
 
 def weighted_median(A: Float[Tensor, "F H S S"], weight: Float[Tensor, "H S S"]) -> Float[Tensor, "F H S 1"]:
-    """A κ per row that minimises Σ_j |A_j − κ| weight_j; any κ is valid."""
+    """Return κ per row that minimises Σ_j |A_j − κ| weight_j; any κ is valid.
+
+    Example:
+        >>> A = torch.tensor([0.0, 1.0, 5.0]).reshape(1, 1, 1, 3)
+        >>> weighted_median(A, torch.ones(1, 1, 3)).item()
+        1.0
+    """
     order = A.detach().argsort(-1)
     total = weight.expand_as(A).gather(-1, order).cumsum(-1)
     place = (total < 0.5 * total[..., -1:]).sum(-1, keepdim=True).clamp(max=A.shape[-1] - 1)
@@ -118,7 +138,7 @@ def weighted_median(A: Float[Tensor, "F H S S"], weight: Float[Tensor, "H S S"])
 
 
 def _times(A: Tensor, slope: Tensor, tau: Tensor | None) -> Tensor:
-    """Σ_j A_j slope_jk, the slopes mixed by τ; A is weighted rather than the slopes."""
+    """Return Σ_j A_j slope_jk, the slopes mixed by τ; A is weighted rather than the slopes."""
     low, middle, high = slope
     made = torch.einsum("fhij,hijk->fhik", A, middle)
     if tau is None:
@@ -128,7 +148,7 @@ def _times(A: Tensor, slope: Tensor, tau: Tensor | None) -> Tensor:
 
 
 def _pick(where: Tensor, yes: Lines, no: Lines) -> Lines:
-    """Sloped lines where they are better, else constants; the slopes have one dimension more."""
+    """Return sloped lines where they are better, else constants; the slopes have one dimension more."""
     slope = torch.where(where[..., None], yes.slope, 0.0)
     return Lines(slope, torch.where(where, yes.offset, no.offset))
 
@@ -136,7 +156,7 @@ def _pick(where: Tensor, yes: Lines, no: Lines) -> Lines:
 def _reciprocal(
     exps: LineRelaxation, d: Box, box: Box, other: Bool[Tensor, "S S S"], present: Bool[Tensor, "S S S"]
 ) -> LineRelaxation:
-    """Lines of 1/Z in the differences: slopes [3, H, S, S, S], offsets [3, H, S, S]."""
+    """Return lines of 1/Z in the differences: slopes [3, H, S, S, S], offsets [3, H, S, S]."""
 
     def total(of: Tensor) -> Tensor:
         return torch.where(other, of, 0.0).sum(-1) + 1.0
@@ -174,9 +194,10 @@ def _reciprocal(
 
 
 def _on_scores(lines: Lines) -> Lines:
-    """From differences a_k − a_j to scores: weight j's own score gets minus the sum of its slopes.
+    """Rewrite lines in differences a_k − a_j as lines in scores: a_j gets minus the sum of the slopes.
 
-    The sum's rounding, γ_S Σ|slope||a_j|, is part of the rule's size: |slope_jj| ≤ Σ|slope_jk| is a coefficient there.
+    The sum's rounding, γ_S Σ|slope||a_j|, is part of the rule's size: |slope_jj| ≤ Σ|slope_jk| is a coefficient
+    there.
     """
     own = -lines.slope.sum(-1)
     return Lines(lines.slope + torch.diag_embed(own), lines.offset)

@@ -16,8 +16,8 @@ A rule takes A of a step's output y, and returns A of its inputs, what to add to
 
 **Rounding.** The coefficients are exact by definition: whatever was computed is the A that goes on. The real WᵀA
 differs from it by at most γ_n|W|ᵀ|A|, so ⟨A, y⟩ differs by at most γ_n⟨|A|, |W||x| + |b|⟩. Each rule therefore adds
-⟨|A|, size⟩ to s, with `size` the absolute-value chain of its formula on the box of its inputs, and N bounds all numbers
-of roundings.
+⟨|A|, size⟩ to s, with `size` the absolute-value chain of its formula on the box of its inputs, and N bounds all
+numbers of roundings.
 
 **Tokens.** All but attention and pooling work token by token. A function of one token's values goes back with that
 token's share of every rule (`at`) until a key or a value reads the others: an S-th of the work.
@@ -40,7 +40,7 @@ from prooflens.numerics import up
 from prooflens.queries.simplex import Box
 
 Parameters = Mapping[str, Tensor]
-"""Of one step: τ by name, with a leading dimension of 1 or of the number of forms."""
+"""τ of one step by name, with a leading dimension of 1 or of the number of forms."""
 
 
 class Passed(NamedTuple):
@@ -70,54 +70,59 @@ class Rule(Protocol):
         ...
 
     def at(self, token: int) -> Rule:
-        """The rule for the part of the output that belongs to one token."""
+        """Return the rule for the part of the output that belongs to one token."""
         ...
 
     def back(self, A: Float[Tensor, " F *shape"], tau: Parameters) -> Passed:
-        """Replace the step's output."""
+        """Replace the step's output by its inputs.
+
+        Args:
+            A: coefficients of the output, shape [F, *shape].
+            tau: τ by name; empty for the middle lines.
+        """
         ...
 
 
 def magnitude(box: Box) -> Tensor:
-    """The largest |x| of a box."""
+    """Return the largest |x| of a box."""
     return torch.maximum(box.lower.abs(), box.upper.abs())
 
 
 def paired(A: Float[Tensor, " F *shape"], size: Float[Tensor, "*shape"]) -> Float[Tensor, " F"]:
-    """⟨A_f, size⟩ for every form."""
+    """Return ⟨A_f, size⟩ for every form."""
     return A.flatten(1) @ size.flatten()
 
 
 def summed(A: Float[Tensor, " F *shape"]) -> Float[Tensor, " F"]:
-    """The sum of all entries of every form."""
+    """Return the sum of all entries of every form."""
     return A.flatten(1).sum(1)
 
 
 def cut(x: Tensor, token: int, dim: int = 0) -> Tensor:
-    """One token's part, the dimension kept."""
+    """Return one token's part, with its dimension kept."""
     return x.narrow(dim, token, 1)
 
 
 class Middle(NamedTuple):
-    """A box as middle and radius, the radius rounded up."""
+    """A box as middle and radius, with the radius rounded up."""
 
     x: Tensor
     r: Tensor
 
     @classmethod
     def of(cls, box: Box) -> Middle:
-        """The middle as computed; the radius covers both ends from there."""
+        """Take the middle as computed; the radius covers both ends from there."""
         x = 0.5 * box.lower + 0.5 * box.upper
         return cls(x, torch.maximum(up(box.upper - x), up(x - box.lower)))
 
     def at(self, token: int, dim: int = 0) -> Middle:
-        """One token's part."""
+        """Return one token's part."""
         return Middle(cut(self.x, token, dim), cut(self.r, token, dim))
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Affine maps, rotations, residual sums and pooling: exact but for rounding."""
+    """The rule of affine maps, rotations, residual sums and pooling: exact but for rounding."""
 
     step: Affine | Rotary | Add | Pool
     shapes: tuple[torch.Size, ...]
@@ -125,7 +130,7 @@ class Linear:
 
     @classmethod
     def of(cls, step: Affine | Rotary | Add | Pool, *boxes: Box) -> Linear:
-        """Sizes from the inputs' boxes."""
+        """Compute sizes from the inputs' boxes."""
         sizes = [magnitude(box) for box in boxes]
         match step:
             case Affine():
@@ -142,21 +147,21 @@ class Linear:
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """None."""
+        """No τ."""
         return {}
 
     @property
     def roundings(self) -> int:
-        """A dot product with the weights, and the sum of the constant."""
+        """The roundings of a dot product with the weights, and of the sum of the constant."""
         return self.size.numel() + sum(shape.numel() for shape in self.shapes)
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """All of them; pooling has no token."""
+        """All inputs belong to the output's token; pooling has no token."""
         return (True,) * len(self.shapes)
 
     def at(self, token: int) -> Linear:
-        """The same map; a rotation has its angle per token."""
+        """Return the same map; a rotation has its angle per token."""
         step = self.step
         if isinstance(step, Rotary):
             step = replace(step, cos=cut(step.cos, token), sin=cut(step.sin, token))
@@ -164,7 +169,7 @@ class Linear:
         return Linear(step, shapes, cut(self.size, token))
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """The transposed map."""
+        """Apply the transposed map."""
         size = paired(A.abs(), self.size)
         nothing = torch.zeros_like(size)
         match self.step:
@@ -187,38 +192,38 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A coordinate-wise function between its lines."""
+    """The rule of a coordinate-wise function between its lines."""
 
     lines: LineRelaxation
     size: Tensor
 
     @classmethod
     def of(cls, lines: LineRelaxation, box: Box) -> Curve:
-        """Sizes from the lines and the input's box."""
+        """Compute sizes from the lines and the input's box."""
         (low, below), (high, above) = lines.lower.size, lines.upper.size
         return cls(lines, 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above)))
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """One τ per coordinate and side."""
+        """Shapes of τ: one per coordinate and side."""
         return {"lower": tuple(self.size.shape), "upper": tuple(self.size.shape)}
 
     @property
     def roundings(self) -> int:
-        """A sum over all coordinates."""
+        """The roundings of a sum over all coordinates."""
         return self.size.numel() + 8
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """The only input."""
+        """The only input belongs to the output's token."""
         return (True,)
 
     def at(self, token: int) -> Curve:
-        """One token's lines."""
+        """Return one token's lines."""
         return Curve(self.lines.at(token), cut(self.size, token))
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """The line above where A is positive, the one below where it is negative."""
+        """Take the line above where A is positive, and the one below where it is negative."""
         moved, constant = through_lines(A, self.lines, tau.get("lower"), tau.get("upper"))
         return Passed((moved,), summed(constant), paired(A.abs(), self.size))
 
@@ -226,7 +231,14 @@ class Curve:
 def through_lines(
     A: Tensor, lines: LineRelaxation, lower: Tensor | None, upper: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A of the function's input, and the constants, entry by entry."""
+    """Return A of the function's input, and the constants, entry by entry.
+
+    Args:
+        A: coefficients of the function's output.
+        lines: its lines.
+        lower: τ of the lines below; None for the middle one.
+        upper: τ of the lines above; None for the middle one.
+    """
     (below, under), (above, over) = lines.lower.at(lower), lines.upper.at(upper)
     plus = A.clamp(min=0.0)
     minus = A - plus
@@ -235,7 +247,7 @@ def through_lines(
 
 @dataclass(frozen=True, eq=False)
 class Bilinear:
-    """y = scale · B(x, y) + bias for an einsum B, by McCormick's planes."""
+    """The rule of y = scale · B(x, y) + bias for an einsum B, by McCormick's planes."""
 
     equation: str
     x: Middle
@@ -249,7 +261,7 @@ class Bilinear:
 
     @classmethod
     def of(cls, step: Scores | Mix | Product, first: Box, second: Box) -> Bilinear:
-        """The planes of a step on its inputs' boxes."""
+        """Make the planes of a step on its inputs' boxes."""
         equation, scale, bias = EQUATIONS[type(step)], 1.0, None
         groups = second.lower.shape[-2]
         if isinstance(step, Scores):
@@ -273,7 +285,7 @@ class Bilinear:
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """One τ per product and side."""
+        """Shapes of τ: one per product and side."""
         x, y, _, every = self.letters
         lengths = dict(zip(x + y, (*self.x.x.shape, *self.y.x.shape), strict=True))
         shape = tuple(lengths[letter] for letter in every)
@@ -281,16 +293,16 @@ class Bilinear:
 
     @property
     def roundings(self) -> int:
-        """A sum over all coordinates of an input, or of the output."""
+        """The roundings of a sum over all coordinates of an input, or of the output."""
         return 4 * (self.size.numel() + self.x.x.numel() + self.y.x.numel()) + 16
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """Keys and values are those of all tokens."""
+        """Queries and weights belong to the output's token; keys and values are those of all tokens."""
         return (True, "j" not in self.equation)
 
     def at(self, token: int) -> Bilinear:
-        """One token's query, row of weights or gate."""
+        """Return one token's query, row of weights or gate."""
         x, _, out, _ = self.letters
         first, last = (0, 0) if "i" not in x else (x.index("i"), out.index("i"))
         return replace(
@@ -304,7 +316,7 @@ class Bilinear:
         )
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """Gradients at the middle, tilted by τ, and ±r_x r_y."""
+        """Take gradients at the middle, tilted by τ, and ±r_x r_y."""
         x, y, out, every = self.letters
         constant = paired(A.abs(), self.radius) - paired(A, self.center)
         if self.bias is not None:
@@ -330,5 +342,5 @@ EQUATIONS: dict[type, str] = {Scores: "ihc,jhc->hij", Mix: "hij,jhc->ihc", Produ
 
 
 def linear_rule(step: AnyStep, *boxes: Box) -> Rule | None:
-    """The rule of a step that needs no bounds but for its rounding; None for the others."""
+    """Return the rule of a step that needs no bounds but for its rounding; None for other steps."""
     return Linear.of(step, *boxes) if isinstance(step, Affine | Rotary | Add | Pool) else None

@@ -36,16 +36,16 @@ from prooflens.problem import Problem
 from prooflens.queries import Box
 
 BUDGET_ELEMENTS = 2**24
-"""Numbers per temporary while forms go back: how many go at a time."""
+"""How many numbers a temporary may hold while forms go back; it decides how many go at a time."""
 
 LARGEST_VARIANCE = 2.0**200
-"""Lines of v^{-½} are drawn for variances up to this and down to its inverse: beyond, their slopes leave float64."""
+"""The largest variance for which lines of v^{-½} are drawn, and the inverse of the smallest."""
 
 LEAST_SLOPE = 2.0**-800
-"""How large every value counts at least for rounding, relative to the largest: covers products of tiny numbers."""
+"""How large every value counts at least for rounding, relative to the largest: it covers products of tiny numbers."""
 
 AT_ONCE = 256
-"""Values with so few coordinates go back whole, the others token by token."""
+"""Values with at most this many coordinates go back whole, the others token by token."""
 
 
 class Start(NamedTuple):
@@ -56,21 +56,29 @@ class Start(NamedTuple):
 
     @property
     def size(self) -> int:
-        """F."""
+        """The number of functions, F."""
         return len(next(iter(self.values.values())))
 
     def both_sides(self, part: Tensor) -> Start:
-        """Some of the functions, and minus them."""
+        """Return some of the functions, and minus them."""
         return Start({name: torch.cat((A[part], -A[part])) for name, A in self.values.items()}, self.token)
 
 
 Concretise = Callable[["LineWalk", Start], tuple[Tensor, Tensor]]
-"""How upper bounds of linear functions are found, with the sign pattern of their last coefficients."""
+"""Finds upper bounds of linear functions, with the sign pattern of their last coefficients."""
 
 
 @dataclass(eq=False)
 class LineWalk:
-    """Rules and boxes of the steps so far, in order."""
+    """Rules and boxes of the steps so far, in order.
+
+    Attributes:
+        problem: the model and the region.
+        settle: finds upper bounds of linear functions.
+        boxes: a box per value.
+        rules: steps and their rules.
+        faint: what each step counts for underflow.
+    """
 
     problem: Problem
     settle: Concretise
@@ -80,7 +88,13 @@ class LineWalk:
 
     @classmethod
     def through(cls, problem: Problem, program: Program, settle: Concretise) -> LineWalk:
-        """Relax every step of a program; the last one's inputs have their boxes then."""
+        """Relax every step of a program; the inputs of the last one have their boxes then.
+
+        Args:
+            problem: the model and the region.
+            program: the steps.
+            settle: finds upper bounds of linear functions.
+        """
         walk = cls(problem, settle)
         walk.boxes[INPUT] = region_box(problem.region)
         for step in program.steps:
@@ -88,7 +102,7 @@ class LineWalk:
         return walk
 
     def relax(self, step: AnyStep) -> Rule:
-        """The rule of a step, on boxes as tight as the method gives, and the box of its output."""
+        """Return the rule of a step, on boxes as tight as the method gives; keep the box of its output."""
         boxes = [self.boxes[name] for name in step.inputs]
         if rule := linear_rule(step, *boxes):
             self.boxes[step.out] = apply_step(step, *boxes)
@@ -120,7 +134,7 @@ class LineWalk:
         self.boxes[name] = _cut(box, *self.coordinates(name))
 
     def coordinates(self, name: str, centre: bool = False) -> Box:
-        """Bounds of every coordinate of a value, of x − mean(x) with `centre`, token by token."""
+        """Bound every coordinate of a value or, with `centre`, of x − mean(x), token by token."""
         like = self.boxes[name].lower
         if like.numel() <= AT_ONCE or like.ndim == 1:
             eye = torch.eye(like.numel(), dtype=like.dtype, device=like.device).reshape(-1, *like.shape)
@@ -135,7 +149,7 @@ class LineWalk:
         return Box(lower.reshape(like.shape), upper.reshape(like.shape))
 
     def _from_input(self, name: str) -> bool:
-        """An affine image of a ball: its interval box is already exact."""
+        """Say whether a value is an affine image of a ball: its interval box is exact then."""
         made = {step.out: step for step, _ in self.rules}
         step = made.get(name)
         exact = step is not None and linear_rule(step, *(self.boxes[i] for i in step.inputs)) is not None
@@ -160,7 +174,7 @@ class LineWalk:
         return Normalise.of(step, x, m, v, y, usable)
 
     def _variance(self, step: Norm, name: str, m: Box) -> Box:
-        """v = Σ m²/d + ε from the squares' middle lines taken back, and from m's box."""
+        """Bound v = Σ m²/d + ε by the squares' middle lines taken back, and by m's box."""
         *tokens, d = m.lower.shape  # a head of queries or keys is a token of its own here
         count = math.prod(tokens)
         least = torch.where((m.lower <= 0) & (m.upper >= 0), 0.0, torch.minimum(m.lower.abs(), m.upper.abs()))
@@ -213,12 +227,12 @@ class LineWalk:
         return rule
 
     def chunk(self) -> int:
-        """How many forms, both sides counted, go back at a time."""
+        """Return how many forms, both sides counted, go back at a time."""
         largest = max((box.lower.numel() for box in self.boxes.values()), default=1)
         return max(1, BUDGET_ELEMENTS // (2 * largest))
 
     def bounds(self, start: Start) -> FormBounds:
-        """Bounds of linear functions of the values so far, with the corners where their last lines are attained."""
+        """Bound linear functions of the values so far, with the corners where their last lines are attained."""
         lows, highs, bottoms, tops = [], [], [], []
         for part in torch.arange(start.size).split(self.chunk()):
             bound, corner = self.settle(self, start.both_sides(part))
@@ -230,7 +244,8 @@ class LineWalk:
         return FormBounds(torch.cat(lows), torch.cat(highs), torch.cat(bottoms), torch.cat(tops))
 
     def path(self, start: Start) -> list[tuple[AnyStep, Rule]]:
-        """The steps that linear functions go back through, last first; for one token with its share of the rules."""
+        """Return the steps that linear functions go back through, last first, for one token with its share of the
+        rules."""
         alone = dict.fromkeys(start.values, start.token is not None)
         found = []
         for step, rule in reversed(self.rules):
@@ -246,9 +261,13 @@ class LineWalk:
     def back(
         self, start: Start, tau: Mapping[str, Parameters] | None = None
     ) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-        """Upper bounds of linear functions, rounding included, and their coefficients GᵀA of the factors they read.
+        """Return upper bounds of linear functions, rounding included, and their coefficients GᵀA of the factors.
 
-        Differentiable in τ; rounded up by the caller's last step, `proved`.
+        The result is differentiable in τ; the last rounding is the caller's (`proved`).
+
+        Args:
+            start: the linear functions.
+            tau: τ by step and name; None for the middle lines.
         """
         live = dict(start.values)
         first = next(iter(live.values()))
@@ -266,7 +285,7 @@ class LineWalk:
         return moved + constant + gamma(4 * roundings) * (size + reach), pulled
 
     def _faint(self, step: AnyStep) -> Tensor:
-        """A size for what coefficients of a step's inputs lose to underflow; infinite inputs count elsewhere."""
+        """Return a size for what coefficients of a step's inputs lose to underflow; infinite ones count elsewhere."""
         if step.out not in self.faint:
             most = [magnitude(self.boxes[name]) for name in step.inputs]
             known = [torch.where(x.isfinite(), x, 0.0).sum() for x in most]
@@ -274,7 +293,7 @@ class LineWalk:
         return self.faint[step.out]
 
     def _at_input(self, A: Tensor, token: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """⟨A, x₀⟩ + ‖GᵀA‖₁, GᵀA and the size of it all; of a ball only the coordinates of A's token."""
+        """Return ⟨A, x₀⟩ + ‖GᵀA‖₁, GᵀA and the size of it all; of a ball only the coordinates of A's token."""
         region = self.problem.region
         x, spread = region.center, region.half_widths()
         if A.shape[1] != len(x) and token is not None and region.radius is not None:
@@ -287,7 +306,7 @@ class LineWalk:
 
 
 def _sum(first: Tensor, second: Tensor, token: int | None) -> Tensor:
-    """Coefficients of one value from two readers; those of one token are put in their place first."""
+    """Add coefficients of one value from two readers; those of one token are put in their place first."""
     if first.shape == second.shape:
         return first + second
     whole, single = (first, second) if first.shape[1] > 1 else (second, first)
@@ -296,31 +315,31 @@ def _sum(first: Tensor, second: Tensor, token: int | None) -> Tensor:
 
 
 def proved(bound: Tensor) -> Tensor:
-    """The last rounding; what is not a number says nothing."""
+    """Round the bound up for the last time; NaN becomes ∞."""
     made = up(bound.detach() + bound.detach().abs() * gamma(64)) + TINY
     return torch.where(made.isnan(), torch.inf, made)
 
 
 def signs(pulled: Tensor) -> Tensor:
-    """The corner of the factor box at which a linear function is largest."""
+    """Return the corner of the factor box at which a linear function is largest."""
     return torch.where(pulled.detach() >= 0, 1.0, -1.0).to(pulled)
 
 
 def plain(walk: LineWalk, start: Start) -> tuple[Tensor, Tensor]:
-    """CROWN: the middle lines."""
+    """Bound linear functions by the middle lines, as CROWN does."""
     bound, pulled = walk.back(start)
     return proved(bound), signs(pulled)
 
 
 def _cut(box: Box, lower: Tensor, upper: Tensor) -> Box:
-    """Both boxes at once; NaN says nothing."""
+    """Intersect a box with new bounds; NaN says nothing."""
     low = torch.where(lower > box.lower, lower, box.lower)
     high = torch.where(upper < box.upper, upper, box.upper)
     return Box(low, high)
 
 
 def _plain_centre(step: Norm, x: Box) -> Box:
-    """m = Px from the box of x: x_k − mean, both apart."""
+    """Bound m = Px by the box of x: x_k − mean, both apart."""
     if not step.centred:
         return x
     d = x.lower.shape[-1]

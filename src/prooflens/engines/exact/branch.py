@@ -53,7 +53,7 @@ class Cells(NamedTuple):
 
     @property
     def middle(self) -> Float[Tensor, "N p"]:
-        """A point of each cell; the floats halfway."""
+        """A point of each cell: the floats halfway."""
         return 0.5 * (self.lower + self.upper)
 
     @property
@@ -62,7 +62,7 @@ class Cells(NamedTuple):
         return 0.5 * (self.upper - self.lower)
 
     def select(self, chosen: Tensor) -> Cells:
-        """Some of the cells."""
+        """Return some of the cells."""
         return Cells(self.lower[chosen], self.upper[chosen])
 
 
@@ -85,7 +85,7 @@ class Bounder(Protocol):
         ...
 
     def assess(self, cells: Cells) -> Assessment:
-        """Bounds of the form on cells; the maximum over a cell is attained in the cell that is returned for it."""
+        """Bound the form on cells; the maximum over a cell is attained in the cell that is returned for it."""
         ...
 
 
@@ -99,7 +99,14 @@ class Maximum(NamedTuple):
 
 
 def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, max_cells: int) -> Maximum:
-    """Branch and bound from the whole box; `first` are points to begin with (cells of width 0)."""
+    """Maximise a form by branch and bound from the whole box.
+
+    Args:
+        bounder: bounds the form on cells.
+        first: points to begin with, as cells of width 0.
+        tolerance: the gap at which to stop.
+        max_cells: how many cells may be visited.
+    """
     p = first.shape[-1]
     seen = bounder.assess(Cells(first, first))
     best = int(seen.value.argmax())
@@ -131,7 +138,7 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
 
 
 def _proved(bound: float, slack: float) -> float:
-    """The bound with its slack; where either has left the numbers nothing is known."""
+    """Return the bound with its slack; ∞ where either has left the numbers."""
     made = up(bound + slack)
     return made if made > -math.inf else math.inf
 
@@ -153,7 +160,7 @@ def _join(one: Assessment, other: Assessment) -> Assessment:
 
 
 def _halve(some: Assessment) -> tuple[Cells, Float[Tensor, " 2N"]]:
-    """Both halves of each cell, cut at its middle, and the bound of the whole."""
+    """Return both halves of each cell, cut at its middle, and the bound of the whole."""
     at = torch.nn.functional.one_hot(some.cut, some.point.shape[-1]).bool()
     middle = some.cells.middle
     lower = torch.cat((some.cells.lower, torch.where(at, middle, some.cells.lower)))
@@ -163,7 +170,7 @@ def _halve(some: Assessment) -> tuple[Cells, Float[Tensor, " 2N"]]:
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """c + aᵀα + αᵀHα with H symmetric, off by at most `slack` from the form everywhere."""
+    """A form c + aᵀα + αᵀHα with H symmetric, off by at most `slack` everywhere."""
 
     c: Float[Tensor, ""]
     a: Float[Tensor, " p"]
@@ -174,7 +181,7 @@ class Quadratic:
 
     @classmethod
     def of(cls, view: FirstLayer, forms: Forms) -> Quadratic:
-        """The coefficients of a single form of layer-0 scores, for a model without a norm before them."""
+        """Write out the coefficients of a single form of layer-0 scores, for a model without a norm before them."""
         region = view.problem.region
         G = region.dense_generators()
         p = region.n_factors
@@ -200,7 +207,7 @@ class Quadratic:
         return cls(c, a, H, slack, sure)
 
     def assess(self, cells: Cells) -> Assessment:
-        """Two rounds of the bound: the second on the faces that monotone coordinates leave."""
+        """Bound cells in two rounds: the second on the faces that monotone coordinates leave."""
         for _ in range(2):
             slope = self.a + 2.0 * cells.middle @ self.H
             spread = 2.0 * cells.half @ self.H.abs()
@@ -232,7 +239,7 @@ class Quadratic:
 def _affine(
     view: FirstLayer, head: int, token: int, step: Affine, G: Float[Tensor, "p S d"]
 ) -> tuple[Float[Tensor, " d_h"], Float[Tensor, "p d_h"]]:
-    """A query or key of one token as a function of the factors: constant and slopes."""
+    """Return a query or key of one token as a function of the factors: constant and slopes."""
     weight, bias = view.head_weight(step, head), view.head_bias(step, head)
     constant = torch.nn.functional.linear(view.center[token][None], weight, bias)
     at = torch.full((len(G) + 1,), token, device=G.device)
@@ -242,7 +249,7 @@ def _affine(
 
 @dataclass(frozen=True, eq=False)
 class ByEngines:
-    """Cells bounded by `interval`, all at once, and by `layer0` one by one where it applies."""
+    """Cells bounded by `interval`, all at once, and by `layer0`, one by one, where it applies."""
 
     problem: Problem
     forms: Forms
@@ -254,7 +261,7 @@ class ByEngines:
 
     @classmethod
     def of(cls, problem: Problem, forms: Forms) -> ByEngines:
-        """For a single form."""
+        """Make a bounder for a single form."""
         about_output = forms.logits is not None
         landscape = Landscape.of(problem, forms.layers, about_output, problem.model.dtype)
         target = Targets.of_forms(forms, problem.n_tokens).to(problem.region.center)
@@ -263,7 +270,7 @@ class ByEngines:
         return cls(problem, forms, program, landscape, target.select(torch.tensor([0])), applies)
 
     def assess(self, cells: Cells) -> Assessment:
-        """Bounds of both engines; the point is the corner of the cell that the slope at its middle points to."""
+        """Bound cells by both engines; the point is the corner of the cell that the slope at its middle points to."""
         m, h = cells.middle, cells.half
         _, slope = self.landscape.descent(self.target, m[None])
         point = torch.minimum(torch.maximum(m + h * slope[0].sign(), cells.lower), cells.upper)
@@ -273,7 +280,7 @@ class ByEngines:
         return Assessment(self._bound(self._box(cells)), point, value, cut, cells)
 
     def _box(self, cells: Cells) -> Box:
-        """x₀ + Gα over the cells."""
+        """Return x₀ + Gα over the cells."""
         region = self.problem.region
         G = region.dense_generators().flatten(1).T
         flat = linear_box(Box(*cells), G, region.center.flatten())

@@ -1,4 +1,4 @@
-"""The engine: how the pages of `exact` are put together."""
+"""The engine `exact`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -23,21 +23,31 @@ from prooflens.numerics.rounding import TINY, up
 from prooflens.problem import Problem
 
 MOST_FACTORS = 64
-"""Branch and bound is refused beyond this many factors."""
+"""Branch and bound refuses more factors than this."""
 
 MOST_QUERY_FACTORS = 16
-"""Vertex enumeration visits 2ᵈ points of the query token; d at most this."""
+"""Vertex enumeration visits 2ᵈ points of the query token, for d up to this."""
 
 VERTICES_AT_ONCE = 2**12
 """How many vertices are evaluated in one batch."""
 
 FIRST_LOOK = AttackBudget(200, 6, 20)
-"""The attack that gives branch and bound its first attained values."""
+"""The budget of the attack that gives branch and bound its first attained values."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExactBounds:
-    """Proved bounds, values that are attained, where, and how many cells or vertices were visited per form."""
+    """Proved bounds and the values that are attained.
+
+    Attributes:
+        lower: proved lower bounds, shape [F].
+        upper: proved upper bounds, shape [F].
+        attained_lower: the smallest values that were attained, shape [F].
+        attained_upper: the largest values that were attained, shape [F].
+        lower_alpha: the factors of the smallest values, shape [F, p].
+        upper_alpha: the factors of the largest values, shape [F, p].
+        visited: how many cells or vertices were visited, shape [F].
+    """
 
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
@@ -51,18 +61,37 @@ class ExactBounds:
 @register("exact")
 @dataclass(frozen=True)
 class Exact(EngineBase):
-    """Proved bounds that are attained up to the tolerance, on small instances."""
+    """Bound forms on small instances, attained up to the tolerance; the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        tolerance: the gap between bound and attained value at which branch and bound stops.
+        max_cells: how many cells branch and bound may visit.
+        max_slow_cells: the same if `layer0` bounds cells one by one.
+        seed: seed of the attack that finds the first values.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = Exact().solve(problem, margin)
+        >>> 0.0 <= found.attained_lower.item() - found.lower.item() < 1e-6
+        True
+    """
 
     name: str = "exact"
     guarantee: Guarantee = Guarantee.PROVED
     tolerance: float = 1e-6
     max_cells: int = 4096
     max_slow_cells: int = 128
-    """The same where `layer0` bounds cells one by one, some milliseconds each: scores of layer 0 behind a norm."""
+    """How many cells may be visited if `layer0` bounds them one by one, in some milliseconds each."""
     seed: int = 0
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """No point, no constraints, and at most 64 factors unless all forms can be enumerated."""
+        """Refuse unknown steps, a point, constraints, and more than 64 factors unless all forms can be enumerated."""
         if reason := unknown_steps(problem.model.architecture, self.name):
             return reason
         if problem.region.constraints is not None:
@@ -76,12 +105,20 @@ class Exact(EngineBase):
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """The proved bounds of `solve`, with the factors of its witnesses as corners."""
+        """Return the proved bounds of `solve`, with the factors of its witnesses as corners."""
         found = self.solve(problem, forms)
         return FormBounds(found.lower, found.upper, found.lower_alpha, found.upper_alpha)
 
     def solve(self, problem: Problem, forms: Forms) -> ExactBounds:
-        """Bounds of every form on both sides, attained values and witnesses."""
+        """Bound every form on both sides, and give attained values with their witnesses.
+
+        Args:
+            problem: the model and the region.
+            forms: what to bound.
+
+        Raises:
+            EngineError: if the instance is too large.
+        """
         if reason := self.refuses(problem, forms):
             raise EngineError(reason)
         with torch.no_grad():
@@ -93,7 +130,7 @@ class Exact(EngineBase):
         return ExactBounds(-minus, upper, values[:n], -values[n:], alpha[:n], alpha[n:], below + above)
 
     def _maximise(self, problem: Problem, forms: Forms) -> tuple[Tensor, Tensor, Tensor]:
-        """Proved upper bounds of the forms, the factors that (nearly) attain them, and the work."""
+        """Return proved upper bounds of the forms, the factors that (nearly) attain them, and the work."""
         center = problem.region.center
         bounds = center.new_zeros(forms.size)
         alpha = center.new_zeros(forms.size, problem.region.n_factors)
@@ -113,14 +150,14 @@ class Exact(EngineBase):
         return bounds, alpha, visited
 
     def _bounder(self, view: FirstLayer, form: Forms) -> tuple[Bounder, int]:
-        """How the cells of a form are bounded, and how many of them there may be."""
+        """Return how the cells of a form are bounded, and how many of them there may be."""
         if _is_quadratic(view, form):
             return Quadratic.of(view, form), self.max_cells
         engines = ByEngines.of(view.problem, form)
         return engines, min(self.max_cells, self.max_slow_cells) if engines.by_layer0 else self.max_cells
 
     def _first_points(self, problem: Problem, forms: Forms, wanted: Tensor) -> Float[Tensor, "F n p"]:
-        """The centre and the best point of a short attack, for the forms that are branched on."""
+        """Return the centre and the best point of a short attack, for the forms that are branched on."""
         region = problem.region
         points = region.center.new_zeros(forms.size, 1, region.n_factors)
         chosen = wanted.nonzero()[:, 0]
@@ -138,13 +175,13 @@ def _is_quadratic(view: FirstLayer, forms: Forms) -> bool:
 
 
 def _query_factors(problem: Problem, position: int) -> Int[Tensor, " m"]:
-    """The factors of a ball that move one token."""
+    """Return the factors of a ball that move one token."""
     token = torch.div(problem.region.moving, problem.region.center.shape[-1], rounding_mode="floor")
     return (token == position).nonzero()[:, 0]
 
 
 def enumerable(problem: Problem, forms: Forms) -> Tensor:
-    """For which forms vertex enumeration gives the exact range: one query token, which is not one of the keys."""
+    """Say for which forms vertex enumeration is exact: those with one query token, which is not one of the keys."""
     region = problem.region
     view = FirstLayer.of(problem)
     fit = torch.zeros(forms.size, dtype=torch.bool)
@@ -160,7 +197,7 @@ def enumerable(problem: Problem, forms: Forms) -> Tensor:
 
 
 def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
-    """The largest value of a single form, rounding added, and the factors that attain it."""
+    """Return the largest value of a single form, rounding added, and the factors that attain it."""
     problem, region = view.problem, view.problem.region
     assert region.radius is not None
     position = int(form.position[0])
@@ -187,7 +224,7 @@ def _enumerate(view: FirstLayer, form: Forms) -> tuple[Tensor, Tensor]:
 def _solved_for_keys(
     view: FirstLayer, form: Forms, x: Float[Tensor, "V d"]
 ) -> tuple[Float[Tensor, " V"], Float[Tensor, "V S d"]]:
-    """r + Σ_j (c_j·x⁰_j + Σ ε|c_j|) at query tokens x, and the slopes c."""
+    """Return r + Σ_j (c_j·x⁰_j + Σ ε|c_j|) at query tokens x, and the slopes c."""
     radius = view.problem.region.half_widths()
     slope = x.new_zeros(len(x), *radius.shape)
     value = x.new_zeros(len(x))

@@ -1,1 +1,1 @@
-"""The way from the input to the first scores, exactly quadratic or with one norm in it: for `layer0` and `exact`."""
+"""The steps from the input to the first scores: quadratic, or with one norm; used by `layer0` and `exact`."""

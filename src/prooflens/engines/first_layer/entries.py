@@ -1,7 +1,7 @@
-"""The forms of one chunk of `layer0`: entry by entry, on the tokens they read; values, slopes, absolute-value chains.
+"""The forms of one chunk of `layer0`, entry by entry: values, slopes and absolute-value chains.
 
-A margin reads three tokens of many. Each form has *slots* for the tokens it reads (padded to a common number), and all
-tensors [F, T, d] run over slots.
+A margin reads three tokens of many. So each form has *slots* for the tokens it reads (padded to a common number), and
+all tensors [F, T, d] run over slots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,19 @@ from prooflens.regions import Region
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Columns of the entries w · a[head, position, key] of F forms; `tokens` are the forms' slots."""
+    """The entries w · a[head, position, key] of F forms as columns.
+
+    Attributes:
+        view: the steps to the first scores.
+        tokens: the slots of each form, shape [F, T].
+        form: the form of each entry, shape [N].
+        head: the head of each entry, shape [N].
+        position: the query token of each entry, shape [N].
+        key: the key token of each entry, shape [N].
+        weight: the weight of each entry, shape [N].
+        at_i: the flat index form · T + slot of the query token.
+        at_j: the flat index form · T + slot of the key token.
+    """
 
     view: FirstLayer
     tokens: Int[Tensor, "F T"]
@@ -32,13 +44,13 @@ class Entries:
     key: Int[Tensor, " N"]
     weight: Float[Tensor, " N"]
     at_i: Int[Tensor, " N"]
-    """Flat index form · T + slot of the query token."""
+    """The flat index form · T + slot of the query token."""
     at_j: Int[Tensor, " N"]
-    """The same for the key token."""
+    """The flat index form · T + slot of the key token."""
 
     @classmethod
     def of(cls, view: FirstLayer, forms: Forms) -> Entries:
-        """Slots for the tokens that each form reads; all tokens where the region's generators couple them."""
+        """Make slots for the tokens that each form reads, or for all tokens if generators couple them."""
         device, S = view.center.device, len(view.center)
         form, head, i, j = (c.to(device) for c in (forms.index, forms.head, forms.position, forms.key))
         weight = forms.weight.to(view.center)
@@ -56,12 +68,12 @@ class Entries:
 
     @property
     def size(self) -> int:
-        """F."""
+        """The number of forms, F."""
         return len(self.tokens)
 
     @property
     def own(self) -> Tensor:
-        """Entries whose query is their key."""
+        """Which entries have their query as their key."""
         return self.position == self.key
 
     @property
@@ -71,7 +83,7 @@ class Entries:
         return self.weight.abs() * moving[self.position] * moving[self.key]
 
     def select(self, chosen: Int[Tensor, " M"]) -> Entries:
-        """Only some of the forms, renumbered."""
+        """Return some of the forms, renumbered."""
         place = torch.full((self.size,), -1, dtype=torch.long, device=self.form.device)
         place[chosen] = torch.arange(len(chosen), device=place.device)
         kept = place[self.form] >= 0
@@ -87,18 +99,18 @@ class Entries:
 
     @cached_property
     def by_head(self) -> list[tuple[int, Tensor]]:
-        """Entry numbers of each head that occurs."""
+        """The entry numbers of each head that occurs."""
         return [(head, (self.head == head).nonzero()[:, 0]) for head in self.head.unique().tolist()]
 
     def per_slot(self, at_i: Float[Tensor, " N"], at_j: Float[Tensor, " N"]) -> Float[Tensor, "F T"]:
-        """Sums of entries' parts at their query and key slots."""
+        """Add up the entries' parts at their query and key slots."""
         total = (
             at_i.new_zeros(self.tokens.numel()).index_add(0, self.at_i, at_i).index_add(0, self.at_j, at_j)
         )
         return total.view(self.tokens.shape)
 
     def value_size(self) -> Float[Tensor, " F"]:
-        """Σ|w| of the absolute-value chain of each score."""
+        """Return Σ|w| times the absolute-value chain of each score."""
         view = self.view
         q = view.q_size[self.position, self.head]
         terms = (q * view.k_size[self.key, self.head]).sum(-1) * view.scores.scale
@@ -107,7 +119,7 @@ class Entries:
         return terms.new_zeros(self.size).index_add(0, self.form, terms * self.weight.abs())
 
     def slope_size(self) -> Float[Tensor, "F T d"]:
-        """The absolute-value chain of ∂f/∂x."""
+        """Return the absolute-value chain of ∂f/∂x."""
         view = self.view
         size = view.center.new_zeros(self.tokens.numel(), view.center.shape[-1])
         for head, chosen in self.by_head:
@@ -131,7 +143,14 @@ class Entries:
     def evaluate(
         self, x: Float[Tensor, "F T d"]
     ) -> tuple[Float[Tensor, " F"], Float[Tensor, "F T d"], Float[Tensor, "F T d"]]:
-        """Each form at its own point: value, ∂f/∂x, and v = ∂F/∂y (γ ⊙ ∂f/∂z) for the norm's curvature."""
+        """Evaluate each form at its own point.
+
+        Args:
+            x: a point per form, on its slots, shape [F, T, d].
+
+        Returns:
+            The values, ∂f/∂x, and v = ∂F/∂y = γ ⊙ ∂f/∂z for the curvature of the norm.
+        """
         view, norm = self.view, self.view.norm
         y, n = _normalised(view, x)
         z = y if norm is None or norm.weight is None else y * norm.weight
@@ -161,7 +180,7 @@ class Entries:
         return value, slope, read
 
     def pulls(self, x: Float[Tensor, "F T d"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """‖wMy_j‖ and ‖wMᵀy_i‖ per entry at the forms' own points, with scale and γ, biases left out."""
+        """Return ‖wMy_j‖ and ‖wMᵀy_i‖ per entry at the forms' own points, with scale and γ, without biases."""
         view = self.view
         y = _normalised(view, x)[0].flatten(0, 1)
         gain = 1.0 if view.norm is None or view.norm.weight is None else view.norm.weight
@@ -177,7 +196,7 @@ class Entries:
 
 
 def _normalised(view: FirstLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """y and n of the norm before the first layer; x itself where there is none."""
+    """Return y and n of the norm before the first layer; x itself if there is none."""
     if view.norm is None:
         return x, x.new_ones(())
     m = x - x.mean(-1, keepdim=True) if view.norm.centred else x
@@ -196,7 +215,7 @@ class Moves:
     region: Region
 
     def point(self, signs: Float[Tensor, "F n"]) -> Float[Tensor, "F T d"]:
-        """x₀ + Gs on the slots."""
+        """Return x₀ + Gs on the slots."""
         if self.region.generators is not None:
             return self.region.point(signs)
         center = self.region.center[self.entries.tokens]
@@ -208,19 +227,19 @@ class Moves:
         return self.region.radius[self.entries.tokens]
 
     def pull(self, covector: Float[Tensor, "F T d"]) -> Float[Tensor, "F n"]:
-        """Gᵀv."""
+        """Return Gᵀv."""
         if self.region.generators is not None:
             return self.region.pullback(covector)
         return (covector * self._radius).flatten(1)
 
     def pull_size(self, size: Float[Tensor, "F T d"]) -> Float[Tensor, "F n"]:
-        """|G|ᵀ|v|: how large the terms of `pull` are."""
+        """Return |G|ᵀ|v|, the size of the terms of `pull`."""
         if self.region.generators is not None:
             return torch.einsum("fsd,psd->fp", size, self.region.generators.abs())
         return self.pull(size)
 
     def curvature(self, D: Float[Tensor, "F T d"]) -> Float[Tensor, "F n"]:
-        """A diagonal above GᵀDG: exact in a ball; under generators row sums of |G_tG_tᵀ|, with D constant on tokens."""
+        """Return a diagonal above GᵀDG: exact in a ball; else row sums of |G_tG_tᵀ|, with D constant on tokens."""
         if self.region.generators is None:
             radius = self._radius.flatten(1)
             # Not by the radius' square, which may vanish where D times it does not.
@@ -232,7 +251,7 @@ class Moves:
         return up(D.amax(-1) @ rows * (1.0 + gamma(2 * sum(products.shape) + 16)))
 
     def factors(self, signs: Float[Tensor, "F n"]) -> Float[Tensor, "F p"]:
-        """The signs as factors of the region; tokens that a form does not read stay at the centre."""
+        """Return the signs as factors of the region; tokens that a form does not read stay at the centre."""
         if self.region.generators is not None:
             return signs
         full = signs.new_zeros(self.entries.size, *self.region.center.shape)
@@ -253,11 +272,11 @@ class Point:
     read: Float[Tensor, "F T d"]
 
     def select(self, chosen: Tensor) -> Point:
-        """Only some of the forms."""
+        """Return the corners of some of the forms."""
         return Point(*(getattr(self, name)[chosen] for name in ("signs", "value", "x", "slope", "read")))
 
     def better_of(self, other: Point) -> Point:
-        """For each form the corner with the larger value."""
+        """Return, for each form, the corner with the larger value."""
         better = other.value > self.value
 
         def choose(new: Tensor, old: Tensor) -> Tensor:

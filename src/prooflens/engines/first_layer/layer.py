@@ -1,4 +1,4 @@
-"""What `layer0` knows of the way from the input to the first scores: steps, spectral norms, absolute-value chains."""
+"""The steps from the input to the scores of layer 0, with their spectral norms and absolute-value chains."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from prooflens.problem import Problem
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 
 LEAST_SIZE = 2.0**-200
-"""What chains of absolute values take for more than nothing: γ times it covers what products of tiny numbers lose."""
+"""Added to chains of absolute values: γ times it covers what products of tiny numbers lose to underflow."""
 
 
 LARGEST = 2.0**200
-"""Inputs of a norm up to this length, and n up to it, are worked with."""
+"""The largest length of a norm's input, and the largest n, that are worked with."""
 
 
 class Spectra(NamedTuple):
@@ -34,7 +34,16 @@ class Spectra(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """What the engine needs of model and region, prepared once: steps, spectral norms, absolute-value chains."""
+    """What is known of model and region up to the scores of layer 0, prepared once.
+
+    Attributes:
+        problem: the model and the region.
+        norm: the norm before the first attention; None for post-norm models.
+        q: the map to queries.
+        k: the map to keys.
+        rotary: RoPE; None for models without it.
+        scores: the step that makes scores.
+    """
 
     problem: Problem
     norm: Norm | None
@@ -64,12 +73,12 @@ class FirstLayer:
 
     @property
     def center(self) -> Float[Tensor, "S d"]:
-        """x₀."""
+        """The centre of the region, x₀."""
         return self.problem.region.center
 
     @cached_property
     def n_heads(self) -> int:
-        """H."""
+        """The number of query heads, H."""
         return self.q.out_shape[0]
 
     @cached_property
@@ -79,13 +88,13 @@ class FirstLayer:
 
     @cached_property
     def reach(self) -> Float[Tensor, " S"]:
-        """sup ‖x_t − x₀_t‖₂ over the region, rounded up."""
+        """sup ‖x_t − x₀_t‖₂ over the region per token, rounded up."""
         spread = self.problem.region.half_widths()
         return up(spread.square().sum(-1).sqrt() * (1.0 + gamma(spread.shape[-1] + 8)))
 
     @cached_property
     def size(self) -> Float[Tensor, "S d"]:
-        """sup |x| over the region, coordinate by coordinate; with a LayerNorm |x| + mean|x|, the size of m's terms."""
+        """sup |x| over the region per coordinate; with a LayerNorm |x| + mean|x|, the size of m's terms."""
         size = up(self.center.abs() + self.problem.region.half_widths()) + LEAST_SIZE
         if self.norm is not None and self.norm.centred:
             size = up(size + up(size.mean(-1, keepdim=True) * (1.0 + gamma(size.shape[-1] + 2))))
@@ -93,7 +102,7 @@ class FirstLayer:
 
     @cached_property
     def n_high(self) -> Float[Tensor, " S"]:
-        """An upper bound of n over the region; ∞ where ε is 0 and a token may be constant, or n⁴ leaves float64."""
+        """An upper bound of n over the region; ∞ if ε is 0 and a token may be constant, or if n⁴ leaves float64."""
         if self.norm is None:
             return torch.ones_like(self.reach)
         d = self.center.shape[-1]
@@ -107,7 +116,8 @@ class FirstLayer:
         return torch.where((found < LARGEST) & (length < LARGEST), found, torch.inf)
 
     def roundoff(self, entries: int) -> float:
-        """ρ: a form of so many entries and its slopes err by at most ρ times their absolute-value chains."""
+        """Return ρ: forms of `entries` entries, and their slopes, err by at most ρ times their absolute-value
+        chains."""
         region = self.problem.region
         lengths = self.center.shape[-1], self.q.out_shape[1], self.center.shape[0], entries
         summed = 0 if region.generators is None else region.n_factors
@@ -135,7 +145,7 @@ class FirstLayer:
         return size if self.rotary is None else self.turned_size(size)
 
     def turned_size(self, size: Tensor) -> Tensor:
-        """|cos|, |sin| ≤ 1: a rotation adds to each coordinate at most its partner."""
+        """Return a chain after a rotation: |cos|, |sin| ≤ 1, so a coordinate gains at most its partner."""
         return size + size.roll(size.shape[-1] // 2, -1)
 
     @cached_property
@@ -149,19 +159,25 @@ class FirstLayer:
         return self._head_size(self.k).repeat_interleave(self.group, -2)
 
     def head_weight(self, step: Affine, head: int) -> Float[Tensor, "d_h d"]:
-        """The rows of one head; key heads are shared by groups."""
+        """Return the rows of one head; key heads are shared by groups."""
         index = head if step is self.q else head // self.group
         return step.weight.reshape(*step.out_shape, -1)[index]
 
     def head_bias(self, step: Affine, head: int) -> Tensor | None:
-        """The bias of one head."""
+        """Return the bias of one head."""
         index = head if step is self.q else head // self.group
         return None if step.bias is None else step.bias.reshape(step.out_shape)[index]
 
     def turn(
         self, values: Float[Tensor, "N d_h"], positions: Tensor, back: bool = False
     ) -> Float[Tensor, "N d_h"]:
-        """RoPE at the given positions, or its transpose."""
+        """Apply RoPE at the given positions, or its transpose.
+
+        Args:
+            values: vectors of one head, shape [N, d_h].
+            positions: the position of each.
+            back: apply the transpose.
+        """
         if self.rotary is None:
             return values
         cos, sin = self.rotary.cos[positions], self.rotary.sin[positions]
@@ -173,12 +189,13 @@ class FirstLayer:
         return values * cos + torch.cat((-second, first), -1) * sin
 
     def head_weights(self, step: Affine) -> Float[Tensor, "H d_h d"]:
-        """The matrices of all query heads or, shared by groups, of their key heads."""
+        """Return the matrices of all query heads or, shared by groups, of their key heads."""
         weight = step.weight.reshape(*step.out_shape, -1)
         return weight if step is self.q else weight.repeat_interleave(self.group, 0)
 
     def turned_weights(self, head: int) -> tuple[Float[Tensor, "S d_h d"], Float[Tensor, "S d_h d"], float]:
-        """R_tQ̂ and R_tK̂ for every position t, with γ and centring, and how much larger their terms are than they."""
+        """Return R_tQ̂ and R_tK̂ for every position t, with γ and centring, and by how much their terms exceed
+        them."""
         turned, spread = [], 1.0
         positions = torch.arange(len(self.center), device=self.center.device)
         for step in (self.q, self.k):
@@ -217,7 +234,7 @@ class FirstLayer:
         return Spectra(up(cross * factor), up(minus * factor), up(plus * factor))
 
     def _turned_spectra(self, QQ: Tensor, KK: Tensor, d: int) -> tuple[Tensor, Tensor]:
-        """σ(Q̃ᵀR_iᵀR_jK̃) for all i and j, and what the tables' rounding may add to λ± at i = j, where R cancels."""
+        """Return σ(Q̃ᵀR_iᵀR_jK̃) for all i and j, and what rounding of the tables may add to λ± at i = j."""
         turns, gap = self._turns
         turned = turns @ KK[:, None] @ turns.mT
         # T has two entries of size about 1 per row: |T||K||K|ᵀ|T|ᵀ is at most 2(1 + 2⁻²⁰) times as large as |K||K|ᵀ.
@@ -252,6 +269,6 @@ class FirstLayer:
 
 
 def _distances(x: Float[Tensor, "S d"]) -> Tensor:
-    """Where the distance j − i stands among −(S−1) … S−1, for all i and j."""
+    """Return where the distance j − i stands among −(S−1) … S−1, for all i and j."""
     position = torch.arange(len(x), device=x.device)
     return position[None, :] - position[:, None] + len(x) - 1

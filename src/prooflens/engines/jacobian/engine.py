@@ -1,4 +1,4 @@
-"""The engine: how the pages of `jacobian` are put together."""
+"""The engines `jacobian` and `jacobian-proved`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -27,14 +27,23 @@ from prooflens.queries.simplex import Box
 from prooflens.regions import Region
 
 COLUMN_CHUNK = 512
-"""Columns of a Jacobian that are computed at a time."""
+"""How many columns of a Jacobian are computed at a time."""
 
 Connector = Callable[[Problem, str], TensorSet | None]
-"""From a problem and the name of a value to a set around it, over the region's factors; None if nothing is known."""
+"""Maps a problem and the name of a value to a set around it, over the region's factors; None if nothing is known."""
 
 
 def jacobian(program: Program, name: str, region: Region, x: Float[Tensor, "S d"]) -> Float[Tensor, "p ..."]:
-    """∂(value)/∂α at x, the factors first: by forward mode, or backward where the value has fewer numbers than that."""
+    """Return ∂(value)/∂α at a point, the factors first.
+
+    It uses forward mode, or backward mode if the value has fewer numbers than there are factors.
+
+    Args:
+        program: the steps of the model.
+        name: the value to differentiate.
+        region: its generators map factors to inputs.
+        x: the point, shape [S, d].
+    """
 
     def value(point: Tensor) -> Tensor:
         return program.run(point, [name])[name]
@@ -57,14 +66,21 @@ def jacobian(program: Program, name: str, region: Region, x: Float[Tensor, "S d"
 
 
 def leading_columns(J: Float[Tensor, "p ..."], count: int) -> Tensor:
-    """The indices of the `count` columns with the largest ℓ1 norm, ascending."""
+    """Return the indices of the `count` columns with the largest ℓ1 norm, ascending."""
     size = J.abs().flatten(1).sum(1)
     return size.topk(min(count, len(size))).indices.sort().values
 
 
 @dataclass(frozen=True)
 class SampledConnector:
-    """Eq. `eq:jac_zono` with the sampled remainder on one segment per token: an estimate."""
+    """The connector of Eq. `eq:jac_zono`: a sampled remainder on one segment per token. It is an estimate.
+
+    Attributes:
+        columns: K_J, how many columns of the Jacobian are kept.
+        samples: at how many points the Jacobian is compared with that at the centre.
+        safety: the factor on the largest difference that was seen.
+        seed: seed of the samples.
+    """
 
     columns: int = 64
     samples: int = 30
@@ -72,7 +88,14 @@ class SampledConnector:
     seed: int = 0
 
     def remainder(self, program: Program, name: str, region: Region, J: Tensor) -> Tensor:
-        """safety · V̂, V̂_i = max_n ‖∇f_i(z_n) − ∇f_i(x₀)‖₁ (in units of the factors)."""
+        """Estimate the remainder as safety · V̂, V̂_i = max_n ‖∇f_i(z_n) − ∇f_i(x₀)‖₁, in units of the factors.
+
+        Args:
+            program: the steps of the model.
+            name: the value that is linearised.
+            region: the input set.
+            J: the Jacobian at the centre, the factors first.
+        """
         points, _ = region.sample(self.samples, seed=self.seed)
         found = torch.zeros_like(J[0])
         for z in points:
@@ -80,7 +103,7 @@ class SampledConnector:
         return self.safety * found
 
     def __call__(self, problem: Problem, name: str) -> TensorSet:
-        """The zonotope around a value: K_J columns and one remainder generator per token."""
+        """Return the zonotope around a value: K_J columns, and one segment per token for everything else."""
         region = problem.region
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         center = program.run(region.center, [name])[name]
@@ -98,13 +121,25 @@ class SampledConnector:
 
 @dataclass(frozen=True)
 class ProvedConnector:
-    """The same linearisation with a proved remainder in a box."""
+    """The connector with the same linearisation and a proved remainder in a box.
+
+    Attributes:
+        columns: K_J, how many columns of the Jacobian are kept.
+        options: how sets are propagated for the ranges that the proof needs.
+    """
 
     columns: int = 1024
     options: SetOptions = field(default_factory=SetOptions)
 
     def remainder(self, problem: Problem, walk: SetWalk, name: str, J: Tensor) -> Tensor:
-        """Σ_j sup|∂_jf_i − J_ij| over the region, or the local spectral form where that is smaller."""
+        """Bound Σ_j sup|∂_jf_i − J_ij| over the region, or take the local spectral form if that is smaller.
+
+        Args:
+            problem: the model and the region.
+            walk: sets of all values over the region.
+            name: the value that is linearised.
+            J: its Jacobian at the centre, the factors first.
+        """
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         slope = interval_jacobian(program, walk.sets, problem.region.dense_generators(), name)
         p = len(J)
@@ -114,7 +149,7 @@ class ProvedConnector:
         return torch.minimum(apart, (steepest + here) * p**0.5 * grow + TINY)
 
     def deviation(self, problem: Problem, name: str, J: Tensor) -> Box | None:
-        """A box around f − Jα over the region: f(x₀) ± remainder, intersected with the hull of the set − Jα."""
+        """Bound f − Jα over the region: f(x₀) ± remainder, intersected with the hull of the set − Jα."""
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         names = [INPUT, *(step.out for step in program.steps)]
         walk = propagate(program, problem.region, self.options, names)
@@ -130,7 +165,7 @@ class ProvedConnector:
         return Box(lower, torch.minimum(made.upper, up(clean.upper + rest)))
 
     def __call__(self, problem: Problem, name: str) -> TensorSet | None:
-        """The zonotope around a value: K_J columns, everything else one factor per coordinate."""
+        """Return the zonotope around a value: K_J columns, and one factor per coordinate for everything else."""
         region = problem.region
         program = problem.model.program(problem.n_tokens, name, problem.padding)
         J = jacobian(program, name, region, region.center)
@@ -150,20 +185,36 @@ class ProvedConnector:
 
 @dataclass(frozen=True)
 class Jacobian(EngineBase):
-    """Bounds of linear forms by one linearisation per layer; what they are worth depends on the connector."""
+    """Bound linear forms by one linearisation per layer; the connector decides what the bounds are worth.
+
+    Attributes:
+        name: the engine's name in the registry: `jacobian` or `jacobian-proved`.
+        guarantee: estimated or proved.
+        connector: makes the set around the value that a layer's queries and keys read.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = Jacobian("jacobian-proved", Guarantee.PROVED, ProvedConnector()).bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str
     guarantee: Guarantee
     connector: Connector
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Any form over a region that is more than a point."""
+        """Refuse a region that is a point."""
         if problem.region.n_factors == 0:
             return "the connector needs a region that moves: at a point any other engine is as good"
         return unknown_steps(problem.model.architecture, self.name)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form; `jacobian` uses the paper's lemma, `jacobian-proved` the improved one."""
+        """Bound every form; `jacobian` uses the paper's lemma, `jacobian-proved` the improved one."""
         steps = score_steps(problem, forms)
         sets: dict[str, TensorSet] = {}
         for scores in steps.values():
@@ -175,7 +226,7 @@ class Jacobian(EngineBase):
         return bound_from(sets, problem, forms, steps, lemma=lemma)
 
     def _read(self, problem: Problem, scores: Scores) -> dict[str, TensorSet]:
-        """Queries and keys of a layer from the connector's set of what they read."""
+        """Return queries and keys of a layer, from the connector's set of what they read."""
         program = problem.model.program(problem.n_tokens, scores.inputs, problem.padding)
         made_by = {step.out: step for step in program.steps}
         found: dict[str, TensorSet] = {}

@@ -49,7 +49,7 @@ from prooflens.queries.simplex import Box
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """Derivatives by all factors, mid ± rad, the factors first."""
+    """Derivatives by all factors as mid ± rad, the factors first."""
 
     mid: Float[Tensor, " p *shape"]
     rad: Float[Tensor, " p *shape"]
@@ -60,12 +60,24 @@ class Slope:
         return (self.mid.abs() + self.rad) * (1.0 + gamma(4))
 
     def linear(self, f: Callable[[Tensor], Tensor], size: Callable[[Tensor], Tensor], n: int) -> Slope:
-        """The image under a linear map; `size` is the map with absolute values, `n` its longest sum."""
+        """Return the image under a linear map.
+
+        Args:
+            f: the map.
+            size: the map with absolute values.
+            n: the length of its longest sum.
+        """
         rad = (size(self.rad) + gamma(n + 8) * size(self.size)) * (1.0 + gamma(n + 8)) + TINY
         return Slope(f(self.mid), rad)
 
     def times(self, x: Box, f: Callable[[Tensor, Tensor], Tensor], n: int) -> Slope:
-        """A bilinear f(slope, x) for an x known to lie in a box."""
+        """Return a bilinear f(slope, x) for an x that lies in a box.
+
+        Args:
+            x: the box.
+            f: the bilinear map.
+            n: the length of its longest sum.
+        """
         middle, radius = _mid_rad(x)
         far = middle.abs() + radius
         rad = f(self.mid.abs(), radius) + f(self.rad, far) + gamma(n + 8) * f(self.size, far)
@@ -84,7 +96,14 @@ def _mid_rad(x: Box) -> tuple[Tensor, Tensor]:
 def interval_jacobian(
     program: Program, sets: dict[str, TensorSet], generators: Float[Tensor, "p S d"], name: str
 ) -> Slope:
-    """The Jacobian of the value `name` by the factors, over the region whose sets (of all values) are given."""
+    """Enclose the Jacobian of a value by the factors over a whole region.
+
+    Args:
+        program: the steps of the model.
+        sets: sets of all values over the region.
+        generators: the region's generators, shape [p, S, d].
+        name: the value to differentiate.
+    """
     live = {INPUT: Slope(generators, torch.zeros_like(generators))}
     for step in program.steps:
         live[step.out] = _apply(step, sets, *(live[source] for source in step.inputs))
@@ -194,7 +213,7 @@ def _norm(step: Norm, dx: Slope, x: TensorSet, y: Box) -> Slope:
 
 
 def _unit_range(step: Norm, m: Box, n: Box, y: Box, d: int) -> Box:
-    """ŷ = m n: from the two ranges, from the range of the norm's output where γ ≠ 0, and |ŷ| ≤ √d."""
+    """Bound ŷ = m n by the two ranges, by the range of the norm's output where γ ≠ 0, and by |ŷ| ≤ √d."""
     corners = torch.stack([a * b[:, None] for a in m for b in n])
     limit = up(math.sqrt(d))
     low, high = down(corners.amin(0)).clamp(min=-limit), up(corners.amax(0)).clamp(max=limit)
@@ -208,7 +227,7 @@ def _unit_range(step: Norm, m: Box, n: Box, y: Box, d: int) -> Box:
 
 
 def _derivative(function: Activation, x: Box) -> Box:
-    """The range of φ' over intervals."""
+    """Bound φ' over intervals."""
     if function == "relu":
         return Box((x.lower > 0).to(x.lower), (x.upper >= 0).to(x.lower))
     share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=x.lower.dtype, device=x.lower.device)

@@ -1,4 +1,4 @@
-"""Curvature of layer-0 forms: vectors D with ∇²f ⪯ diag(D) on the whole region (the derivation is in `layer0`)."""
+"""Curvature of layer-0 forms: vectors D with ∇²f ⪯ diag(D) on the whole region (derived in `layer0`)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ from prooflens.numerics.rounding import TINY
 from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 
 SHAPE_FLOOR = 0.1
-"""Shapes do not go below this share of their token's mean; any positive shape is valid."""
+"""The smallest entry of a shape, as a share of its token's mean; any positive shape is valid."""
 
 LEAST_SHAPE = 2.0**-900
-"""Slopes below this are no shape: their shares and inverses would leave float64."""
+"""The smallest mean slope that is used as a shape: the shares and inverses of smaller ones would leave float64."""
 
 JOINT_FLOORS = (0.03, 0.1, 0.4)
-"""Floors of the shapes that are tried on a Hessian that is written out."""
+"""The floors of the shapes that are tried on a Hessian that is written out."""
 
 JOINT_SIZE = 256
-"""Up to so many coordinates the Hessian of a form is written out."""
+"""Up to this many coordinates, the Hessian of a form is written out."""
 
 LONGEST_CHAIN = 2.0**40
-"""Beyond so many roundings a shaped Gram matrix is not trusted and nothing is refined."""
+"""Beyond this many roundings, a shaped Gram matrix is not trusted and nothing is refined."""
 
 SHAPE_ELEMENTS = 2**23
-"""Numbers per temporary of the shaped Gram matrices."""
+"""How many numbers a temporary of the shaped Gram matrices holds."""
 
 
 def uniform_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
-    """D ≥ 0 with ∇²f ⪯ diag(D) in x, over the whole region; the same for all coordinates of a token."""
+    """Return D ≥ 0 with ∇²f ⪯ diag(D) in x over the whole region, the same for all coordinates of a token.
+
+    Args:
+        entries: the forms.
+        point: a corner for each form.
+    """
     view = entries.view
     sigma, low, high = view.spectra
     own = entries.own
@@ -51,7 +56,10 @@ def uniform_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
 
 
 def _norm_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
-    """√2 max(1, 3εn²) n²‖Pv‖/√d over the region, per token: ‖Pv‖ at the corner plus what the other tokens can move."""
+    """Bound √2 max(1, 3εn²) n²‖Pv‖/√d over the region, per token.
+
+    ‖Pv‖ is its value at the corner plus what the other tokens can move it by.
+    """
     view = entries.view
     assert view.norm is not None
     d, n = view.center.shape[-1], view.n_high[entries.tokens]
@@ -64,7 +72,7 @@ def _norm_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
 
 
 def _wander(entries: Entries) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """How far each entry's part of v, at its query and at its key token, can be from its value at the corner."""
+    """Bound how far each entry's part of v, at query and key token, can be from its value at the corner."""
     view, i, j = entries.view, entries.position, entries.key
     cross = view.spectra.cross[entries.head, i, j]
     # At i = j, v is (M + Mᵀ)y, and ‖M + Mᵀ‖ ≤ 2σ(M).
@@ -74,7 +82,12 @@ def _wander(entries: Entries) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]
 
 
 def shaped_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
-    """D ≥ 0 with ∇²f ⪯ diag(D), its main term shaped like the slope at the corner (regions given by radii)."""
+    """Return D ≥ 0 with ∇²f ⪯ diag(D), its main term shaped like the slope at the corner (regions given by radii).
+
+    Args:
+        entries: the forms.
+        point: a corner for each form.
+    """
     view = entries.view
     steep = point.slope.abs()
     mean = steep.mean(-1, keepdim=True)
@@ -92,10 +105,14 @@ def shaped_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T d"]:
 
 
 def joint_curvatures(entries: Entries, point: Point) -> Iterator[Float[Tensor, "F T d"]]:
-    """Several D with ∇²f ⪯ diag(D), from the whole Hessian of each form: small norm-free models only.
+    """Yield several D with ∇²f ⪯ diag(D), from the whole Hessian of each form; for small models without a norm.
 
     Writing H out over the slots of a form keeps what its entries share; D = λX with λ verified, for a few shapes X.
     Rounding of H is covered by the row sums of its absolute-value chain.
+
+    Args:
+        entries: the forms.
+        point: a corner for each form.
     """
     F, T, d = point.x.shape
     H = point.x.new_zeros(F, T, T, d, d)
@@ -128,7 +145,7 @@ def joint_curvatures(entries: Entries, point: Point) -> Iterator[Float[Tensor, "
 
 
 def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor, " N"]:
-    """σ(X_i^{-½}MX_j^{-½}) per entry, λ± of the same at i = j; verified, with scale, γ and centring."""
+    """Return σ(X_i^{-½}MX_j^{-½}) per entry, and λ± of the same at i = j: verified, with scale, γ and centring."""
     view = entries.view
     out = torch.empty_like(entries.weight)
     d = X.shape[-1]
@@ -155,11 +172,11 @@ def _shaped_spectra(entries: Entries, X: Float[Tensor, "F T d"]) -> Float[Tensor
 
 
 def _rank_one_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
-    """What the rank-one part of J = n(P − κeeᵀ) adds to the main term.
+    """Bound what the rank-one part of J = n(P − κeeᵀ) adds to the main term.
 
-    (Jδ_i)ᵀM(Jδ_j) = n_in_j[δ_iᵀM̂δ_j − κ a_i e_iᵀM̂δ_j − κ a_j δ_iᵀM̂e_j + κκ a_ia_j e_iᵀM̂e_j], M̂ = PMP, and κ‖M̂ᵀe‖ ≤
-    ‖M̂ᵀy‖/√d: the last three have 2-norms of at most n_in_j/√d times V_j, V_i and min(V_i, V_j), V_j = ‖wM̂ᵀy_i‖,
-    V_i = ‖wM̂y_j‖. At i = j each side counts once more.
+    (Jδ_i)ᵀM(Jδ_j) = n_in_j[δ_iᵀM̂δ_j − κ a_i e_iᵀM̂δ_j − κ a_j δ_iᵀM̂e_j + κκ a_ia_j e_iᵀM̂e_j], M̂ = PMP, and
+    κ‖M̂ᵀe‖ ≤ ‖M̂ᵀy‖/√d: the last three have 2-norms of at most n_in_j/√d times V_j, V_i and min(V_i, V_j), V_j =
+    ‖wM̂ᵀy_i‖, V_i = ‖wM̂y_j‖. At i = j each side counts once more.
     """
     view = entries.view
     at_i, at_j = entries.pulls(point.x)
@@ -173,13 +190,13 @@ def _rank_one_curvature(entries: Entries, point: Point) -> Float[Tensor, "F T"]:
 
 
 def _read_size(entries: Entries) -> Float[Tensor, "F T"]:
-    """A bound of the length of v's absolute-value chain, for the rounding of ‖Pv‖."""
+    """Bound the length of v's absolute-value chain, for the rounding of ‖Pv‖."""
     to_i, to_j = _entry_sizes(entries)
     return entries.per_slot(to_i, to_j)
 
 
 def _entry_sizes(entries: Entries) -> Float[Tensor, "2 N"]:
-    """Bounds of the lengths of each entry's absolute-value chains at its query and its key token."""
+    """Bound the lengths of each entry's absolute-value chains at its query and its key token."""
     view = entries.view
     gain = 1.0 if view.norm is None or view.norm.weight is None else float(view.norm.weight.abs().max())
     weight = entries.weight.abs() * view.scores.scale * gain * 4.0
@@ -192,7 +209,10 @@ def _entry_sizes(entries: Entries) -> Float[Tensor, "2 N"]:
 
 
 def _tilt(entries: Entries, slope: Float[Tensor, "F T d"]) -> Float[Tensor, " F"]:
-    """τ per form: a coordinate's share of the slack grows like D²/slope, so curvature goes where slopes are steep."""
+    """Return τ per form.
+
+    A coordinate's share of the slack grows like D²/slope, so curvature goes where slopes are steep.
+    """
     steep = (slope.abs() * entries.view.problem.region.half_widths()[entries.tokens]).mean(-1).flatten()
     of_query = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_i])
     of_key = steep.new_zeros(entries.size).index_add(0, entries.form, steep[entries.at_j])

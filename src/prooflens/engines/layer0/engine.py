@@ -1,4 +1,4 @@
-"""The engine: how the pages of `layer0` are put together."""
+"""The engine `layer0`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -29,19 +29,34 @@ SIGN_STEPS = 2
 """How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
 
 CHUNK_ELEMENTS = 2**24
-"""Forms are worked on so many numbers at a time (128 MiB per temporary)."""
+"""How many numbers of a temporary are worked on at a time (128 MiB)."""
 
 
 @register("layer0")
 @dataclass(frozen=True)
 class Layer0(EngineBase):
-    """Proved bounds of linear forms of layer-0 scores."""
+    """Bound linear forms of layer-0 scores, nearly exactly; the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> problem = Problem(model, pl.Ball(0.02).around(model.example()))
+        >>> margin = Forms.of([(0, Row(0, 1, 3), 2, 1.0), (0, Row(0, 1, 3), 0, -1.0)], size=1)
+        >>> found = Layer0().bound_forms(problem, margin)
+        >>> 0.32 < found.lower.item() < found.upper.item() < 0.40
+        True
+    """
 
     name: str = "layer0"
     guarantee: Guarantee = Guarantee.PROVED
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Only scores of layer 0."""
+        """Refuse deeper layers, outputs, norms of queries and keys, and capped scores that are no margins."""
         if forms.logits is not None or any(layer != 0 for layer in forms.layers):
             return "layer0 bounds scores of layer 0 only"
         architecture = problem.model.architecture
@@ -52,7 +67,7 @@ class Layer0(EngineBase):
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form, with the corners they were expanded around."""
+        """Bound every form, with the corners they were expanded around."""
         view = FirstLayer.of(problem)
         upper, upper_corner = _maximise(view, forms)
         minus, lower_corner = _maximise(view, forms.negated())
@@ -63,10 +78,10 @@ class Layer0(EngineBase):
 
 
 def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of ψ(a) − ψ(b) for ψ(x) = c·tanh(x/c) from those of a − b.
+    """Bound ψ(a) − ψ(b) for ψ(x) = c·tanh(x/c) by bounds of a − b.
 
-    By the mean value theorem the quotient of both is ψ'(ξ) = 1 − tanh²(ξ/c) for a ξ between a and b: at most 1, and at
-    least its value at the largest |score| of the region.
+    By the mean value theorem the quotient of both is ψ'(ξ) = 1 − tanh²(ξ/c) for a ξ between a and b: at most 1, and
+    at least its value at the largest |score| of the region.
     """
     box = score_boxes(problem, [0], capped=False)[0]
     largest = float(torch.maximum(box.lower.abs(), box.upper.abs()).max())
@@ -79,7 +94,7 @@ def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple
 
 
 def _maximise(view: FirstLayer, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-    """Proved upper bounds of the forms and their corners, chunk by chunk."""
+    """Return proved upper bounds of the forms and their corners, chunk by chunk."""
     step = max(1, CHUNK_ELEMENTS // view.center.numel())
     bounds = [view.center.new_zeros(0)]
     corners = [view.center.new_zeros(0, view.problem.region.n_factors)]
@@ -104,7 +119,7 @@ def _maximise_chunk(entries: Entries, moves: Moves) -> tuple[Float[Tensor, " F"]
 
 
 def _refined(entries: Entries, region: Region, point: Point) -> Float[Tensor, " F"]:
-    """The best of the shaped curvatures; on small norm-free models also those of the whole Hessian."""
+    """Return the best bound of the shaped curvatures; on small models without a norm also of the whole Hessian."""
     moves = Moves(entries, region)
     best = _bound(entries, moves, point, shaped_curvature(entries, point))
     if entries.view.norm is None and entries.view.rotary is None and point.x[0].numel() <= JOINT_SIZE:
@@ -114,7 +129,7 @@ def _refined(entries: Entries, region: Region, point: Point) -> Float[Tensor, " 
 
 
 def _climb(entries: Entries, moves: Moves) -> Point:
-    """A good corner for each form: the signs of the gradient at the centre, then of the gradient there."""
+    """Find a good corner for each form: the signs of the gradient at the centre, then of the gradient there."""
     center = moves.region.center[entries.tokens]
     _, slope, _ = entries.evaluate(center)
     best: Point | None = None
@@ -131,7 +146,7 @@ def _climb(entries: Entries, moves: Moves) -> Point:
 def _bound(
     entries: Entries, moves: Moves, point: Point, curvature: Float[Tensor, "F T d"]
 ) -> Float[Tensor, " F"]:
-    """f(s) + Σ max(0, 2(D − G)), with the rounding of f(s) and G on the safe side; ∞ where anything is not finite."""
+    """Return f(s) + Σ max(0, 2(D − G)) with the rounding of f(s) and G added; ∞ where anything is not finite."""
     roundoff = entries.view.roundoff(entries.longest)
     G = point.signs * moves.pull(point.slope)
     error = up(roundoff * moves.pull_size(entries.slope_size()))

@@ -1,1 +1,1 @@
-"""What engines share: how single steps and functions are enclosed, and the arithmetic of ellipsoids and norms."""
+"""What engines share: enclosures of single steps and functions, and the arithmetic of ellipsoids and norms."""

@@ -27,17 +27,17 @@ from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
 
 CURVATURE: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.51, "tanh": 0.77}
-"""M₂ ≥ sup|φ''|: 2/√(2π), the same for the tanh form, 1/2, 4/(3√3); checked with ball arithmetic in the tests."""
+"""M₂ ≥ sup|φ''|: 2/√(2π), the same for the tanh form, 1/2, 4/(3√3). The tests check them with ball arithmetic."""
 
 CELLS = 32
-"""Cells of the grid on which a smooth function is compared with its relaxation."""
+"""How many cells the grid has on which a smooth function is compared with its relaxation."""
 
 LIBM = gamma(64)
 """Activations are trusted to 64 roundings relative to |x| + |φ(x)|, many times what libm and CUDA document."""
 
 
 class Relaxation(NamedTuple):
-    """φ(x) ∈ value + slope(x − c) + curvature(x − c)² ± error."""
+    """A parabola around φ: φ(x) ∈ value + slope(x − c) + curvature(x − c)² ± error."""
 
     value: Float[Tensor, "*shape"]
     slope: Float[Tensor, "*shape"]
@@ -45,12 +45,20 @@ class Relaxation(NamedTuple):
     error: Float[Tensor, "*shape"]
 
     def or_else(self, other: Relaxation, better: Tensor) -> Relaxation:
-        """This one where `better`, the other elsewhere."""
+        """Return this relaxation where `better`, and the other elsewhere."""
         return Relaxation(*(torch.where(better, a, b) for a, b in zip(self, other, strict=True)))
 
 
 def deviation(function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
-    """φ(x) − λ(x − c) − κ(x − c)² ∈ value ± error on the hull, for any λ and κ; stable ReLUs get their own λ."""
+    """Enclose φ(x) − λ(x − c) − κ(x − c)² in value ± error on an interval, for any λ and κ.
+
+    Args:
+        function: the activation φ.
+        c: where the parabola is centred.
+        hull: the interval of x.
+        slope: λ; stable ReLUs get their own.
+        curvature: κ.
+    """
     of = _relu_deviation if function == "relu" else _grid_deviation
     return of(function, c, hull, slope, curvature)
 
@@ -62,14 +70,14 @@ def _ends(function: Activation, hull: Box) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def chord(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
-    """Slope of the secant; 0 where the interval is too narrow for one. Any slope is valid."""
+    """Return the slope of the secant and curvature 0; slope 0 if the interval is too narrow. Any slope is valid."""
     at_low, at_high, width = _ends(function, hull)
     slope = ((at_high - at_low) / width).clamp(-2.0, 2.0)
     return slope, torch.zeros_like(slope)
 
 
 def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
-    """Slope at c and half the second derivative of the parabola through both ends and the middle."""
+    """Return the slope at c and half the second derivative of the parabola through both ends and the middle."""
     at_low, at_high, width = _ends(function, hull)
     middle = 0.5 * hull.lower + 0.5 * hull.upper
     at_middle = ACTIVATIONS[function](middle)
@@ -81,7 +89,7 @@ def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor
 
 
 def _centred(low: Tensor, high: Tensor, slope: Tensor, curvature: Tensor) -> Relaxation:
-    """Value and error from the range of the deviation."""
+    """Return value and error from the range of the deviation."""
     value = 0.5 * low + 0.5 * high
     error = up(torch.maximum(high - value, value - low)) * (1.0 + gamma(4)) + TINY
     return Relaxation(value, slope, curvature, error)
@@ -90,7 +98,7 @@ def _centred(low: Tensor, high: Tensor, slope: Tensor, curvature: Tensor) -> Rel
 def _relu_deviation(
     function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
 ) -> Relaxation:
-    """The exact range of relu(x) − λ(x − c) − κ(x − c)², rounded outward; stable neurons are linear."""
+    """Return the exact range of relu(x) − λ(x − c) − κ(x − c)², rounded outward; stable neurons are linear."""
     low, high = hull
     zero = torch.zeros_like(c).clamp(low, high)
     points = [low, high, zero]
@@ -112,7 +120,7 @@ def _relu_deviation(
 def _grid_deviation(
     function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
 ) -> Relaxation:
-    """The range of φ(x) − λ(x − c) − κ(x − c)² from a grid and sup|φ''|."""
+    """Bound the range of φ(x) − λ(x − c) − κ(x − c)² by a grid and sup|φ''|."""
     low, high = hull
     share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=c.dtype, device=c.device)
     x = low + (high - low) * share.reshape(-1, *(1 for _ in c.shape))
@@ -127,7 +135,7 @@ def _grid_deviation(
 def _deviation(
     value: Tensor, x: Tensor, c: Tensor, slope: Tensor, curvature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """g and a bound of its rounding at every point."""
+    """Return g and a bound of its rounding at every point."""
     move = x - c
     g = value - slope * move - curvature * move.square()
     size = (x.abs() + c.abs()) * slope.abs() + curvature.abs() * (x.abs() + c.abs()).square()
@@ -135,7 +143,7 @@ def _deviation(
 
 
 def root_taylor(c: Tensor, low: Tensor, high: Tensor) -> Relaxation:
-    """x^{-½} on [low, high] by its second-order Taylor polynomial at c."""
+    """Enclose x^{-½} on [low, high] by its second-order Taylor polynomial at c."""
     reach = up(torch.maximum(high - c, c - low))
     value = c.rsqrt()
     slope, curvature = -0.5 * value / c, 0.375 * value / c.square()
@@ -145,7 +153,7 @@ def root_taylor(c: Tensor, low: Tensor, high: Tensor) -> Relaxation:
 
 
 def root_chord(c: Tensor, low: Tensor, high: Tensor) -> Relaxation:
-    """x^{-½} on [low, high] by its chord."""
+    """Enclose x^{-½} on [low, high] by its chord."""
     a, b = low.sqrt(), high.sqrt()
     slope = -1.0 / (a * b * (a + b))
     ends = torch.stack((1.0 / a - slope * (low - c), 1.0 / b - slope * (high - c)))

@@ -1,4 +1,4 @@
-"""Affine steps as maps of coefficients: the step itself, and the step with absolute values for its rounding."""
+"""Affine steps as maps of coefficients, and the same steps with absolute values, for their rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from prooflens.models.sites import Affine, Rotary
 
 
 def through_affine(step: Affine, weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The step's map without bias, for its weight or the weight's absolute values, with any leading dimensions."""
+    """Return the step's map without bias, for tensors with any leading dimensions.
+
+    Args:
+        step: the affine step.
+        weight: its weight, or the weight's absolute values.
+    """
 
     def f(t: Tensor) -> Tensor:
         y = torch.nn.functional.linear(t.flatten(-step.in_dims), weight)
@@ -21,7 +26,7 @@ def through_affine(step: Affine, weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def through_rotary(step: Rotary) -> Callable[[Tensor], Tensor]:
-    """The rotation with absolute values: what its sums are made of."""
+    """Return the rotation with absolute values: the sizes of the terms of its sums."""
 
     def size(t: Tensor) -> Tensor:
         half = t.shape[-1] // 2

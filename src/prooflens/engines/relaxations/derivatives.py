@@ -1,8 +1,7 @@
-"""Derivatives of activations up to the fourth, and bounds of the third, fourth and fifth on the whole line.
+"""Derivatives of activations up to the fourth, and bounds of the second to fifth on the whole line.
 
-`taylor` reads an activation only through these. The constants are suprema rounded up; `tests/engines/test_smooth.py`
-proves them with ball arithmetic. A computed derivative errs by at most `DERIVATIVE_ERROR`: each is a product of few
-bounded factors, and the factors that grow (x, x³) are multiplied by ones that decay faster.
+`taylor` reads an activation only through these. The suprema are rounded up, and
+`tests/engines/relaxations/test_derivatives.py` checks them with ball arithmetic.
 """
 
 from __future__ import annotations
@@ -18,27 +17,31 @@ from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS
 
 DERIVATIVE_ERROR = 2.0**-40
-"""Absolute error of a computed φ′, φ″, φ‴ or φ⁗."""
+"""The absolute error of a computed φ′, φ″, φ‴ or φ⁗.
+
+Each is a sum of a few products of bounded factors, and the factors that grow (x, x³) are multiplied by ones that
+decay faster, so a few hundred u = 2⁻⁵³ would do. 2⁻⁴⁰ = 8192u; the tests compare with ball arithmetic.
+"""
 
 SECOND: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.51, "tanh": 0.78, "relu": 0.0}
-"""sup |φ″|."""
+"""An upper bound of sup |φ″|."""
 
 THIRD: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.33, "tanh": 2.1, "relu": 0.0}
-"""sup |φ‴|."""
+"""An upper bound of sup |φ‴|."""
 
 FOURTH: dict[Activation, float] = {"gelu": 1.7, "gelu_tanh": 1.7, "silu": 0.53, "tanh": 4.3, "relu": 0.0}
-"""sup |φ⁗|."""
+"""An upper bound of sup |φ⁗|."""
 
 FIFTH: dict[Activation, float] = {"gelu": 3.0, "gelu_tanh": 3.0, "silu": 0.7, "tanh": 18.0, "relu": 0.0}
-"""sup |φ⁽⁵⁾|."""
+"""An upper bound of sup |φ⁽⁵⁾|."""
 
 
 GRID = 24
-"""Points of a grid on each side."""
+"""How many cells a grid has on each side of the centre."""
 
 
 class Derivatives(NamedTuple):
-    """φ′, φ″, φ‴, φ⁗ at some points."""
+    """φ′, φ″, φ‴ and φ⁗ at some points."""
 
     first: Tensor
     second: Tensor
@@ -47,7 +50,22 @@ class Derivatives(NamedTuple):
 
 
 def exp_tail(x: Tensor, first: int, power: int, terms: int = 32) -> Tensor:
-    """Σ_{k ≥ first} x^{k−power}/k! for x ≥ 0 and power ≤ first, from above."""
+    """Bound Σ_{k ≥ first} x^{k−power}/k! from above, for x ≥ 0 and power ≤ first.
+
+    With T the last term that is added, the rest is at most T(eˣ − 1) ≤ T·x·eˣ, because K!/(K + j)! ≤ 1/j!. All terms
+    are positive, so 1 + 2⁻³² covers their few hundred roundings.
+
+    Args:
+        x: where the series is evaluated.
+        first: the first k.
+        power: how many powers of x are divided out.
+        terms: how many terms are added one by one.
+
+    Example:
+        >>> bound = exp_tail(torch.tensor(1.0, dtype=torch.float64), first=1, power=1).item()
+        >>> 0.0 <= bound - (math.e - 1.0) < 1e-8
+        True
+    """
     term = x ** (first - power) / math.factorial(first)
     found = term
     for k in range(first + 1, first + terms):
@@ -65,12 +83,22 @@ class Expansion(NamedTuple):
 
 
 def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -> list[Expansion]:
-    """Expansions of first (without φ″), second, third and fourth order, with proved gaps.
+    """Expand an activation to first order (without φ″), second, third and fourth order, with proved gaps.
 
     First and second order are Taylor's. For small b so are the others, with the gap of the mean value theorem. For
-    large b that is far too much, and a grid says more: between two points at distance h, a gap g exceeds the larger of
-    its values there by at most sup|g″| h²/8. And since a grid proves the gap of *any* coefficients, third and fourth
-    order are fitted: of u⁵ and u⁶ an eighth is left of what Taylor's coefficients leave. ReLU's kink is not counted.
+    large b that gap is far too large, and a grid says more: between two points at distance h, a gap g exceeds the
+    larger of its values there by at most sup|g″| h²/8. Since a grid proves the gap of *any* coefficients, third and
+    fourth order are fitted: they leave an eighth of what Taylor's coefficients leave of u⁵ and u⁶. ReLU's kink is not
+    counted.
+
+    Rounding: a gap is a sum of five terms of size at most (1 + |x| + b)(1 + b)⁴, each with a few roundings and one
+    libm call; 2⁻⁴⁴ = 512u covers them. 0.126 in place of 1/8 covers the rounding of h² and of the grid's points.
+
+    Args:
+        function: the activation φ.
+        x: where it is expanded.
+        b: how far u may go.
+        known: the computed derivatives at x.
     """
     most = (SECOND[function], THIRD[function], FOURTH[function], FIFTH[function])
     zero = torch.zeros_like(b)
@@ -108,7 +136,7 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
 
 
 def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Coefficients of u³ and, in fourth order, of u⁴ that take most of a gap away, at places u = vb.
+    """Return coefficients of u³ and, in fourth order, of u⁴ that take most of a gap away, at places u = vb.
 
     Least squares with more weight near the ends is near to the best in the largest error.
     """
@@ -121,7 +149,19 @@ def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]
 
 
 def derivatives(function: Activation, x: Tensor) -> Derivatives:
-    """φ′(x), φ″(x), φ‴(x), φ⁗(x); ReLU's are those away from its kink."""
+    """Return φ′(x), φ″(x), φ‴(x) and φ⁗(x); ReLU's are those away from its kink.
+
+    Args:
+        function: the activation φ.
+        x: where to evaluate.
+
+    Raises:
+        EngineError: if the derivatives of the activation are not known.
+
+    Example:
+        >>> derivatives("tanh", torch.zeros(1, dtype=torch.float64)).first.item()
+        1.0
+    """
     if function == "gelu":
         density = torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
         cumulative = 0.5 * torch.erfc(-x / math.sqrt(2.0))

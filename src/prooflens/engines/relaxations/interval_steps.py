@@ -4,17 +4,17 @@ r"""Interval arithmetic of every step of a program, rounded outward; any leading
 the first, γ_n(|W||c| + |b|), rides along in the second.
 
 **Norm.** y_k = m_k (m_k²/d + ρ_k/d + ε)^{-½} with m = Px and ρ_k = Σ_{j≠k} m_j². It grows with m_k; with ρ_k it
-shrinks where m_k ≥ 0 and grows where m_k ≤ 0. So its range over m_k ∈ [m̲, m̄], ρ_k ∈ [ρ̲, ρ̄] is reached at two corners.
-It is intersected with |y_k| ≤ √(d−1) (`thm:ln`), for RMSNorm √d, which hold whatever the input. Where ε = 0 and the
-token may be constant the norm is not defined and nothing is said.
+shrinks where m_k ≥ 0 and grows where m_k ≤ 0. So its range over m_k ∈ [m̲, m̄], ρ_k ∈ [ρ̲, ρ̄] is reached at two
+corners. It is intersected with |y_k| ≤ √(d−1) (`thm:ln`), for RMSNorm √d, which hold whatever the input. Where ε = 0
+and the token may be constant the norm is not defined and nothing is said.
 
 **Scores.** Each product q_c k_c has its extremes at the corners of its rectangle. **Softmax.** `queries.weight_box`:
 the vertex optimum, tightened by the simplex. **Mixing.** Exact over Δ_S ∩ [s̲, s̄] (`prop:lp_simplex`), inside
 `thm:convex`.
 
-**Activations.** ReLU and tanh are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a distribution function:
-φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the largest value is at an
-end of the interval, the smallest at an end or, if x* is inside, the global minimum.
+**Activations.** ReLU and tanh are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a distribution
+function: φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the largest
+value is at an end of the interval, the smallest at an end or, if x* is inside, the global minimum.
 
 What cannot be bounded is ±∞; NaN (∞ − ∞, 0·∞) becomes ±∞ after each step.
 """
@@ -51,17 +51,27 @@ from prooflens.queries.outward import LIBM_ROUNDINGS, exclusive_sum, scaled_down
 from prooflens.queries.simplex import output_hull
 
 LARGEST_SQUARED = 2.0**500
-"""A norm's input beyond this leaves float64 when it is squared: then only the dimension bound is given."""
+"""The largest input of a norm that is squared; beyond it only the dimension bound is given."""
 
 LEAST_VARIANCE = 2.0**-900
 """A variance plus ε below this may be 0, or lost to underflow: the norm is then treated as undefined."""
 
 CHUNK_ELEMENTS = 2**24
-"""Products of scores are formed for so many numbers at a time (128 MiB per temporary)."""
+"""How many products of scores are formed at a time (128 MiB per temporary)."""
 
 
 def apply_step(step: AnyStep, *boxes: Box) -> Box:
-    """A box around the step's values for all inputs in the given boxes, whichever way they depend on each other."""
+    """Return a box around the step's values for all inputs in the given boxes, however they depend on each other.
+
+    Args:
+        step: the step.
+        boxes: a box for each of its inputs.
+
+    Example:
+        >>> relu = Elementwise("out", ("in",), "relu")
+        >>> apply_step(relu, Box(torch.tensor([-1.0]), torch.tensor([2.0]))).upper.item()
+        2.0
+    """
     return _finished(_apply(step, *boxes))
 
 
@@ -94,21 +104,27 @@ def _apply(step: AnyStep, *boxes: Box) -> Box:
 
 
 def _softcap(step: Softcap, x: Box) -> Box:
-    """c·tanh(x/c) grows with x and stays between −c and c."""
+    """Bound c·tanh(x/c), which grows with x and stays between −c and c."""
     inner = Box(down(x.lower / step.cap), up(x.upper / step.cap))
     ends = _times(_activation("tanh", inner), step.cap)
     return Box(ends.lower.clamp(min=-step.cap), ends.upper.clamp(max=step.cap))
 
 
 def _finished(box: Box) -> Box:
-    """No NaN, and no bound that an overflow has put on the wrong side."""
+    """Remove NaN, and bounds that an overflow has put on the wrong side."""
     lower = torch.where(box.lower < torch.inf, box.lower, -torch.inf)
     upper = torch.where(box.upper > -torch.inf, box.upper, torch.inf)
     return Box(lower, upper)
 
 
 def linear_box(box: Box, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None = None) -> Box:
-    """Bounds of Wx + b over a box of x (last dimension)."""
+    """Bound Wx + b over a box of x (last dimension).
+
+    Args:
+        box: the box of x.
+        weight: W, shape [o, i].
+        bias: b, shape [o]; None for 0.
+    """
     n = weight.shape[-1]
     c = 0.5 * box.lower + 0.5 * box.upper
     r = torch.maximum(up(box.upper - c), up(c - box.lower))
@@ -121,7 +137,7 @@ def linear_box(box: Box, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"]
 
 
 def multiply(x: Box, y: Box) -> Box:
-    """{ab | a ∈ x, b ∈ y}, element by element: the extremes lie at corners."""
+    """Return {ab | a ∈ x, b ∈ y}, element by element: the extremes lie at corners."""
     corners = torch.stack(torch.broadcast_tensors(*(a * b for a in x for b in y)))
     return Box(down(corners.amin(0)), up(corners.amax(0)))
 
@@ -149,7 +165,7 @@ def _rotary(step: Rotary, x: Box) -> Box:
 
 
 def _centred(x: Box) -> Box:
-    """Bounds of x_k − mean(x) = x_k − (x_k + Σ_{j≠k} x_j)/d, which grows with x_k and falls with every other."""
+    """Bound x_k − mean(x) = x_k − (x_k + Σ_{j≠k} x_j)/d, which grows with x_k and falls with every other."""
     d = x.lower.shape[-1]
     size = torch.maximum(x.lower.abs(), x.upper.abs())
     slack = up((size + size.sum(-1, keepdim=True) / d) * gamma(4 * d + 32)) + TINY
@@ -181,7 +197,8 @@ def _norm(step: Norm, x: Box) -> Box:
 
 
 _NORM_ERROR = gamma(12)
-"""m(m²/d + ρ/d + ε)^{-½} from nonnegative terms: at most eight roundings and those of this correction."""
+"""The relative error of m(m²/d + ρ/d + ε)^{-½} from nonnegative terms: eight roundings, and those of this
+correction."""
 
 
 def _normalised(m: Tensor, rest: Tensor, eps: float) -> Tensor:
@@ -205,7 +222,7 @@ def _scores(step: Scores, q: Box, k: Box) -> Box:
 
 
 def _softmax(mask: Bool[Tensor, "S S"], scores: Box) -> Box:
-    """Rows with an infinite bound say nothing but 0 ≤ s ≤ 1."""
+    """Bound softmax weights; rows with an infinite bound say nothing but 0 ≤ s ≤ 1."""
     present = mask.expand(scores.lower.shape)
     known = ((scores.lower.isfinite() & scores.upper.isfinite()) | ~present).all(-1, keepdim=True)
     usable = known & present
@@ -236,18 +253,21 @@ def _pool(step: Pool, x: Box) -> Box:
 
 
 class _Dip(NamedTuple):
-    """φ of the form x·Φ(x): where it turns, how low it gets, and below which x it is only known to be in [φ(x), 0]."""
+    """A φ of the form x·Φ(x): where it turns, how low it gets, and left of which x only φ(x) ≤ φ ≤ 0 is used."""
 
     left: float
     right: float
     least: float
     floor: float
     value: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """φ(x) for x ≥ floor and a bound of its relative error."""
+    """Return φ(x) for x ≥ floor, and a bound of its relative error."""
 
 
 def _logistic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """x/(1 + e^{−y}) for a y known to 8 roundings: e^{−y} errs by 8|y|u and its own, which matters for y < 0 only."""
+    """Return x/(1 + e^{−y}) and its error, for a y known to 8 roundings.
+
+    e^{−y} errs by 8|y|u and its own, which matters for y < 0 only.
+    """
     error = (2.0 * LIBM_ROUNDINGS + 16.0 + 16.0 * (-y).clamp(min=0.0)) * UNIT_ROUNDOFF
     return x / (1.0 + (-y).exp()), error
 
@@ -257,14 +277,15 @@ def _silu(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gelu_tanh(x: Tensor) -> tuple[Tensor, Tensor]:
-    """½x(1 + tanh g) = x/(1 + e^{−2g}), g = √(2/π)(x + 0.044715x³)."""
+    """Return ½x(1 + tanh g) = x/(1 + e^{−2g}), g = √(2/π)(x + 0.044715x³), and its error."""
     return _logistic(x, 2.0 * math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x.square()))
 
 
 def _gelu(x: Tensor) -> tuple[Tensor, Tensor]:
-    """½x erfc(t), t = −x/√2 to 3 roundings; |d log erfc/d log t| ≤ 2t² + 1 for t > 0 and ≤ 1 for t < 0.
+    """Return ½x erfc(t) and its error, t = −x/√2 to 3 roundings.
 
-    The first because erfc t ≥ 2e^{−t²}/(√π(t + √(t²+2))). erfc is trusted to 8 ulp (CUDA documents 5).
+    |d log erfc/d log t| ≤ 2t² + 1 for t > 0 and ≤ 1 for t < 0; the first because erfc t ≥ 2e^{−t²}/(√π(t + √(t²+2))).
+    erfc is trusted to 8 ulp (CUDA documents 5).
     """
     t = -x * math.sqrt(0.5)
     error = (4.0 * LIBM_ROUNDINGS + 16.0 + 8.0 * t.clamp(min=0.0).square()) * UNIT_ROUNDOFF
@@ -276,7 +297,7 @@ DIPS: dict[Activation, _Dip] = {
     "gelu_tanh": _Dip(-0.7524614221, -0.7524614220, -0.1700407505712541, -20.0, _gelu_tanh),
     "silu": _Dip(-1.2784645428, -1.2784645427, -0.27846454276107385, -600.0, _silu),
 }
-"""left < x* < right and least ≤ φ(x*), checked with ball arithmetic in the tests."""
+"""left < x* < right and least ≤ φ(x*); the tests check them with ball arithmetic."""
 
 
 def _activation(function: Activation, x: Box) -> Box:
@@ -295,7 +316,7 @@ def _activation(function: Activation, x: Box) -> Box:
 
 
 def _at(dip: _Dip, x: Tensor) -> Box:
-    """φ at the ends of intervals; left of the floor φ falls, so it lies between φ(floor) and 0."""
+    """Enclose φ at the ends of intervals; left of the floor φ falls, so it lies between φ(floor) and 0."""
     value, error = dip.value(x.clamp(min=dip.floor))
     error = error * value.abs()
     return Box(down(value - error), torch.where(x < dip.floor, 0.0, up(value + error)))

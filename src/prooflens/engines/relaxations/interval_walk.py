@@ -1,4 +1,4 @@
-"""Boxes through a program: the walk that `interval` is, and that other engines start from."""
+"""Boxes through a program: the whole of engine `interval`, and where other engines start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from prooflens.regions import Region
 
 
 def score_boxes(problem: Problem, layers: Iterable[int], capped: bool = True) -> dict[int, Box]:
-    """Proved boxes [H, S, S] of the attention scores of some layers; before their cap if not `capped`."""
+    """Return proved boxes [H, S, S] of the attention scores of some layers.
+
+    Args:
+        problem: the model and the region.
+        layers: which layers.
+        capped: whether the scores are those behind their cap, if the model has one.
+    """
     has_cap = problem.model.architecture.score_cap is not None
     end = "_uncapped" if has_cap and not capped else ""
     names = {layer: scores_name(problem.model.check_layer(layer)) + end for layer in layers}
@@ -28,7 +34,12 @@ def score_boxes(problem: Problem, layers: Iterable[int], capped: bool = True) ->
 
 
 def value_boxes(problem: Problem, names: Iterable[str] | None = None) -> dict[str, Box]:
-    """Proved boxes of the values with these names; of all of them by default."""
+    """Return proved boxes of the values with these names.
+
+    Args:
+        problem: the model and the region.
+        names: the values; None for all of them.
+    """
     wanted = None if names is None else tuple(names)
     program = problem.model.program(problem.n_tokens, wanted or OUTPUT, problem.padding)
     with torch.no_grad():
@@ -36,7 +47,7 @@ def value_boxes(problem: Problem, names: Iterable[str] | None = None) -> dict[st
 
 
 def region_box(region: Region) -> Box:
-    """The smallest box around a region, rounded outward; exact where a coordinate does not move."""
+    """Return the smallest box around a region, rounded outward; exact where a coordinate does not move."""
     spread = region.half_widths()
     if region.generators is not None:
         spread = up(spread * (1.0 + gamma(2 * region.n_factors + 4)))
@@ -46,7 +57,13 @@ def region_box(region: Region) -> Box:
 
 
 def propagate(program: Program, box: Box, keep: Iterable[str] | None = None) -> dict[str, Box]:
-    """Boxes of the kept values (of all by default) for inputs in a box [..., S, d]; many boxes at once."""
+    """Return boxes of the kept values for inputs in a box [..., S, d]; many boxes at once.
+
+    Args:
+        program: the steps.
+        box: the input's box.
+        keep: the names of the values to keep; None for all.
+    """
     last_use = {name: i for i, step in enumerate(program.steps) for name in step.inputs}
     kept = None if keep is None else set(keep)
     boxes = {INPUT: box}
@@ -60,7 +77,7 @@ def propagate(program: Program, box: Box, keep: Iterable[str] | None = None) -> 
 
 
 def form_program(problem: Problem, forms: Forms) -> Program:
-    """The steps that some forms depend on."""
+    """Return the steps that some forms depend on."""
     wanted = [scores_name(problem.model.check_layer(layer)) for layer in forms.layers]
     wanted += [OUTPUT] if forms.logits is not None else []
     return problem.model.program(problem.n_tokens, wanted, problem.padding)
@@ -69,7 +86,17 @@ def form_program(problem: Problem, forms: Forms) -> Program:
 def bound_on_box(
     problem: Problem, program: Program, forms: Forms, box: Box
 ) -> tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]:
-    """Bounds of forms for inputs in a box [..., S, d]."""
+    """Bound forms for inputs in a box [..., S, d].
+
+    Args:
+        problem: the model and the region.
+        program: the steps that the forms depend on.
+        forms: what to bound.
+        box: the input's box.
+
+    Returns:
+        Lower and upper bounds, shape [..., F].
+    """
     names = [scores_name(layer) for layer in forms.layers] + ([OUTPUT] if forms.logits is not None else [])
     boxes = propagate(program, box, names)
     device, batch = box.lower.device, box.lower.shape[:-2]

@@ -1,8 +1,8 @@
-"""Verified eigenvalues and outward radii: the arithmetic of `taylor`.
+"""Verified eigenvalues and norms that are rounded up: the arithmetic of `taylor`.
 
-A floating product with inner length n errs by at most γ_{n+2}‖A‖_F‖B‖_F in the Frobenius norm (`product_error`). Radii
+A floating product with inner length n errs by at most γ_n‖A‖_F‖B‖_F in the Frobenius norm (`product_error`). Radii
 are sums, products, quotients and roots of non-negative numbers, so each computed radius has a small *relative* error,
-γ_N for N roundings in sequence. `grow` covers N = 2²⁰, far more than any radius takes.
+γ_N for N roundings in sequence (`grow`).
 """
 
 from __future__ import annotations
@@ -14,50 +14,85 @@ from torch import Tensor
 from prooflens.numerics import dominates, gamma
 
 GROWTH = 1.0 + 2.0**-32
+"""The factor by which `grow` raises a radius, for N = 2²⁰ roundings in sequence, far more than any radius takes.
+
+For N = 2²⁰, γ_N < 2⁻³³(1 + 2⁻³²). A computed radius r̂ of a real r then satisfies r ≤ r̂/(1 − γ_N) < r̂(1 + 2⁻³² −
+2⁻³⁴), and 2⁻³⁴ is left for the rounding of r̂·GROWTH itself; 1 + 2⁻³² is exact in float64.
+"""
 POWER_STEPS = 12
+"""Steps of the power iteration that guesses an eigenvalue."""
 SQUARINGS = 3
-"""After these, m equal eigenvalues look like one that is larger by m^(1/16)."""
+"""How often `spectral` squares a matrix; m equal eigenvalues then look like one that is larger by m^(1/16)."""
 CHUNK = 2**25
 """How many numbers of a batch of matrices are worked on at a time (256 MiB)."""
 
 
 LEAST_NORM = 2.0**-500
-"""Added to norms: squares of entries that are smaller vanish."""
+"""Added to norms for squares that underflow.
+
+Each such square loses at most 2⁻¹⁰⁷⁵, so n of them move a norm by at most √n·2⁻⁵³⁷. That is below 2⁻⁵⁰⁰ for n ≤ 2⁷⁴.
+"""
 UNDERFLOW = 2.0**-900
-"""What products of entries below 2⁻⁵¹¹ lose, with room for the factors that they are multiplied by."""
+"""Added to sums of products for products that underflow.
+
+Each loses at most 2⁻¹⁰⁷⁵. A sum of n of them that is multiplied by factors of size s loses at most n·s·2⁻¹⁰⁷⁵, which
+is below 2⁻⁹⁰⁰ as long as n·s ≤ 2¹⁷⁵.
+"""
 
 
 def grow(radius: Tensor) -> Tensor:
-    """A computed non-negative radius, raised over the rounding of its own computation."""
+    """Raise a computed non-negative radius over the rounding of its own computation."""
     return radius * GROWTH
 
 
 def identity(like: Tensor, n: int) -> Float[Tensor, "n n"]:
-    """The identity, made where it is used: copies between devices cost more than most sums."""
+    """Return the identity matrix on the device of `like`: copies between devices cost more than most sums."""
     return torch.eye(n, dtype=like.dtype, device=like.device)
 
 
 def length(x: Float[Tensor, "... n"]) -> Float[Tensor, ...]:
-    """An upper bound of ‖x‖₂ along the last dimension."""
+    """Return an upper bound of ‖x‖₂ along the last dimension.
+
+    Example:
+        >>> 5.0 <= length(torch.tensor([3.0, 4.0], dtype=torch.float64)).item() < 5.0 + 1e-8
+        True
+    """
     return grow(torch.linalg.vector_norm(x, dim=-1)) + LEAST_NORM
 
 
 def frobenius(A: Float[Tensor, "... m n"]) -> Float[Tensor, ...]:
-    """An upper bound of the Frobenius norm; a matrix may have more entries than `grow` covers."""
+    """Return an upper bound of the Frobenius norm; γ_mn is for matrices with more entries than `grow` covers."""
     found: Tensor = torch.linalg.vector_norm(A, dim=(-2, -1)) * (GROWTH + gamma(A.shape[-2] * A.shape[-1]))
     return found + LEAST_NORM
 
 
 def product_error(inner: int, size: Tensor) -> Tensor:
-    """Rounding of a product with this inner length, for the product of its factors' Frobenius norms (or lengths)."""
+    """Bound the rounding of a matrix product in the Frobenius norm.
+
+    The product itself errs by γ_n of the factors' norms. Eight more roundings are for what follows at once: scaling,
+    symmetrising, or adding to a diagonal.
+
+    Args:
+        inner: n, the inner length of the product.
+        size: the product of the Frobenius norms (or lengths) of the factors.
+    """
     return grow(gamma(inner + 8) * size)
 
 
 def top_eigenvalue(K: Float[Tensor, "*batch n n"], tight: float = 0.02) -> Float[Tensor, "*batch"]:
-    """A proved upper bound, at least 0, of the largest eigenvalue of symmetric matrices.
+    """Return a proved upper bound, at least 0, of the largest eigenvalue of symmetric matrices.
 
-    A power iteration guesses, a factorisation proves (`dominates`); the guess grows until the proof runs through. What
-    is never proved is bounded by the Frobenius norm.
+    A power iteration guesses, and a factorisation proves (`dominates`); the guess grows until the proof succeeds.
+    What is never proved is bounded by the Frobenius norm.
+
+    Args:
+        K: exactly symmetric matrices, shape [..., n, n].
+        tight: how far above the guess the first attempt goes, relative to it.
+
+    Example:
+        >>> bound = top_eigenvalue(torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64)).item()
+        >>> 2.0 <= bound < 2.1
+        True
     """
     flat = K.reshape(-1, *K.shape[-2:])
     n = flat.shape[-1]
@@ -67,10 +102,19 @@ def top_eigenvalue(K: Float[Tensor, "*batch n n"], tight: float = 0.02) -> Float
 
 
 def spectral(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """An upper bound of the 2-norm of symmetric matrices, by powers of them or by their rows.
+    """Return an upper bound of the 2-norm of symmetric matrices, by powers of them or by their rows.
 
-    ‖X‖₂² = ‖XXᵀ‖₂ for every X: what a product errs by in the 2-norm is added before each root is taken. A few squares
-    tell the largest eigenvalue from all that are not near it; where many are, rows mostly say more.
+    ‖X‖₂² = ‖XXᵀ‖₂ for every X; what a product errs by in the 2-norm is added before each root is taken. A few
+    squarings separate the largest eigenvalue from all that are not near it; if many are near it, row sums mostly say
+    more.
+
+    Args:
+        K: exactly symmetric matrices, shape [..., n, n].
+
+    Example:
+        >>> bound = spectral(torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64)).item()
+        >>> 2.0 <= bound < 2.1
+        True
     """
     flat = K.reshape(-1, *K.shape[-2:])
     step = max(1, CHUNK // max(1, K.shape[-1] ** 2))
@@ -80,6 +124,7 @@ def spectral(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
 
 def _spectral(K: Float[Tensor, "B n n"]) -> Float[Tensor, " B"]:
     size, rows = frobenius(K), grow(K.abs().sum(-1)).amax(-1)
+    # The quotient rounds, by u‖X‖_F ≤ u in the 2-norm: √(s² + 8u) ≥ s + u, so `product_error`'s spare 8u cover it.
     X = K / size.clamp(min=2.0**-900)[:, None, None]
     errors = []
     for _ in range(SQUARINGS):
@@ -89,7 +134,7 @@ def _spectral(K: Float[Tensor, "B n n"]) -> Float[Tensor, " B"]:
     for error in reversed(errors):
         found = grow((found + error).sqrt())
     found = torch.minimum(grow(found * size), size)
-    # Squares of what is tiny vanish, and sums of rows do not; what is not finite stays so.
+    # Squares of tiny entries underflow, and row sums do not. What is not finite stays so.
     fits = (size > 2.0**-400) & size.isfinite()
     return torch.where(fits, torch.minimum(found, rows), rows)
 
@@ -107,6 +152,7 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
         size = torch.linalg.vector_norm(y, dim=-1).clamp(min=2.0**-900)
         x = y / size[:, None]
         value = size - shift[:, 0]
+    # Any guess will do, since `dominates` has to prove it; 1e-9 is for values near 0.
     guess = value * (1.0 + tight) + bound * 1e-9
     open_ = (guess < bound) & (bound > 0)
     for attempt in range(8):
@@ -121,13 +167,23 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
 
 
 def cholesky_factor(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """L with M ⪯ LLᵀ: M is lifted, and the factor's residual is measured to be less. Infinite where it is not."""
+    """Return L with M ⪯ LLᵀ, or infinite entries where that is not proved.
+
+    M is lifted on its diagonal by 10⁻⁹ of its trace and factorised, and the residual of the factor is measured: LLᵀ −
+    M = lift·I + residual ⪰ 0 if the residual is smaller than the lift. So 10⁻⁹ decides only whether the proof
+    succeeds: it exceeds the residual, about 2n·u of the trace, for n up to 10⁶, and adds at most a share n·10⁻⁹ to
+    the trace. The 2⁻⁴⁵⁰ is for M = 0, where the `LEAST_NORM` in the residual would exceed the lift.
+
+    Args:
+        M: symmetric matrices, shape [..., n, n].
+    """
     size = M.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sum(-1)
     lift = grow(1e-9 * size) + 2.0**-450
     lifted = M.clone()
     lifted.diagonal(dim1=-2, dim2=-1).add_(lift[..., None])
     L = torch.linalg.cholesky_ex(lifted).L
     residual = frobenius(L @ L.mT - lifted) + product_error(M.shape[-1], frobenius(L).square())
+    # Lifting rounds by u per diagonal entry; the rest of γ_16 is for the sums in this test.
     fits = residual + gamma(16) * frobenius(lifted) < lift
     return torch.where(fits[..., None, None], L, torch.inf)
 
@@ -135,9 +191,16 @@ def cholesky_factor(M: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 def bilinear(
     M: Float[Tensor, "*b n n"], L: Float[Tensor, "*b n n"], K: Float[Tensor, "*b n n"]
 ) -> Float[Tensor, "*b"]:
-    """sup |x·y| over x ∈ E(M), y ∈ E(K), with L = half(M): the root of LᵀKL's largest eigenvalue, or of tr(MK)."""
+    """Bound sup |x·y| over x ∈ E(M), y ∈ E(K): the root of LᵀKL's largest eigenvalue, or of tr(MK).
+
+    Args:
+        M: the shape of x, shape [..., n, n].
+        L: `cholesky_factor(M)`.
+        K: the shape of y, shape [..., n, n].
+    """
     n = M.shape[-1]
     turned = L.mT @ K @ L
+    # Two products of inner length n err by γ_2n‖L‖²‖K‖; 4 and 4 are to spare.
     slip = product_error(4 * n, 4.0 * frobenius(L).square() * frobenius(K))
     top = spectral(0.5 * (turned + turned.mT)) + slip
     crude = torch.einsum("...ij,...ij->...", M, K).clamp(min=0.0)

@@ -40,7 +40,16 @@ from prooflens.numerics import gamma
 
 @dataclass(eq=False)
 class Heads:
-    """Queries, keys or values with shared heads repeated."""
+    """Queries, keys or values, with shared heads repeated.
+
+    Attributes:
+        u: values at the centre, shape [S, H, c].
+        A: linear parts, shape [S, H, c, p].
+        P: shapes of Aα, [S, H, c, c].
+        B: shapes of e, [S, H, c, c].
+        tau: sup ‖Aα‖, shape [S, H].
+        e: sup ‖e‖, shape [S, H].
+    """
 
     u: Float[Tensor, "S H c"]
     A: Float[Tensor, "S H c p"]
@@ -51,7 +60,7 @@ class Heads:
 
     @classmethod
     def of(cls, value: Value, n_heads: int) -> Heads:
-        """Give each group's head to all its readers; A = JN rounds, which `slip` in e covers."""
+        """Give each group's head to all query heads that read it. A = JN rounds, which `slip` in e covers."""
         S, n = value.u.shape
         c, share = n // value.heads, n_heads // value.heads
         A = (value.J @ value.root.N).reshape(S, value.heads, c, -1)
@@ -61,12 +70,12 @@ class Heads:
 
     @property
     def n(self) -> Float[Tensor, "S H"]:
-        """‖u‖."""
+        """‖u‖ per token and head."""
         return length(self.u)
 
     @property
     def reach(self) -> Float[Tensor, "S H"]:
-        """sup ‖u(x) − u‖."""
+        """sup ‖u(x) − u‖ per token and head."""
         return grow(self.tau + self.e)
 
 
@@ -76,20 +85,29 @@ def _outer(x: Float[Tensor, "S H"], y: Float[Tensor, "S H"]) -> Float[Tensor, "H
 
 @dataclass(eq=False)
 class ScoreSite:
-    """The bilinear site a_ij = scale·q_i·k_j."""
+    """The bilinear site a_ij = scale·q_i·k_j.
+
+    Attributes:
+        step: the step that makes scores.
+        names: the names of queries and keys.
+        q: queries.
+        k: keys.
+        quick: bound products by traces, without eigenvalues.
+    """
 
     step: Scores
     names: tuple[str, str]
     q: Heads
     k: Heads
     quick: bool = False
-    """Whether traces do, without eigenvalues."""
+    """Bound products by traces, without eigenvalues."""
 
     @cached_property
     def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
-        """Per score: sup of its second-order part, and of what e adds to it, with rounding."""
+        """Per score, the supremum of its second-order part and of what e adds to it, with rounding."""
         q, k, scale = self.q, self.k, self.step.scale
         cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
+        # A score is a sum of c products, and so are its covectors; γ_{4c+64} covers both over the region.
         rounding = gamma(4 * q.u.shape[-1] + 64) * scale * _outer(q.n + q.reach, k.n + k.reach)
         if self.step.bias is not None:
             rounding = rounding + gamma(8) * self.step.bias.abs()
@@ -97,7 +115,7 @@ class ScoreSite:
         return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
 
     def _pairs(self, M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
-        """sup |x·y| over the two ellipsoids, for all pairs of tokens."""
+        """Bound |x·y| over two ellipsoids, for all pairs of tokens."""
         S, H, c, _ = M.shape
         if self.quick:
             square = torch.einsum("ihce,jhce->hij", M, K).clamp(min=0.0)
@@ -115,7 +133,15 @@ class ScoreSite:
     def rest(
         self, s: Float[Tensor, "H S S"], keys: Float[Tensor, "H S S c"]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """sup |b_e| of centred scores: own products and what q and k miss; of all products; of those with e alone."""
+        """Bound the part b_e of the centred scores that is not linear in α.
+
+        Args:
+            s: softmax weights at the centre.
+            keys: keys less their weighted mean, per query.
+
+        Returns:
+            Bounds of |b_e|, of all products of moves in it, and of the products that involve e.
+        """
         second, cross = self.products
         mask, scale = self.step.mask, self.step.scale
         q, k = self.q, self.k
@@ -131,7 +157,10 @@ class ScoreSite:
 
 
 def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b"]:
-    """sup Σ weights (rows·α̂)² for ‖α̂‖₂ ≤ 1: one eigenvalue."""
+    """Bound Σ weights (rows·α̂)² over ‖α̂‖₂ ≤ 1 by one eigenvalue.
+
+    The 64 more roundings in `product_error` are for the roots of the weights and their products with the rows.
+    """
     X = weights.sqrt()[..., None] * rows
     K = X @ X.mT
     error = product_error(X.shape[-1] + 64, frobenius(X).square())
@@ -144,13 +173,21 @@ def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]
 
 @dataclass(eq=False)
 class MixSite:
-    """Softmax mixing of all heads and rows."""
+    """The softmax mixing of all heads and rows.
+
+    Attributes:
+        scores: the site that makes scores.
+        attention: the names of the values that meet.
+        v: values.
+        stream: a bound of the stream's size, for rounding.
+        factors: the box of the factors.
+    """
 
     scores: ScoreSite
     attention: Attention
     v: Heads
     stream: Float[Tensor, " S"]
-    """sup of the stream's size, for rounding."""
+    """A bound of the stream's size, for rounding."""
     factors: FactorBox
 
     def __post_init__(self) -> None:
@@ -176,15 +213,18 @@ class MixSite:
             + q.n.T[:, :, None] * frobenius(k.A).amax(0)[:, None, None]
             + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
         )
-        # What the rows' own rounding leaves out counts as e.
+        # What the rows' own rounding leaves out counts as e. A row is two sums of c terms less a mean of S terms, and
+        # its keys are deviations from a mean of S terms: γ_{2c+2S+8} of `size`, and γ_p for the sum over factors.
         rounding = gamma(8 * c + 8 * S + p + 64) * 4.0 * size * length(widths) * self.mask
         bounds = self.scores.rest(self.s, self.keys)
         self.E, self.E_products, self.E_cross = (grow(bound + rounding) for bound in bounds)
         self.rho = grow((self.rows.abs() @ widths + rounding) * self.mask)
+        # The computed weights s err by 8u relative (exp) and by u|a_j − max a| (its argument): 2⁻⁴⁵ = 256u covers
+        # that for scores less than 240 apart. Weights further apart are below e⁻²⁴⁰, and so is what they err by.
         self.beta = grow(self.rho + self.E + 2.0**-45)
 
     def _rows(self) -> Float[Tensor, "H S S p"]:
-        """The centred scores' linear parts."""
+        """Return the linear parts of the centred scores."""
         q, k = self.scores.q, self.scores.k
         rows = self.scale * torch.einsum("jhcp,ihc->hijp", k.A, q.u)
         rows = rows - torch.einsum("hij,hijp->hip", self.s, rows)[:, :, None]
@@ -193,7 +233,7 @@ class MixSite:
 
     @cached_property
     def weights(self) -> Float[Tensor, "S p"]:
-        """How the groups of factors are weighted for each query token, by what its scores and its values read."""
+        """The weights of the groups of factors for each query token, by what its scores and its values read."""
         scores = self.factors.sizes((self.s.sqrt()[..., None] * self.rows).movedim(1, 0).flatten(1, 2))
         read = torch.stack([self.factors.sizes(A.flatten(0, 1)) for A in self.v.A])
         values = torch.einsum("hij,jg->ig", self.s, read)
@@ -208,7 +248,22 @@ class MixSite:
         stream: Float[Tensor, "S d m"],
         tokens: list[int],
     ) -> tuple[Float[Tensor, "T S d m"], Float[Tensor, "T S"]]:
-        """∂(next root)_t/∂(something of token t′) from the Jacobians of q, k, v and the stream by it; its rounding."""
+        """Return the Jacobian of the next root by something of each token, and its rounding.
+
+        It is made of the Jacobians of q, k, v and the stream by that something. Sums have at most S, c·H or d terms,
+        and deviations from means have S more. The factor 8 in the rounding covers the three parts, and key-value
+        heads that several query heads share: r readers of a head count √r times.
+
+        Args:
+            q: the Jacobian of queries, shape [S, n, m].
+            k: the Jacobian of keys.
+            v: the Jacobian of values.
+            stream: the Jacobian of the residual stream.
+            tokens: the tokens of the next root.
+
+        Returns:
+            The Jacobian [T, S, d, m], and bounds of its blocks' rounding in the Frobenius norm, [T, S].
+        """
         S, H, c = self.z.shape
         Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
         chosen = torch.arange(len(tokens))
@@ -230,7 +285,12 @@ class MixSite:
         return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size[tokens])
 
     def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
-        """From a covector at row t of the next root: covectors at q (row t), k and v (all rows)."""
+        """Take covectors at row t of the next root back to q (row t), k and v (all rows).
+
+        Args:
+            u: covectors, shape [F, d].
+            t: the token.
+        """
         omega = torch.einsum("fd,dhc->fhc", u, self.out)
         coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.deviations[:, t])
         return {
@@ -251,6 +311,7 @@ class MixSite:
             moves = moves + self.scores.step.bias.abs().amax((0, 2))
         inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
+        # Weights that are off by 2⁻⁴⁵ relative, as in `beta`, move a mean of values by at most twice that.
         return grow(n * (inner * S + bias + self.stream) + 2.0**-44 * self.out_size.sum() * values)
 
 

@@ -1,4 +1,4 @@
-"""Chains of `taylor`: a segment of the program with its values and sites, and the steps from one value to the next."""
+"""Chains of `taylor`: a segment of the program with its values and sites, and the steps between values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,21 @@ Seeds = dict[int, dict[str, Tensor]]
 
 @dataclass(eq=False)
 class Chain:
-    """A segment with its values and sites, and how it goes on."""
+    """A segment of the program with its values and sites, and how it goes on.
+
+    Attributes:
+        segment: the steps.
+        root: where the chain starts.
+        values: its values by name.
+        shapes: the shapes of all remainders by the name of their source.
+        sites: norms and networks by the name of their output.
+        scores: the site that makes scores, if the chain ends in an attention.
+        mix: the softmax mixing, if there is one.
+        mixed: the shapes of the mixing's remainder, by token of the next root.
+        beyond: the same without the second order of Aα.
+        goes_on: the tokens that the next root has.
+        pool: the pooling, if the chain ends in one.
+    """
 
     segment: Segment
     root: Root
@@ -36,9 +50,9 @@ class Chain:
     scores: ScoreSite | None = None
     mix: MixSite | None = None
     mixed: Tensor | None = None
-    """The shapes of what the mixing misses, by token of the next root."""
+    """The shapes of the mixing's remainder, by token of the next root."""
     beyond: Tensor | None = None
-    """The same without the second order of Aα."""
+    """The shapes of the mixing's remainder without the second order of Aα."""
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""
     pool: Pool | None = None
@@ -50,7 +64,7 @@ class Chain:
 
 
 class RemainderBound(Protocol):
-    """What covectors miss where they pass (`taylor.remainder_bounds`)."""
+    """What a walk asks about the remainders that covectors collect (`taylor.remainder_bounds`)."""
 
     @property
     def deep(self) -> bool:
@@ -61,28 +75,40 @@ class RemainderBound(Protocol):
         """Whether the ellipsoid of a root may stand for everything before it."""
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """sup of v·r and of −v·r at a norm or a network, for token t."""
+        """Bound v·r and −v·r at a norm or a network, for token t."""
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """The same at the mixing of the chain, for one token of the next root."""
+        """Bound u·r and −u·r at the mixing of the chain, for one token of the next root."""
 
     def arrive(self, chain: Chain) -> None:
-        """All covectors of a chain have come to its root."""
+        """Be told that all covectors of a chain have come to its root."""
 
 
 def slip(source: Value, inner: int, most: Tensor) -> Float[Tensor, " S"]:
-    """Rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians."""
+    """Bound the rounding of a linear map with Frobenius norm `most` of a value and of its Jacobians.
+
+    Sums of `inner` products err by γ_inner; the value and its Jacobians each count once, hence the factor 2. Earlier
+    rounding, `noise`, is mapped along.
+    """
     return grow(gamma(inner + 64) * 2.0 * most * (source.size + source.stretch) + most * source.noise)
 
 
 def moved(source: Value, u: Tensor, move: Callable[[Tensor], Tensor], noise: Tensor, heads: int = 1) -> Value:
-    """A value that is a linear map of another, up to its constant and what is added afterwards."""
+    """Return a value that is a linear map of another, up to its constant and what is added afterwards.
+
+    Args:
+        source: the value that is mapped.
+        u: the new value at the centre.
+        move: the linear map, for Jacobians.
+        noise: the rounding of the new value in the 2-norm.
+        heads: how many heads the new value has.
+    """
     sources = {name: move(J) for name, J in source.sources.items()}
     return Value(u, move(source.J), source.root, sources, source.shapes, grow(noise), heads)
 
 
 def by(value: Value, name: str) -> Tensor:
-    """The Jacobian of a value by a source, 0 where it does not depend on it."""
+    """Return the Jacobian of a value by a source, 0 if it does not depend on it."""
     if name in value.sources:
         return value.sources[name]
     return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
@@ -91,7 +117,14 @@ def by(value: Value, name: str) -> Tensor:
 def turn(
     step: Rotary, x: Float[Tensor, "... S n"], back: bool = False, position: int | None = None
 ) -> Tensor:
-    """RoPE on vectors that hold all heads side by side, or its transpose; at all positions or at one."""
+    """Apply RoPE, or its transpose, to vectors that hold all heads side by side.
+
+    Args:
+        step: the rotation.
+        x: the vectors, shape [..., S, n].
+        back: apply the transpose.
+        position: the one position that x has; None for all.
+    """
     width = step.cos.shape[-1]
     y = x.reshape(*x.shape[:-1], -1, width)
     half = width // 2

@@ -1,4 +1,4 @@
-"""The engine: how the pages of `taylor` are put together."""
+"""The engine `taylor`; the method is explained in the package's docstring."""
 
 from __future__ import annotations
 
@@ -31,35 +31,50 @@ from prooflens.problem import Problem
 from prooflens.regions import Region
 
 FEW = 2**22
-"""So many numbers in all Hessians are cheap: every reading is asked of all forms where more than signs is wanted."""
+"""Up to this many Hessian entries, compute every bound for every form, not only for forms whose sign is open."""
 
 
 LEAST_SPREAD = 2.0**-400
-"""Radii are roots of squares, and squares vanish from 2⁻¹⁰⁷⁴ on: no bound is said to be tighter than this."""
+"""No bound is tighter than this: radii are roots of squares, and squares below 2⁻¹⁰⁷⁴ vanish."""
 
 CORNERS = 32
-"""At most so many forms at a time are looked at in both corners of their linear parts."""
+"""How many forms at a time are evaluated in both corners of their linear parts."""
 
 PIECES = (16, 4, 2, 2)
-"""Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors: powers of two."""
+"""Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
 
 def default_memory(device: torch.device) -> int:
-    """Bytes that the engine may use where nobody says otherwise: two thirds of what the device has."""
+    """Return the bytes that the engine may use by default: two thirds of what the device has."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory * 2 // 3
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
 
 
 def allowed_memory(problem: Problem, options: EngineOptions) -> int:
-    """Bytes that the engine may use for a problem."""
+    """Return the bytes that the engine may use for a problem."""
     return options.memory or default_memory(problem.model.device)
 
 
 @register("taylor")
 @dataclass(frozen=True)
 class Taylor(EngineBase):
-    """Proved bounds of linear forms of scores and outputs, any layer, any family."""
+    """Bound linear forms of scores and outputs, at any layer of any family; the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        thorough: walk forms whose sign is still open back to the input.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> problem = Problem(pl.load("toy"), pl.Ball(0.02).around(pl.load("toy").example()))
+        >>> margin = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
+        >>> found = Taylor().bound_forms(problem, margin)
+        >>> 0.02 < found.lower.item() < found.upper.item() < 0.11
+        True
+    """
 
     name: str = "taylor"
     guarantee: Guarantee = Guarantee.PROVED
@@ -67,7 +82,7 @@ class Taylor(EngineBase):
     """Whether forms whose sign is still open are walked back to the input, one eigenvalue per site and covector."""
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Models of known steps, and the job must fit into memory."""
+        """Refuse models with unknown steps, and jobs that do not fit into memory."""
         architecture = problem.model.architecture
         if architecture.score_cap is not None:
             return "taylor has no rule for capped scores (score_cap): ask crown or interval"
@@ -80,7 +95,7 @@ class Taylor(EngineBase):
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
-        """Bounds of every form, with the corners that their linear parts point to."""
+        """Bound every form, with the corners that their linear parts point to."""
         if not forms.signs:
             found = self._found(problem, forms, options)
         else:
@@ -96,7 +111,7 @@ class Taylor(EngineBase):
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
-        """The vector that the head reads: h₀ + Aα + e with e in an ellipsoid."""
+        """Enclose the vector that the head reads: h₀ + Aα + e with e in an ellipsoid."""
         forms = output_forms(torch.zeros(1, problem.model.architecture.d_model, dtype=torch.float64))
         asked = headless(problem)
         if reason := self.refuses(asked, forms, options):
@@ -106,6 +121,7 @@ class Taylor(EngineBase):
             value, t = last_value(walk, asked)
             root = value.root
             A = (value.J[t] @ root.N[t]) * root.half_widths
+            # The product JN is counted in `shape_e`; that with the half-widths rounds by a unit of `stretch`.
             tiny = grow(gamma(64) * 4.0 * (length(value.u[t]) + value.stretch[t]))
             M = total([value.shape_e[t], ball(tiny, len(value.u[t]))])
             E = support(M, identity(M, len(M)))
@@ -115,7 +131,7 @@ class Taylor(EngineBase):
         return HiddenBounds(value.u[t], E, A[:, : asked.region.n_factors], shape=M)
 
     def _ask_pieces(self, problem: Problem, forms: Forms, options: EngineOptions, found: FormBatch) -> None:
-        """Ask about open signs in pieces of a box of few factors: what holds in all of them holds."""
+        """Bound open forms on pieces of a box of few factors: what holds on all pieces holds."""
         chosen = found.open()
         if not (self.thorough and 0 < problem.region.n_factors <= len(PIECES)):
             return
@@ -134,7 +150,7 @@ class Taylor(EngineBase):
             found.improve(chosen, worst)
 
     def _found(self, problem: Problem, forms: Forms, options: EngineOptions, blur: float = 0.0) -> FormBatch:
-        """All readings, each where the one before leaves a sign open."""
+        """Compute all bounds in turn, each for forms whose sign the one before leaves open."""
         walk = self.walk(problem, forms, options, blur=blur)
         found = self._parts(walk, problem, forms, Supports())
         if walk.kept is None:
@@ -145,7 +161,7 @@ class Taylor(EngineBase):
     def _refine(
         self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Supports | None
     ) -> None:
-        """Ask again about forms whose sign is open, as far as the answer may change that; of few factors, about all."""
+        """Bound forms with an open sign again if that may decide it; with few Hessian entries, all forms."""
         factors = len(walk.chains[0].root.half_widths)
         whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
@@ -158,7 +174,7 @@ class Taylor(EngineBase):
             found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
 
     def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
-        """All forms, so many at a time as fit into memory; without a reading, with a Hessian for each."""
+        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each."""
         half_widths = walk.chains[0].root.half_widths
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
@@ -181,7 +197,7 @@ class Taylor(EngineBase):
         quick: bool = False,
         blur: float = 0.0,
     ) -> TaylorWalk:
-        """Everything about the region that no form enters; quickly, so that no Hessian can be asked for."""
+        """Walk forward: compute what does not depend on a form. A `quick` walk cannot serve Hessians."""
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
         )
@@ -207,20 +223,20 @@ class FormBatch(NamedTuple):
     upper: Float[Tensor, " F"]
     corner: Float[Tensor, "F p"]
     provable: Bool[Tensor, " F"]
-    """Whether the linear part alone leaves the sign open to a proof, and the form itself at its corners."""
+    """Whether the linear part alone, and the form at its corners, leave the sign open to a proof."""
 
     def open(self) -> Int[Tensor, " M"]:
-        """The forms whose sign is not known yet, but may be."""
+        """Return the forms whose sign is not known yet, but may be."""
         return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.provable).nonzero()[:, 0]
 
     def improve(self, chosen: Int[Tensor, " M"], again: FormBatch) -> None:
-        """Take over what was found for some forms, where it is better."""
+        """Take over new bounds of some forms, where they are better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
 
 
 def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
-    """No form that changes its sign between the two corners of its linear part has one to be proved."""
+    """Mark forms that change sign between the corners of their linear part: they have no sign to be proved."""
     chosen = found.open()
     architecture = problem.model.architecture
     widest = max(architecture.d_ff, architecture.n_heads * problem.n_tokens)
@@ -237,7 +253,7 @@ def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
 
 
 def pieces(region: Region) -> Iterator[tuple[Region, float]]:
-    """Boxes of equal size that cover the region's, and what their centres are off by; shares of factors are exact."""
+    """Yield boxes of equal size that cover the region's, and by how much their centres may be off."""
     G = region.dense_generators()
     n = PIECES[len(G) - 1]
     blur = grow(gamma(len(G) + 8) * length(region.center.abs() + G.abs().sum(0)).amax())
@@ -247,14 +263,14 @@ def pieces(region: Region) -> Iterator[tuple[Region, float]]:
 
 
 def factors(region: Region) -> Float[Tensor, "S d p"]:
-    """G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
+    """Return G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
     if region.n_factors == 0:
         return region.center.new_zeros(*region.center.shape, 1)
     return region.dense_generators().movedim(0, -1).contiguous()
 
 
 def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
-    """Bytes that must be held at once: the chains that are kept (all of them if `whole`), and one layer at work."""
+    """Return the bytes that must be held at once: the kept chains (all if `whole`), and one layer at work."""
     architecture = problem.model.architecture
     S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
     H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
@@ -267,7 +283,7 @@ def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
 
 
 def taylor_work(problem: Problem, depth: int) -> float:
-    """About how many multiplications the walk forward takes."""
+    """Estimate how many multiplications the walk forward takes."""
     architecture = problem.model.architecture
     S, d, f, H = problem.n_tokens, architecture.d_model, architecture.d_ff, architecture.n_heads
     p, width = max(1, problem.region.n_factors), H * architecture.head_dim
@@ -278,7 +294,7 @@ def taylor_work(problem: Problem, depth: int) -> float:
 
 
 def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> FormBatch:
-    """f(0) ± (‖a‖₁ + what the stand-ins miss), as the reading knows them."""
+    """Return f(0) ± (‖a‖₁ + all remainders), with remainders bounded by `reading`."""
     center = problem.region.center
     F = forms.size
     value, missed = center.new_zeros(F), center.new_zeros(F, 2)
@@ -307,7 +323,7 @@ def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Suppor
 
 
 def last_value(walk: TaylorWalk, problem: Problem) -> tuple[Value, int]:
-    """The value that the head reads, or the output itself, and its token."""
+    """Return the value that the head reads, or the output itself, and its token."""
     chain = walk.chains[-1]
     assert chain.segment.final is not None
     behind = len(walk.chains) > 1 or problem.model.architecture.pool != "none"
@@ -315,14 +331,14 @@ def last_value(walk: TaylorWalk, problem: Problem) -> tuple[Value, int]:
 
 
 def last_token(problem: Problem) -> int:
-    """The token whose output is meant in a model with one per token."""
+    """Return the token whose output is meant in a model with one per token."""
     return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
 
 
 def _score_seeds(
     chain: Chain, forms: Forms, products: Float[Tensor, "H S S"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
-    """The forms' part in one layer's scores: its value, what the products of q and k miss, covectors of q and k."""
+    """Return the forms' part in one layer's scores: value, remainder of the products, covectors of q and k."""
     scores = chain.scores
     assert scores is not None
     q, k, step = scores.q, scores.k, scores.step
@@ -358,7 +374,7 @@ def _score_seeds(
 def _output_seeds(
     walk: TaylorWalk, problem: Problem, forms: Forms
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Chain, Seeds]:
-    """The forms' part in the output: its value, its rounding, the chain that ends in it and covectors there."""
+    """Return the forms' part in the output: value, rounding, the chain that ends in it, and covectors there."""
     chain = walk.chains[-1]
     segment = chain.segment
     assert segment.final is not None

@@ -1,7 +1,7 @@
 """Gram matrices of neurons and of gates: the matrices that a network's remainder is made of (`taylor.network`).
 
-`gated_terms` and `gated_cross` give inner products of polynomials of a gate's pre-activations g and of what they gate,
-u, as symmetric forms; `gram` and `gated_gram` one quadratic form of the input per covector.
+`gated_terms` and `gated_cross` give inner products of polynomials of a gate's pre-activations g and of what they
+gate, u, as symmetric forms. `gram` and `gated_gram` give one quadratic form of the input per covector.
 """
 
 from __future__ import annotations
@@ -23,10 +23,17 @@ class Quarters(NamedTuple):
 
 
 def gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:
-    """The Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, in terms.
+    """Return the Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, as a list of terms.
 
-    K, M and X are the inner products of g with g, u with u and g with u. Of the k places that u may take in the other
-    form, one meets u.
+    Of the k places that u may take in the other form, one meets u.
+
+    Args:
+        K: inner products of g with g.
+        M: inner products of u with u.
+        X: inner products of g with u.
+        a: coefficients of gᵏ.
+        c: coefficients of gᵏ⁻¹u.
+        order: k.
     """
     power = K ** (order - 2)
     cross = a[..., :, None] * (power * K * X) * c[..., None, :]
@@ -36,9 +43,15 @@ def gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: in
 
 
 def gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
-    """The Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, in terms.
+    """Return the Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, as a list of terms.
 
     It is x_g(2a e_g + c e_u) + x_u(c e_g): products of the inner products of x with those of its partners.
+
+    Args:
+        A: inner products of x.
+        B: inner products of e.
+        a: coefficients of g².
+        c: coefficients of g·u.
     """
     (K, M, X), (L, R, Y) = A, B
     mixed = 2.0 * a[..., :, None] * Y * c[..., None, :]
@@ -48,20 +61,29 @@ def gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
 
 
 def quarters(M: Float[Tensor, "T 2n 2n"]) -> Quarters:
-    """Of the inner products of g and u stacked."""
+    """Split the inner products of g and u, stacked, into their quarters."""
     n = M.shape[-1] // 2
     return Quarters(M[:, :n, :n], M[:, n:, n:], M[:, :n, n:])
 
 
 def weighted(M: Float[Tensor, "T n n"], w: Float[Tensor, "T n"]) -> Float[Tensor, "T n n"]:
-    """diag(w) M diag(w)."""
+    """Return diag(w) M diag(w)."""
     return w[..., :, None] * M * w[..., None, :]
 
 
 def gram(
     rows: Float[Tensor, "n d"], sizes: Float[Tensor, " n"], weights: Float[Tensor, "F n"]
 ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-    """rowsᵀ diag(w) rows, symmetric, and its rounding in the 2-norm; sizes ≥ the rows' terms, so theirs as well."""
+    """Return rowsᵀ diag(w) rows, symmetric, and its rounding in the 2-norm.
+
+    The rows are products themselves; `sizes` bounds their terms, so that γ of four times all lengths covers both
+    products.
+
+    Args:
+        rows: shape [n, d].
+        sizes: at least the lengths of the rows' absolute-value chains, shape [n].
+        weights: one row of weights per covector, shape [F, n].
+    """
     form = (rows.T * weights[:, None, :]) @ rows
     return 0.5 * (form + form.mT), product_error(4 * sum(rows.shape), weights.abs() @ sizes.square())
 
@@ -74,7 +96,16 @@ def gated_gram(
     b: Tensor,
     c: Tensor,
 ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-    """Σ a_n g_n² + 2 b_n g_n u_n + c_n u_n² as a matrix, and its rounding."""
+    """Return Σ a_n g_n² + 2 b_n g_n u_n + c_n u_n² as a matrix, and its rounding in the 2-norm.
+
+    Args:
+        rows: the rows of g, shape [n, d].
+        others: the rows of u, shape [n, d].
+        sizes: at least the lengths of both rows' absolute-value chains.
+        a: coefficients of g², shape [F, n].
+        b: coefficients of g·u, shape [F, n].
+        c: coefficients of u², shape [F, n].
+    """
     form = rows.T @ (a[:, :, None] * rows + 2.0 * b[:, :, None] * others)
     form = form + (others.T * c[:, None, :]) @ others
     g, u = sizes

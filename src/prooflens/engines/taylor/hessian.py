@@ -1,7 +1,8 @@
-r"""All second orders of a form in one matrix: the last reading of `taylor`.
+"""All second orders of a form in one matrix: the last and tightest bound of `taylor`.
 
-Every site of every chain adds v·q(Aα) to a form, q its second order at the centre, and what else it misses. Ellipsoids
-bound each of these terms alone, but together they are **one** quadratic form of the factors, the form's own Hessian:
+Every site of every chain adds v·q(Aα) to a form, q its second order at the centre, and a higher-order remainder.
+Ellipsoids bound each of these terms alone, but together they are **one** quadratic form of the factors, the form's
+own Hessian:
 
     f(α) − f(0) = a·α + ½ αᵀHα + Σ_s (v_s·r_s − v_s·q_s(A_sα)),      H = Σ_s A_sᵀ Q_s(v_s) A_s.
 
@@ -10,8 +11,9 @@ Sites, tokens and heads cancel in H before any bound is taken. For D ≥ 0 diago
     a·α + ½ αᵀHα ≤ ‖a‖₁ + ½ Σ D_k,
     a·α + ½ αᵀHα ≤ m(s) + Σ_k max(0, 2(D_k − G_k))        at the corner s = sign a, G = s ⊙ (a + Hs),
 
-with m the left-hand side: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is m(s) − G·β + ½ βᵀ(sHs)β ≤ m(s) + Σ max over β_k of the
-convex −G_kβ_k + ½D_kβ_k², which is attained at 0 or 2. D is λ times the lengths of H's rows, λ a verified eigenvalue.
+with m the left-hand side: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is m(s) − G·β + ½ βᵀ(sHs)β ≤ m(s) + Σ max over β_k of
+the convex −G_kβ_k + ½D_kβ_k², which is attained at 0 or 2. D is λ times the lengths of H's rows, λ a verified
+eigenvalue.
 """
 
 from __future__ import annotations
@@ -29,46 +31,59 @@ from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.numerics import gamma
 
 LINEAR_SHARE = 0.97
-"""Second order may take back so much of the linear part that this is left, but hardly more."""
+"""The share of the linear part that is taken to remain after second order: a guess of which forms are provable."""
 EVEN = 0.05
-"""No row of H counts as shorter than this share of the mean."""
+"""The shortest row of H that is used as a scale, as a share of the mean; any positive scale is valid."""
 
 
 def hessian_batch(memory: int, factors: int) -> int:
-    """How many matrices fit, perhaps none: each is held about eight times while its eigenvalue is found."""
+    """Return how many Hessians fit into memory, perhaps none.
+
+    Each is held about eight times while its eigenvalue is found.
+
+    Args:
+        memory: bytes that may be used.
+        factors: p, the number of rows of a Hessian.
+    """
     return int(memory // (64 * factors * factors))
 
 
 class HigherOrderBound(Supports):
-    """What second order at Aα leaves, by ellipsoids, as far as the input.
+    """Bound what second order at Aα leaves, by ellipsoids, as far as the input.
 
-    Alone it is no bound, but it tells which forms are worth a matrix: `linear_range` is the linear part at its least.
+    Alone it is no bound of a form. It tells which forms are worth a Hessian: `linear_range` is the linear part at its
+    least.
     """
 
     deep = True
     may_stop = False
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """What a norm or a network leaves beyond its second order."""
+        """Bound what a norm or a network leaves beyond its second order."""
         return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """The same at a mixing."""
+        """Bound what a mixing leaves beyond its second order."""
         assert chain.beyond is not None
         return support(chain.beyond[place], u)[:, None].expand(-1, 2)
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
-        """What e adds to the products of queries and keys."""
+        """Return what e adds to the products of queries and keys."""
         assert chain.scores is not None
         return chain.scores.products[1]
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
-        """The linear part, at its least."""
+        """Return the linear part at its least."""
         return (LINEAR_SHARE * slope.abs().sum(-1))[:, None].expand(-1, 2)
 
 
 class Hessian(HigherOrderBound):
-    """The same with second order collected in one matrix per form: a bound."""
+    """Bound forms with all second orders collected in one matrix per form.
+
+    Args:
+        half_widths: half-widths of the factors, shape [p].
+        forms: how many forms there are.
+    """
 
     def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
         self.half_widths = half_widths
@@ -83,7 +98,7 @@ class Hessian(HigherOrderBound):
         self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Keep Q for the root, give what is beyond it."""
+        """Keep the site's second order for the root, and bound what is beyond it."""
         site = chain.sites[name]
         Q, error = site.quadratic(v, t)
         if t in self.at_root:
@@ -93,7 +108,7 @@ class Hessian(HigherOrderBound):
         return super().site(chain, name, v, t)
 
     def arrive(self, chain: Chain) -> None:
-        """Take what was kept at the root to the factors."""
+        """Add the second orders that were kept at the root to the Hessians."""
         root = chain.root
         for t, (Q, error) in self.at_root.items():
             N = root.N[t] * self.half_widths
@@ -101,12 +116,13 @@ class Hessian(HigherOrderBound):
             N = N[:, live]
             right = 0.5 * Q @ N
             size = frobenius(N).square()
+            # NᵀQN: two sums of d terms and the products with half-widths; 4 and 4 are to spare.
             slip = product_error(4 * sum(N.shape) + 64, frobenius(Q) * size * 4.0)
             self._add(N, right, slip + 0.5 * error * size, live)
         self.at_root = {}
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """½ Σ c b² + Σ s b p + scale Σ c (A_qα)·(A_kα) for p = ω·A_vα, in factors; what is beyond it."""
+        """Add ½ Σ c b² + Σ s b p + scale Σ c (A_qα)·(A_kα), p = ω·A_vα, to the Hessians; bound what is beyond it."""
         assert chain.mix is not None
         self._add_mixing(chain.mix, chain.goes_on[place], u)
         return super().mixing(chain, place, u)
@@ -126,11 +142,12 @@ class Hessian(HigherOrderBound):
         noise = length(u) * frobenius(mix.out.flatten(1)) * (1.0 + mix.v.n.amax() * len(s) ** 0.5)
         size = frobenius(rows.flatten(0, 1)) * (most + noise * (frobenius(v).amax() + frobenius(rows).sum()))
         pair = mix.scale * frobenius(q.flatten(0, 1)) * frobenius(k).amax() * (length(c.flatten(1)) + noise)
+        # Sums over the stream, a head's coordinates, keys and the rows of `left`; the factors 8 and S are to spare.
         inner = len(left) + omega.shape[-1] + len(mix.out) + 64
         self._add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
-        """The scores' own products go into the matrix; what e adds to them is left."""
+        """Add the scores' own products to the Hessians; return what e adds to them."""
         scores = chain.scores
         assert scores is not None
         here = forms.layer == chain.segment.layer
@@ -151,7 +168,7 @@ class Hessian(HigherOrderBound):
         return super().products(chain, forms)
 
     def _add(self, left: Tensor, right: Tensor, error: Tensor, live: Tensor | None = None) -> None:
-        """G += leftᵀ right, in some rows and columns."""
+        """Add leftᵀ right to G, in some rows and columns."""
         if live is None or len(live) == len(self.half_widths):
             torch.baddbmm(self.G, left.T.expand(len(right), -1, -1), right, out=self.G)
         else:
@@ -161,7 +178,7 @@ class Hessian(HigherOrderBound):
         self.sums += 1
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
-        """sup of ±(a·α + ½αᵀHα)."""
+        """Bound ±(a·α + ½αᵀHα) over the box."""
         p = slope.shape[-1]
         H = self.G + self.G.mT
         # Adding to G rounds by a unit of what is there then, and so does this sum.
@@ -171,6 +188,7 @@ class Hessian(HigherOrderBound):
         root = x.sqrt()
         even = H / root[:, :, None] / root[:, None, :]
         even = 0.5 * (even + even.mT)
+        # Two quotients, a sum, and x for the square of its rounded root: fewer than 16 roundings.
         noise = gamma(16) * frobenius(even)
         s = torch.where(slope >= 0, 1.0, -1.0).to(slope)
         y = (H @ s[..., None])[..., 0]
@@ -184,6 +202,7 @@ class Hessian(HigherOrderBound):
             bent = sign * s * y
             G = s * slope + bent - blur
             corner = steep + 0.5 * (bent + blur).sum(-1) + (2.0 * (D - G)).clamp(min=0.0).sum(-1)
+            # Sums of p terms of this size; an error of H in the 2-norm counts p/2 times, as |α|² ≤ p.
             rounding = gamma(4 * p + 64) * (steep + y.abs().sum(-1) + D.sum(-1))
             sides.append(torch.minimum(flat, corner) + rounding + 0.5 * slip * p)
         return grow(torch.stack(sides, -1))

@@ -44,15 +44,20 @@ from prooflens.models.sites import Norm
 from prooflens.numerics import gamma
 
 LARGEST = 2.0**200
-"""Inputs up to this length, and σ down to its inverse, are worked with."""
+"""The largest input of a norm, and the largest 1/σ, that are worked with."""
 
 C2 = 1.1548
-"""√(4/3) < C2: sup ‖D²n[u,u]‖ of a norm before γ is at most C2/(√d σ²) for unit u; used for rounding only."""
+"""An upper bound of √(4/3): sup ‖D²n[u,u]‖ of a norm before γ is at most C2/(√d σ²) for unit u; for rounding only."""
 
 
 @dataclass(eq=False)
 class NormSite:
-    """A norm in a chain."""
+    """A norm in a chain.
+
+    Attributes:
+        step: the norm.
+        source: the value that it reads.
+    """
 
     step: Norm
     source: Value
@@ -63,9 +68,10 @@ class NormSite:
         self.m = u - u.mean(-1, keepdim=True) if self.step.centred else u
         size = torch.linalg.vector_norm(self.m, dim=-1)
         self.lost = gamma(4 * d + 32) * length(u)
-        """What m errs by."""
+        """A bound of the error of m: a mean of d terms and a difference, of at most 2‖u‖ together."""
         shortest = (size * (1.0 - gamma(d + 8)) - self.lost).clamp(min=0.0)
         least = (shortest - self.source.reach[:, 0]).clamp(min=0.0)
+        # Here and below 2⁻⁴⁰ = 8192u covers a sum of d squares and a few operations, for d up to 8000.
         low = ((least.square() / d + self.step.eps) * (1.0 - 2.0**-40)).sqrt()
         # Beyond these sizes powers of σ leave float64. With nothing to divide by, all that follows is infinite.
         self.least = torch.where((low > 1.0 / LARGEST) & (length(u) < LARGEST), low, 0.0)
@@ -78,7 +84,7 @@ class NormSite:
 
     @cached_property
     def rho_m(self) -> Float[Tensor, " S"]:
-        """Range of m·Aα."""
+        """sup |m·Aα|."""
         rows = torch.einsum("sn,snd->sd", self.m, self.source.J)
         N = self.source.root.N
         half_widths = self.source.root.half_widths
@@ -89,19 +95,19 @@ class NormSite:
 
     @cached_property
     def rho_e(self) -> Float[Tensor, " S"]:
-        """Range of m·e."""
+        """sup |m·e|."""
         return grow(supports(self.source.shape_e, self.m) + self.lost * self.source.e[:, 0])
 
     @cached_property
     def across(self) -> Float[Tensor, "S d d"]:
-        """Π."""
+        """The projection Π."""
         # Not by `length`, which is raised by far more than units.
         size = torch.linalg.vector_norm(self.m, dim=-1, keepdim=True).clamp(min=2.0**-500)
         unit: Tensor = self.m / size * self.split[:, None]
         return self.centring - unit[:, :, None] * unit[:, None, :]
 
     def _crosswise(self, w: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
-        """Πw."""
+        """Return Πw."""
         w = w - w.mean(-1, keepdim=True) if self.step.centred else w
         unit = self.m[t] / torch.linalg.vector_norm(self.m[t]).clamp(min=2.0**-500) * self.split[t]
         crosswise: Tensor = w - (w @ unit)[:, None] * unit
@@ -122,7 +128,7 @@ class NormSite:
 
     @cached_property
     def centring(self) -> Float[Tensor, "d d"]:
-        """P."""
+        """The projection P that takes the mean away; the identity for RMSNorm."""
         eye = identity(self.m, self.d)
         return eye - 1.0 / self.d if self.step.centred else eye
 
@@ -136,7 +142,7 @@ class NormSite:
 
     @cached_property
     def ranges(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """sup |ℓ| of the linear part and of e, sup κ, and how low R may get."""
+        """sup |ℓ| of the linear part and of e, sup κ, and inf R."""
         l_a, l_e = grow(2.0 * self.rho_m / self.q), grow(2.0 * self.rho_e / self.q)
         a, e = self.reaches
         kappa = grow((a + e).square() / self.q)
@@ -147,7 +153,7 @@ class NormSite:
         return l_a, l_e, kappa, bottom * (1.0 - 2.0**-40)
 
     def _along(self, ell: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """sup |y| from sup |ℓ|; at least 1 means that nothing is known."""
+        """Return sup |y| from sup |ℓ|; at least 1 means that nothing is known."""
         return grow(0.5 * ell / (1.0 - self.eta))
 
     @cached_property
@@ -163,7 +169,7 @@ class NormSite:
 
     @cached_property
     def twist(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """sup of m's scalar, |G − ηy| or |s′|; and of what its second order leaves of it at u."""
+        """sup of m's scalar, |G − ηy| or |s′|, and sup of what its second order leaves of it at u."""
         l_a, l_e, kappa, bottom = self.ranges
         most = l_a + l_e + kappa
         swerve = torch.maximum(bottom**-2.5 - 1.0, 1.0 - (1.0 + most) ** -2.5)
@@ -186,6 +192,7 @@ class NormSite:
     def slope(self) -> Float[Tensor, " S"]:
         """sup |s|."""
         l_a, l_e, kappa, bottom = self.ranges
+        # The power errs by 8u relative: 2⁻⁴⁵ = 256u covers it up to 32, and `grow` beyond.
         return grow(torch.maximum(bottom**-0.5 - 1.0 + 2.0**-45, 0.5 * (l_a + l_e + kappa)))
 
     @cached_property
@@ -211,6 +218,7 @@ class NormSite:
         twist = self.twist[0]
         fixed = fixed * grow((twist / least).square())[:, None, None]
         most_gain = self.gain.abs().max()
+        # As in `noise`, for all covectors at once; then rounding of the input, through a Jacobian of norm ≤ gain/σ.
         noise = gamma(64 * d + 512) * 16.0 * most_gain * self.stretch
         noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + self.bend + twist)
         noise = noise + self._bias_noise + 2.0 * most_gain / least * self.source.noise
@@ -225,7 +233,12 @@ class NormSite:
         return grow(bilinear(moved, cholesky_factor(moved), self.source.shape_e) + slip)
 
     def pull(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
-        """The covector at the input."""
+        """Return the covector at the input.
+
+        Args:
+            v: covectors at the output, shape [F, d].
+            t: the token.
+        """
         w = v * self.gain
         w = w - self.m[t] * ((w @ self.m[t]) / (self.d * self.sigma[t].square()))[:, None]
         w = w - w.mean(-1, keepdim=True) if self.step.centred else w
@@ -233,13 +246,13 @@ class NormSite:
         return back
 
     def bound(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
-        """sup of v·r and of −v·r over the region, with rounding."""
+        """Bound v·r and −v·r over the region, with rounding."""
         return grow(0.5 * self._second(v, t) + (self._third(v, t) + self.noise(v, t))[:, None])
 
     def quadratic(
         self, v: Float[Tensor, "F d"], t: int
     ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
-        """Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
+        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
         d, m, sigma, J = self.d, self.m[t], self.sigma[t], self.source.J[t]
         w = v * self.gain
         along = (w @ m)[:, None, None]
@@ -253,17 +266,22 @@ class NormSite:
         return 0.5 * (Q + Q.mT), grow(gamma(64 * d + 512) * 128.0 * size * self.stretch[t])
 
     def rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """sup |v·r − ½xᵀQx|, rounding of v included."""
+        """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return grow(self._third(v, t) + self.noise(v, t))
 
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """Rounding of the output at the centre and of the covector, seen over the region."""
+        """Bound the rounding of the output at the centre and of the covector, seen over the region.
+
+        m, σ, the output and the covector err by at most γ_{4d+32} of sizes that `moved`/`least` and `stretch` bound.
+        γ of 64d + 512 = 16(4d + 32) roundings and the factor 16 leave 256 times that, for their sum and for errors of
+        errors.
+        """
         size = gamma(64 * self.d + 512) * 16.0 * length(v * self.gain) * self.stretch[t]
         size = size * (1.0 + self.moved[t] / self.least[t]) * (1.0 + self.slope[t])
         return grow(size + length(v) * self._bias_noise)
 
     def _second(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F 2"]:
-        """sup of the second-order form on E(P), and of its negative, twice and by σ.
+        """Bound the second-order form on E(P), and its negative: twice the form, with σ.
 
         −(ℓ/2)(Πw·u) + (w·m)(−κ/2 + bℓ²), b = −⅜η/(1 − η) or, without a split, ⅜.
         """
@@ -293,7 +311,7 @@ class NormSite:
         return grow(self.source.size + self.source.stretch)
 
     def _third(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """What the second-order part at Aα leaves of v·r."""
+        """Bound what the second-order part at Aα leaves of v·r."""
         source, sigma = self.source, self.sigma[t]
         w = v * self.gain
         crosswise = self._crosswise(w, t)

@@ -42,15 +42,19 @@ from prooflens.engines.taylor.values import UNREAD, Value
 from prooflens.numerics import gamma
 
 JOINT = 4.0
-"""Rows of four kinds (scores, queries, keys, values) are one stack: what its Gram matrix errs by between two kinds is
-covered by raising the diagonal blocks of all four by four times their own error."""
+"""How many kinds of rows (scores, queries, keys, values) share one Gram matrix.
+
+Between two kinds it errs by at most √(e_i e_j), e_i the error within kind i. As (Σ √e_i x_i)² ≤ 4 Σ e_i x_i², raising
+each kind's own block by 4e_i covers all of it.
+"""
 
 
 @dataclass(eq=False)
 class MixShape:
     """Ellipsoids of what a mixing's tangent misses, for some query tokens T.
 
-    Keys and values may have fewer heads than queries: a head h is (g, r), the r-th reader of group g.
+    Keys and values may have fewer heads than queries: a head h is (g, r), the r-th reader of group g. Rounding: sums
+    over pairs of keys have S² terms, over pairs of coordinates c², and `product_error` counts at least as many.
     """
 
     mix: MixSite
@@ -84,7 +88,7 @@ class MixShape:
 
     @cached_property
     def values(self) -> Float[Tensor, "T g g jl ce"]:
-        """The same of values."""
+        """Inner products of values as each token weighs factors, [(g, G), (j, l), (c, e)], raised."""
         return self._pairs(self.v, self.grams.rows_v)
 
     def _pairs(self, value: Value, rows: Float[Tensor, "n p"]) -> Float[Tensor, "T g g jl ce"]:
@@ -98,7 +102,7 @@ class MixShape:
         return M.reshape(*M.shape[:-2], heads, self.c, heads, self.c)
 
     def parts(self) -> tuple[Float[Tensor, "T d d"], list[Float[Tensor, "T d d"]]]:
-        """What the tokens miss: the second order of Aα, and all the rest, rounding included."""
+        """Return the shapes of what the tokens miss: the second order of Aα, and all the rest, rounding included."""
         products = self._products()
         rest = self._third() + self._fourth()
         rest.append(self._cross())
@@ -111,7 +115,7 @@ class MixShape:
         return self._second(products), [*rest, ball(noise, len(self.out))]
 
     def quick(self) -> list[Float[Tensor, "T d d"]]:
-        """The same in few steps: all by budgets, products of scores by their sizes."""
+        """Return the shapes of what the tokens miss in few steps: by budgets, products of scores by their sizes."""
         at = SoftmaxBudget.of(self.mix, self.tokens)
         E = self.mix.E_products[:, self.tokens].movedim(0, 1)
         most = (self.s * E.square()).flatten(1).sum(1)[:, None]
@@ -120,7 +124,7 @@ class MixShape:
         return parts + self._sized(at, at_once(at), "shape")
 
     def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
-        """The shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of what is of second order in e.
+        """Return the shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of second order in e.
 
         It is read against c = s g, so the weights of its parts follow what they do there.
         """
@@ -151,7 +155,7 @@ class MixShape:
         return total_along(parts, weights_of_sum(spans))
 
     def _linear_in_e(self, at: SoftmaxBudget, K_e: Float[Tensor, "T n n"]) -> list[Float[Tensor, "T d d"]]:
-        """What is linear in b_e of orders up to three, and ½ Σ c b_e², by b_e's ellipsoid or by |b_e| ≤ E.
+        """Return what is linear in b_e of orders up to three, and ½ Σ c b_e², by b_e's ellipsoid or by |b_e| ≤ E.
 
         Σ c b b_e,  ½ Σ c b_e²,  ½ Σ c (b² − m₂) b_e,  Σ c b Σ s b b_e,  Σ s b_e W_O A_vα,
         Σ s (b b_e − Σ s b b_e) W_O A_vα.
@@ -170,7 +174,7 @@ class MixShape:
         return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
 
     def _values_e(self, at: SoftmaxBudget) -> Float[Tensor, "T d d"]:
-        """Σ s b W_O e_V: by the budget of b, or token by token by the inner products of the heads' scores."""
+        """Return Σ s b W_O e_V, by the budget of b, or token by token by the inner products of the heads' scores."""
         chosen = self._choose_values(grow(at.straight.square()), self.v.blocks("shape_e"))
         g, T, S = self.v.heads, self.T, self.S
         own = self.weight[:, :, None] * self.K * self.weight[:, None]
@@ -182,7 +186,7 @@ class MixShape:
         return _smaller(chosen, total_along(image(self.out, form)))
 
     def _sized(self, at: SoftmaxBudget, sizes: Sizes, name: str) -> list[Float[Tensor, "T d d"]]:
-        """The shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
+        """Return the shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
         blocks = self.v.blocks(name)
         alone = [x for x in (sizes.g, sizes.g_e) if x is not None]
         squares = [sizes.v.square(), sizes.v_e.square()]
@@ -191,7 +195,7 @@ class MixShape:
         return parts + [self._choose_values(grow(x), blocks) for x in squares]
 
     def _second(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:
-        """½ Σ c b² + Σ s b W_O A_vα + scale Σ c (A_qα)·(A_kα), symmetrised.
+        """Return ½ Σ c b² + Σ s b W_O A_vα + scale Σ c (A_qα)·(A_kα), symmetrised.
 
         It is one quadratic map, so one Gram matrix of all three kinds of forms, with the inner products between them.
         """
@@ -215,7 +219,7 @@ class MixShape:
     def _products_against(
         self,
     ) -> tuple[Float[Tensor, "T n n"], Float[Tensor, "T n m"], Float[Tensor, " T"]]:
-        """Inner products of ½b² and of Σ s b A_vα with scale (A_qα)·(A_kα), and their size, for rounding.
+        """Return inner products of ½b² and of Σ s b A_vα with scale (A_qα)·(A_kα), and their size, for rounding.
 
         As symmetric forms, b ⊗ b meets x ⊗ y in (b·x)(b·y), and b ⊗ v in ½[(b·x)(v·y) + (b·y)(v·x)].
         """
@@ -239,7 +243,7 @@ class MixShape:
         return by_scores, by_values, scale * (size + sizes)
 
     def _third(self) -> list[Float[Tensor, "T d d"]]:
-        """⅙ Σ c (b³ − 3b m₂) and ½ Σ s (b² − m₂) W_O A_vα, as cubic forms."""
+        """Return ⅙ Σ c (b³ − 3b m₂) and ½ Σ s (b² − m₂) W_O A_vα, as cubic forms."""
         K, s = self.K, self.s
         squares = _hadamard(K, K)
         cubic = _hadamard(K, image(_less_mean(s, 1.0, 3.0), squares)) / 36.0
@@ -249,7 +253,10 @@ class MixShape:
         ]
 
     def _fourth(self) -> list[Float[Tensor, "T d d"]]:
-        """Σ c (b⁴/24 − b² m₂/4), Σ c b m₃/6, Σ s (b³/6 − b m₂/2) W_O A_vα and Σ s m₃/6 W_O A_vα, as quartic forms."""
+        """Return the four parts of fourth order as quartic forms.
+
+        Σ c (b⁴/24 − b² m₂/4), Σ c b m₃/6, Σ s (b³/6 − b m₂/2) W_O A_vα and Σ s m₃/6 W_O A_vα.
+        """
         K, s = self.K, self.s
         squares = _hadamard(K, K)
         cubes = image(_less_mean(s, 0.0, 1.0), _hadamard(K, squares)) / 36.0
@@ -259,13 +266,13 @@ class MixShape:
         return alone + [self._by_values(form) for form in (odd, cubes)]
 
     def _by_values(self, own: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:
-        """Σ s x W_O A_vα for polynomials x with these inner products."""
+        """Return Σ s x W_O A_vα for polynomials x with these inner products."""
         own = self.weight[:, :, None] * own * self.weight[:, None]
         size = frobenius(own) * _size(self.values)
         return image(self.out, raised(self._straight(own), product_error(4 * self.S**2 + 64, 2.0 * size)))
 
     def _straight(self, own: Float[Tensor, "T n n"]) -> Float[Tensor, "T m m"]:
-        """Σ_jl own[hj, kl] values[hjc, kle]."""
+        """Return Σ_jl own[hj, kl] values[hjc, kle]."""
         T, S, g, r, c = self.T, self.S, self.v.heads, self.H // self.v.heads, self.c
         weights = own.reshape(T, g, r, S, g, r, S).permute(0, 1, 4, 2, 5, 3, 6)
         found = weights.reshape(T, g, g, r * r, S * S) @ self.values
@@ -273,7 +280,7 @@ class MixShape:
         return found.reshape(T, self.H * c, self.H * c)
 
     def _by_keys(self, M: Float[Tensor, "T m m"]) -> Float[Tensor, "T n n"]:
-        """Σ_ce M[hc, ke] keys[hjc, kle]."""
+        """Return Σ_ce M[hc, ke] keys[hjc, kle]."""
         T, S, g, r, c = self.T, self.S, self.k.heads, self.H // self.k.heads, self.c
         blocks = M.reshape(T, g, r, c, g, r, c).permute(0, 1, 4, 2, 5, 3, 6)
         found = blocks.reshape(T, g, g, r * r, c * c) @ self.keys.mT
@@ -281,7 +288,7 @@ class MixShape:
         return found.reshape(T, self.n, self.n)
 
     def _products(self) -> Float[Tensor, "T n n"]:
-        """The shape of scale (A_qα)·(A_kα), symmetrised."""
+        """Return the shape of scale (A_qα)·(A_kα), symmetrised."""
         T, k, r, width = self.T, self.k.heads, self.H // self.k.heads, self.c
         A = self.A_q * self.w
         own = raised(A @ A.mT, JOINT * product_error(A.shape[-1], frobenius(A).square()))
@@ -293,7 +300,7 @@ class MixShape:
         return found * (self.live[:, :, None] * self.live[:, None] * self.mix.scale**2)
 
     def _cross(self) -> Float[Tensor, "T d d"]:
-        """scale Σ c (δq·e_k + e_q·A_kα)."""
+        """Return scale Σ c (δq·e_k + e_q·A_kα)."""
         T, t, S, H, k = self.T, self.tokens, self.S, self.H, self.k.heads
         form = self._by_keys(self.q.shape_e[t])
         size = frobenius(self.q.shape_e[t]) * _size(self.keys)
@@ -310,7 +317,7 @@ class MixShape:
     def _choose_values(
         self, squares: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
     ) -> Float[Tensor, "T d d"]:
-        """Σ x_hj W_O δ_hj with Σ x²/squares ≤ 1, or Σ |x|/√squares ≤ 1."""
+        """Return Σ x_hj W_O δ_hj with Σ x²/squares ≤ 1, or Σ |x|/√squares ≤ 1."""
         g = shapes.shape[1]
         grouped = squares.reshape(self.T, g, self.H // g, self.S)
         blocks = torch.einsum("tgrj,jgce->tgrce", grouped, shapes).flatten(1, 2)
@@ -323,7 +330,7 @@ class MixShape:
     def _sum_values(
         self, X: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
     ) -> Float[Tensor, "T d d"]:
-        """Σ x_hj W_O δ_hj with |x_hj| ≤ X_hj."""
+        """Return Σ x_hj W_O δ_hj with |x_hj| ≤ X_hj."""
         sizes = trace(shapes).T.sqrt().repeat_interleave(self.H // shapes.shape[1], 0)
         sizes = X * sizes * self.mix.out_size[:, None]
         c = weights_of_sum(sizes.flatten(1)).reshape(X.shape)
@@ -346,14 +353,14 @@ class Grams:
 
     @classmethod
     def of(cls, mix: MixSite, k: Value, v: Value) -> Grams:
-        """With every shared head once."""
+        """Take every shared head once."""
         H = mix.z.shape[1]
         return cls(mix, H // k.heads, H // v.heads)
 
     def weighed(
         self, left: Float[Tensor, "n p"], right: Float[Tensor, "m p"], squares: Float[Tensor, "T G"]
     ) -> Float[Tensor, "T n m"]:
-        """left diag(w²) rightᵀ for weights that are the same within a group; each group is multiplied once."""
+        """Return left diag(w²) rightᵀ for weights that are equal within a group; each group is multiplied once."""
         found = left.new_zeros(len(squares), len(left) * len(right))
         for group, own in enumerate(self.groups):
             # In the first layer most rows do not depend on a group and are 0.
@@ -366,12 +373,12 @@ class Grams:
 
 
 def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
-    """The Frobenius norm of everything that belongs to a token."""
+    """Return the Frobenius norm of everything that belongs to a token."""
     return frobenius(x.flatten(1)[:, None])
 
 
 def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
-    """Of two shapes of the same, the one with the lesser trace, token by token."""
+    """Return, of two shapes of the same, the one with the lesser trace, token by token."""
     return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
 
 
@@ -380,7 +387,7 @@ def _hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Ten
 
 
 def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tensor, "T n n"]:
-    """own x − mean Σ s x, head by head, as matrices."""
+    """Return the matrices of own x − mean Σ s x, head by head."""
     T, H, S = s.shape
     made = s.new_zeros(T, H, S, H, S)
     blocks = own * identity(s, S) - mean * s[:, :, None, :].expand(-1, -1, S, -1)

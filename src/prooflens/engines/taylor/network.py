@@ -4,14 +4,14 @@ The output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid of r(
 gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per covector.
 
 - For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
-  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order, third
-  order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u, raised
-  likewise.
-- A ReLU whose kink is in reach has no tangent that is any good. Its stand-in is the chord over |u| ≤ b, lowered by half
-  its height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
+  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order,
+  third order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u,
+  raised likewise.
+- A ReLU whose kink is in reach has no useful tangent. Its stand-in is the chord over |u| ≤ b, lowered by half its
+  height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
-- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`smooth.expansions`; neurons that move far stop at an
-  earlier order): with K the shape of the pre-activations, the shape of a term auᵏ is W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
+- As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`derivatives.expansions`; neurons that move far stop at
+  an earlier order): with K the shape of the pre-activations, a term auᵏ has the shape W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
 Rounding of the computed output and of the computed covector is added where it happens.
 """
@@ -54,7 +54,12 @@ from prooflens.numerics import gamma
 
 @dataclass(eq=False)
 class NetworkSite:
-    """A feed-forward network in a chain; its source lies in an ellipsoid u + L{‖ξ‖ ≤ 1} for each token."""
+    """A feed-forward network in a chain; its source lies in an ellipsoid u + L{‖ξ‖ ≤ 1} for each token.
+
+    Attributes:
+        step: the network.
+        source: the value that it reads.
+    """
 
     step: FeedForward
     source: Value
@@ -91,23 +96,25 @@ class NetworkSite:
         self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
 
     def _chords(self) -> None:
-        """Chords for tangents where a kink is in reach; where the reach is not finite nothing is known."""
+        """Take chords for tangents where a kink is in reach; where the reach is not finite nothing is known."""
         h, b = self.h, self.b
         bent = b > h.abs()
         width = torch.where(bent & b.isfinite(), b, 1.0)
         self.first = torch.where(bent, (0.5 * (h / width + 1.0)).clamp(0.0, 1.0), self.first)
         self.post = torch.where(bent, self.post + (width - h.abs()).square() / (4.0 * width), self.post)
+        # The slope rounds by a few u, over |u| ≤ width, and so does the height of the stand-in at the centre: γ_16.
         height = grow((width - h.abs()) * (width + h.abs()) / (4.0 * width)) + gamma(16) * width
         self.kink = torch.where(bent, torch.where(b.isfinite(), height, torch.inf), self.kink)
 
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
-        """Pre-activations, and how far each may move: the linear part's exact range and e's, or both at once."""
+        """Return pre-activations, and how far each may move: by exact linear part plus e, or by both at once."""
         y, W = self.source, affine.weight
         half_widths, N = y.root.half_widths, y.root.N
         h = torch.nn.functional.linear(y.u, W, affine.bias)
         joint, apart = (supports_of(M, W) for M in (y.shape, y.shape_e))
         size = length(W) * (frobenius(y.J) * frobenius(N) * length(half_widths))[:, None]
         exact = torch.stack([(row @ part).abs() @ half_widths for row, part in zip(W @ y.J, N, strict=True)])
+        # WJ, (WJ)N and the sum over factors are sums of W.shape[1], d and p terms.
         exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
         far = torch.minimum(joint, grow(exact + apart))
         size = length(W) * y.size[:, None] + h.abs()
@@ -145,7 +152,7 @@ class NetworkSite:
         return torch.cat([self._shape(some, whole=False) for some in self._chunks()])
 
     def _chunks(self) -> Sequence[Tensor]:
-        """So many tokens at a time that their matrices of neurons fit."""
+        """Split the tokens so that the neurons' matrices of a chunk fit into memory."""
         n = self.h.shape[1] * (1 if self.step.gate is None else 2)
         room = 8 * CHUNK if self.h.is_cuda else CHUNK // 4
         found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
@@ -195,7 +202,7 @@ class NetworkSite:
     def _expansion(
         self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]
     ) -> tuple[Float[Tensor, "T n"], Float[Tensor, "T n"], Float[Tensor, "T n"]]:
-        """The coefficients of u³ and u⁴ in each neuron's expansion of its order, and what that leaves."""
+        """Return the coefficients of u³ and u⁴ in each neuron's expansion of its order, and what that leaves."""
         parts = (self.cubics, self.quartics, self.gaps)
         cubic, quartic, gap = (part[:, t].gather(0, order[None] - 1)[0] for part in parts)
         return cubic, quartic, gap
@@ -203,9 +210,10 @@ class NetworkSite:
     def _at_output(
         self, terms: list[list[Float[Tensor, "T n n"]]], rest: Float[Tensor, "T n"]
     ) -> Float[Tensor, "T o o"]:
-        """The shape of W_d times a sum of members of ellipsoids and of a box, weighed by what W_d makes of them.
+        """Return the shape of W_d times a sum of members of ellipsoids and of a box, weighed by their sizes there.
 
-        Terms are products of a few numbers, which round by a few units of their size.
+        Each term is a product of at most a dozen numbers, and at most seven are added: γ_64 of their sizes covers
+        both.
         """
         sizes = self._overlap.diagonal().sqrt()
         alone = grow(rest.square() * weights_of_sum(rest * sizes))
@@ -230,7 +238,12 @@ class NetworkSite:
         return found
 
     def pull(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F i"]:
-        """The covector at the input."""
+        """Return the covector at the input.
+
+        Args:
+            v: covectors at the output, shape [F, o].
+            t: the token.
+        """
         a = v @ self.down
         if self.step.gate is None:
             return (a * self.first[t]) @ self.step.bent.weight
@@ -240,7 +253,7 @@ class NetworkSite:
     def quadratic(
         self, v: Float[Tensor, "F o"], t: int
     ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-        """Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
+        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
         J = self.source.J[t]
         a = v @ self.down
         W, second = self.step.bent.weight, self.second[t]
@@ -264,16 +277,17 @@ class NetworkSite:
             slip = (a_noise * bent.abs() + size * DERIVATIVE_ERROR * other.abs()) @ wide.square()
             slip = slip + 2.0 * (a_noise * first.abs() + size * DERIVATIVE_ERROR) @ pairs
         Q = rows.T @ right
+        # vW_d, WJ and the sum over neurons, of `most` at most; a gate adds two like it. 8 and 8 cover them.
         error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most)
         error = grow((error + slip) * frobenius(J).square())
         return 0.5 * (Q + Q.mT), error
 
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-        """sup |v·r − ½xᵀQx|, rounding of v included."""
+        """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return support(self.rest_shape[t], v) + self.noise(v, t)
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
-        """sup of v·r and of −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
+        """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
         a = v @ self.down
         a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
         size = a.abs() + a_noise
@@ -304,7 +318,7 @@ class NetworkSite:
         return grow(0.5 * torch.stack(sides, -1) + kinks[:, None])
 
     def _kinks(self, size: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
-        """What kinks add to ±v·r, for |a| ≤ size."""
+        """Bound what kinks add to ±v·r, for |a| ≤ size."""
         if self.step.gate is not None:
             size = size * (self.other[t].abs() + self.b_other[t])
         return size @ self.kink[t]
@@ -317,7 +331,7 @@ class NetworkSite:
         return grow(self.b * self.other.abs() + self.b_other * (1.0 + self.post.abs()))
 
     def noise(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-        """Rounding of the output at the centre and of the covector, seen over the region."""
+        """Bound the rounding of the output at the centre and of the covector, seen over the region."""
         a = v @ self.down
         a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
         found = length(v) * self._centre_noise[t]
@@ -328,7 +342,8 @@ class NetworkSite:
         """The part of `noise` that is the same for all covectors of length 1.
 
         Every product is a sum of at most n terms, and fewer than eight stand between the input and the output or the
-        covector. They err by units of the size of a neuron, which reach the output through |W_d|.
+        covector: γ_8n. They err by units of the size of a neuron, which reach the output through |W_d|. Output,
+        Jacobian and covector each count at most twice, which the factor 8 covers.
         """
         y, step = self.source, self.step
         n = sum(self.down.shape) + step.bent.weight.shape[1] + 64
@@ -350,7 +365,16 @@ class NetworkSite:
 
 
 def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-    """Rounding of an affine map at the centre and of the covector that goes back through it."""
+    """Bound the rounding of an affine map at the centre and of the covector that goes back through it.
+
+    Each errs by γ of its inner length times ‖v‖‖W‖ sup‖u(x)‖; of the factor 4 on that, 2 are to spare.
+
+    Args:
+        step: the affine map.
+        source: the value that it reads.
+        v: covectors at its output, shape [F, o].
+        t: the token.
+    """
     size = frobenius(step.weight) * (2.0 * source.size[t])
     bias = 0.0 if step.bias is None else length(step.bias)
     return grow(gamma(sum(step.weight.shape) + 16) * length(v) * (2.0 * size + bias))

@@ -1,10 +1,10 @@
-r"""Where what a root misses comes from: the memory of `taylor`.
+"""Where the remainder of a root comes from: the sources that `taylor` keeps apart.
 
-The e of a root is linear in what earlier roots and the sites between them missed: e_t = Σ_o Σ_r J_o[t, r] x_o[r], each
-x_o[r] in an ellipsoid of its own. Its shape, token by token, is all that a chain needs. But several tokens miss the
-same thing: if only these shapes went on, every mixing would add up shares of one x as if they were different ones, and
-e would grow by a factor from layer to layer where it grows by a summand. So x_o and J_o are kept, and linear maps act
-on J_o.
+The e of a root is linear in the remainders of earlier roots and of the sites between them: e_t = Σ_o Σ_r J_o[t, r]
+x_o[r], each x_o[r] in an ellipsoid of its own. A chain needs only the shape of e, token by token. But several tokens
+share one x. If only the shapes of e went on, every mixing would add up shares of the same x as if they were
+different, and e would grow by a factor from layer to layer, where it grows by a summand. So x_o and J_o are kept, and
+linear maps act on J_o.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from prooflens.engines.relaxations.norms import frobenius, grow, product_error
 
 
 class RemainderSource(NamedTuple):
-    """What the tokens of some root missed, and the Jacobian of a later root by it; none at that root itself."""
+    """The remainders of the tokens of some root, and the Jacobian of a later root by them (None at that root)."""
 
     shape: Float[Tensor, "R m m"]
     J: Float[Tensor, "S R d m"] | None = None
 
 
 class PropagatedSource(NamedTuple):
-    """The same at a later root."""
+    """A remainder source with its Jacobian at a later root."""
 
     shape: Float[Tensor, "R m m"]
     J: Float[Tensor, "T R d m"]
@@ -37,7 +37,16 @@ class PropagatedSource(NamedTuple):
 def propagate(
     origins: Sequence[RemainderSource], A: Float[Tensor, "T S d n"], error: Float[Tensor, "T S"]
 ) -> tuple[list[PropagatedSource], Float[Tensor, " T"]]:
-    """All origins one root later, A its Jacobian by the root before, up to an error; and what rounding adds."""
+    """Take all sources one root further.
+
+    Args:
+        origins: the sources at the root before.
+        A: the Jacobian of the new root by the root before, shape [T, S, d, n].
+        error: the rounding of each of its blocks, shape [T, S].
+
+    Returns:
+        The sources at the new root, and what rounding adds per token.
+    """
     T, S, d, n = A.shape
     flat = A.movedim(1, 2).reshape(T * d, S * n)
     slip = error + product_error(S * n, frobenius(A))
@@ -58,7 +67,13 @@ def propagate(
 def reached(
     J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"], chunks: Sequence[Tensor]
 ) -> Float[Tensor, "T d d"]:
-    """The shape of Σ_r J[t, r] x[r], so many tokens at a time; most of it comes from the token itself."""
+    """Return the shape of Σ_r J[t, r] x[r], some tokens at a time; most of it comes from the token itself.
+
+    Args:
+        J: the Jacobian, shape [T, R, d, m].
+        shape: the shapes of x, [R, m, m].
+        chunks: which tokens to work on together.
+    """
     return torch.cat([total_along(image(J[some], shape)) for some in chunks])
 
 
@@ -68,7 +83,14 @@ def kept_apart(
     missed: Float[Tensor, "T d d"],
     room: int,
 ) -> list[RemainderSource]:
-    """The origins of a root with what it misses itself; the oldest are added up where there is room for few."""
+    """Return the sources of a root, with its own remainder; the oldest are added up if there is room for few.
+
+    Args:
+        origins: the sources that came from earlier roots.
+        shapes: the shape of each of them at this root.
+        missed: the shape of this root's own remainder.
+        room: how many sources can be kept apart.
+    """
     if room == 0:
         return [RemainderSource(total([*shapes, missed]))]
     found = [RemainderSource(*origin) for origin in origins]

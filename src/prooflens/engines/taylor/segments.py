@@ -1,8 +1,9 @@
 """A program cut where tokens meet: `taylor` reads it as token-wise chains between attentions.
 
 Between two attentions every step works on one token at a time. The value that a chain starts from is its *root*: the
-input, the residual stream after an attention, or the pooled token. A chain is made of norms, feed-forward networks (an
-affine map, an activation, perhaps a gate, an affine map: one step here), affine maps, rotations and residual sums.
+input, the residual stream after an attention, or the pooled token. A chain is made of norms, feed-forward networks
+(an affine map, an activation, perhaps a gate, an affine map: one step here), affine maps, rotations and residual
+sums.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from prooflens.models.sites import (
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """y = W_d(φ(W_u x + b_u)) + b_d, or W_d(φ(W_g x) ⊙ (W_u x)) with a gate; without `down`, W_d = I."""
+    """A network y = W_d(φ(W_u x + b_u)) + b_d, or W_d(φ(W_g x) ⊙ (W_u x)) with a gate; without `down`, W_d = I."""
 
     out: str
     source: str
@@ -51,7 +52,7 @@ TokenStep = Norm | FeedForward | Affine | Rotary | Add
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Where tokens meet: root = stream + W_O Σ_j s_j v_j."""
+    """The names of the values at which tokens meet: root = stream + W_O Σ_j s_j v_j."""
 
     q: str
     k: str
@@ -76,7 +77,14 @@ class Segment:
 
 
 def segments_of(program: Program) -> list[Segment]:
-    """The chains of a program, in order."""
+    """Return the chains of a program, in order.
+
+    Args:
+        program: the steps of a model.
+
+    Raises:
+        EngineError: if the program has a step that `taylor` does not know.
+    """
     found = [Segment(INPUT)]
     makers = {step.out: step for step in program.steps}
     swallowed: set[str] = set()
@@ -154,7 +162,7 @@ def _paired(here: Segment, mixed: tuple[Mix, Softmax, Scores], output: AnyStep, 
 
 
 def _network(program: Program, first: Affine) -> tuple[FeedForward, set[str]] | None:
-    """The feed-forward network that starts with this affine map, and the names of the steps it takes in."""
+    """Return the feed-forward network that starts with this affine map, and the names of the steps it takes in."""
     readers = {name: step for step in program.steps for name in step.inputs}
     bent = readers.get(first.out)
     if not isinstance(bent, Elementwise):

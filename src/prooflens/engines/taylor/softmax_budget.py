@@ -1,12 +1,12 @@
-r"""What softmax leaves beyond the polynomials of `taylor.mixing`, in budgets that all heads and keys share.
+"""What softmax leaves beyond the polynomials of `taylor.mixing`, in budgets that all heads and keys share.
 
-For the centred scores b = b_lin + b_e of a query token let b̄ = |b_lin| + |b_e| ≤ β. Then Σ s b̄² ≤ W and Σ s b_e² ≤ W_e
-over all heads (one eigenvalue each). With R_n(b) = e^b − Σ_{k<n} b^k/k! and r_n = R_n(β)/β²,
+For the centred scores b = b_lin + b_e of a query token let b̄ = |b_lin| + |b_e| ≤ β. Then Σ s b̄² ≤ W and Σ s b_e² ≤
+W_e over all heads (one eigenvalue each). With R_n(b) = e^b − Σ_{k<n} b^k/k! and r_n = R_n(β)/β²,
 
     t = s b̄²/W sums to at most 1,      s b̄ = √(sW) √t,      s|R_n(b)| ≤ r_n √(W min(W, sβ²)) √t,
 
-the same for b_e, and a sum of x g with |x| ≤ Z√t lies in E(Σ Z² g gᵀ) by Cauchy and Schwarz. Sizes Z that belong to the
-same t may be added; those of another t are another sum.
+the same for b_e, and a sum of x g with |x| ≤ Z√t lies in E(Σ Z² g gᵀ) by Cauchy and Schwarz. Sizes Z that belong to
+the same t may be added; those of another t are another sum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prooflens.numerics import gamma
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxBudget:
-    """Σ s b̄² ≤ W over all heads and W_head in each, Σ s b_e² ≤ W_e and W_e_head, for some query tokens."""
+    """Bounds Σ s b̄² ≤ W over all heads and W_head in each, Σ s b_e² ≤ W_e and W_e_head, for some query tokens."""
 
     s: Float[Tensor, "T H S"]
     E: Float[Tensor, "T H S"]
@@ -39,7 +39,13 @@ class SoftmaxBudget:
 
     @classmethod
     def of(cls, mix: MixSite, tokens: list[int], K_e: Float[Tensor, "T n n"] | None = None) -> SoftmaxBudget:
-        """From the eigenvalues of the linear parts and, if it is known, of b_e's shape, or from E."""
+        """Make budgets from the eigenvalues of the linear parts and from b_e's shape or, without one, from E.
+
+        Args:
+            mix: the mixing.
+            tokens: the query tokens.
+            K_e: the shape of b_e; None to use |b_e| ≤ E.
+        """
         s, E, beta = (x[:, tokens].movedim(0, 1) for x in (mix.s, mix.E, mix.beta))
         T, H, S = s.shape
         rows = mix.rows[:, tokens].movedim(0, 1) * mix.weights[tokens][:, None, None]
@@ -85,15 +91,16 @@ class SoftmaxBudget:
         return (self.W_head * self.W_e_head).sqrt()
 
     def mean(self, r: Float[Tensor, "T H S"]) -> Float[Tensor, "T H 1"]:
-        """sup Σ_j s b̄² r, head by head."""
+        """Bound Σ_j s b̄² r, head by head."""
         each = (self.s * self.beta.square() * r).sum(-1, keepdim=True)
         return grow(torch.minimum(each, r.amax(-1, keepdim=True) * self.W_head))
 
 
 class Sizes(NamedTuple):
-    """How large sums of x g and of x W_O δ are, by what they share: |x| ≤ Z√t for b, for b_e, or s y for a head's y.
+    """How large sums of x g and of x W_O δ are, by the budget that they share.
 
-    A head's |y| ≤ Y√τ for τ = Σ_j s b̄²/W of that head, or the same of b_e; then s y has Z = √s Y with t = sτ.
+    |x| ≤ Z√t for the budget of b or of b_e, or x = s y for a head's y. A head's |y| ≤ Y√τ for τ = Σ_j s b̄²/W of that
+    head, or the same of b_e; then s y has Z = √s Y with t = sτ.
     """
 
     v: Tensor
@@ -104,7 +111,7 @@ class Sizes(NamedTuple):
     g_e: Tensor | None = None
 
     def plus(self, other: Sizes) -> Sizes:
-        """Both sums: what shares a budget is added before it is squared."""
+        """Return the sizes of both sums: what shares a budget is added before it is squared."""
         return Sizes(
             self.v + other.v,
             self.v_e + other.v_e,
@@ -120,10 +127,10 @@ def _sum(x: Tensor | None, y: Tensor | None) -> Tensor | None:
 
 
 def with_e(at: SoftmaxBudget) -> Sizes:
-    """What b_e changes beyond that in the polynomials, alone and against δV.
+    """Return the sizes of what b_e changes beyond the polynomials' own terms, alone and against δV.
 
-    Alone: ½ b b_e², ½ b m(b_e²), b_e m(b b_e), ½ b_e m(b_e²), and b⁴/24 − b² m₂/4 − b m₃/6 at b less at b_lin. Against
-    δV: ½(b_e² − m(b_e²)), and b³/6 − b m₂/2 − m₃/6 at b less at b_lin. Here m is the mean Σ s of a head.
+    Alone: ½ b b_e², ½ b m(b_e²), b_e m(b b_e), ½ b_e m(b_e²), and b⁴/24 − b² m₂/4 − b m₃/6 at b less at b_lin.
+    Against δV: ½(b_e² − m(b_e²)), and b³/6 − b m₂/2 − m₃/6 at b less at b_lin. Here m is the mean Σ s of a head.
     """
     beta, m2, peak = at.beta, at.W_head, at.beta.amax(-1, keepdim=True)
     g = at.straight * (0.5 * at.W_e_head + 0.5 * peak * at.both) + 0.5 * at.curved * at.both
@@ -135,7 +142,7 @@ def with_e(at: SoftmaxBudget) -> Sizes:
 
 
 def against_e(at: SoftmaxBudget) -> Sizes:
-    """b_e and b b_e − m(b b_e) against e_V, and the polynomials of b against it from second order on."""
+    """Return the sizes against e_V: b_e and b b_e − m(b b_e), and the polynomials of b from second order on."""
     m2, peak = at.W_head, at.beta.amax(-1, keepdim=True)
     v = at.straight * 0.5 * m2 + at.curved * (0.5 + at.beta / 6.0)
     head = (at.W * m2).sqrt() * (0.5 + peak / 6.0) + (at.W * at.W_e_head).sqrt()
@@ -143,7 +150,7 @@ def against_e(at: SoftmaxBudget) -> Sizes:
 
 
 def beyond(at: SoftmaxBudget) -> Sizes:
-    """Fifth order of N/(1 + q), and fourth order of the weights against the values.
+    """Return the sizes of fifth order of N/(1 + q), and of fourth order of the weights against the values.
 
     N = N₁ + N₂ + N₃ + …, q = q₂ + q₃ + …, by orders of b, and from n on: N_n⁺ = Σ c R_n(b), q_n⁺ = Σ s R_n(b).
 
@@ -163,7 +170,7 @@ def beyond(at: SoftmaxBudget) -> Sizes:
 
 
 def at_once(at: SoftmaxBudget) -> Sizes:
-    """Everything beyond first order in b, without polynomials.
+    """Return the sizes of everything beyond first order in b, without polynomials.
 
     N/(1 + q) = N₁ + N₂⁺ − N q/(1 + q) alone, and s(e^b/(1 + q) − 1) = s(e^b − 1)/(1 + q) − s q/(1 + q) against δV.
     """

@@ -32,15 +32,16 @@ from prooflens.engines.taylor.remainder_sources import RemainderSource
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
 UNREAD = 0.01
-"""No group of factors is weighted as if it were read less than this share of the mean: weights stay of one size."""
+"""The least weight of a group of factors, as a share of the mean, so that weights stay of one size."""
 
 
 @dataclass(frozen=True, eq=False)
 class FactorBox:
-    """The box |α_k| ≤ half_widths_k and its groups: factors that move one token alone are a group, all others another.
+    """The box |α_k| ≤ half_widths_k and its groups.
 
-    For any w with Σ_g R_g²/w_g² ≤ 1, R_g² the squared length of group g's part of the box, α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1.
-    What reads few groups strongly gets weights of its own; half-widths even out the factors of a group.
+    Factors that move one token alone are a group, and all others are another. For any w with Σ_g R_g²/w_g² ≤ 1, R_g²
+    the squared length of group g's part of the box, α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1. What reads few groups strongly gets
+    weights of its own; half-widths even out the factors of a group.
     """
 
     half_widths: Float[Tensor, " p"]
@@ -49,7 +50,12 @@ class FactorBox:
 
     @classmethod
     def of(cls, generators: Float[Tensor, "S d p"], half_widths: Float[Tensor, " p"]) -> FactorBox:
-        """Groups by the tokens that each factor moves."""
+        """Group the factors by the tokens that each of them moves.
+
+        Args:
+            generators: shape [S, d, p].
+            half_widths: shape [p].
+        """
         moves = (generators != 0).any(1)
         alone = moves.sum(0) == 1
         token = torch.where(alone, moves.to(torch.int8).argmax(0), len(moves))
@@ -58,30 +64,30 @@ class FactorBox:
 
     @cached_property
     def squares(self) -> Float[Tensor, " G"]:
-        """R_g²."""
+        """R_g² per group."""
         zero = self.half_widths.new_zeros(self.count)
         return grow(zero.index_add(0, self.group, self.half_widths.square()))
 
     def sizes(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b G"]:
-        """R_g times the Frobenius norm of the columns of each group."""
+        """Return R_g times the Frobenius norm of the columns of each group."""
         columns = rows.square().sum(-2)
         zero = columns.new_zeros(*columns.shape[:-1], self.count)
         return (zero.index_add(-1, self.group, columns) * self.squares).sqrt()
 
     def weights(self, sizes: Float[Tensor, "*b G"]) -> Float[Tensor, "*b p"]:
-        """w for about the least trace of the shape of what reads groups with these sizes."""
+        """Return w for about the least trace of the shape of what reads groups with these sizes."""
         floored = sizes + UNREAD * sizes.mean(-1, keepdim=True)
         return (self.squares * weights_of_sum(floored)).sqrt()[..., self.group]
 
     def own_weights(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
-        """The same with every factor as a group of its own."""
+        """Return w for about the least trace, with every factor as a group of its own."""
         sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half_widths
         return self.half_widths * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
 
 
 @dataclass(eq=False)
 class Root:
-    """Where a chain starts: its value, N per token, the shape of e, and what e comes from."""
+    """Where a chain starts: its value u, N = ∂root/∂α per token, the shape B of e, and the sources of e."""
 
     u: Float[Tensor, "S d"]
     N: Float[Tensor, "S d p"]
@@ -102,7 +108,7 @@ class Root:
 
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
-        """sup ‖Nα‖₂, crudely, for rounding."""
+        """A crude bound of sup ‖Nα‖₂, for rounding."""
         return grow(frobenius(self.N) * length(self.half_widths))
 
 
@@ -122,13 +128,23 @@ def input_root(
 
 @dataclass(eq=False)
 class Value:
-    """A value of a chain, all tokens."""
+    """A value of a chain, for all tokens: u(x) = u + JNα + Σ_s J_s r_s.
+
+    Attributes:
+        u: the value at the centre, shape [S, n].
+        J: the Jacobian by the root, shape [S, n, d].
+        root: where the chain starts.
+        sources: the Jacobian J_s by each source.
+        shapes: the shapes of all remainders of the chain so far, by source.
+        noise: rounding of u, J and the sources since the last site, in the 2-norm, shape [S].
+        heads: how many heads the value has.
+    """
 
     u: Float[Tensor, "S n"]
     J: Float[Tensor, "S n d"]
     root: Root
     sources: dict[str, Float[Tensor, "S n m"]]
-    """J_s by source."""
+    """The Jacobian J_s by each source."""
     shapes: dict[str, Float[Tensor, "S m m"]]
     """The shapes of all remainders of the chain so far, by source."""
     noise: Float[Tensor, " S"]
@@ -154,7 +170,11 @@ class Value:
         return total([self.shape_a, self.shape_e])
 
     def blocks(self, name: str) -> Float[Tensor, "S h c c"]:
-        """The diagonal blocks of one of the shapes, head by head."""
+        """Return the diagonal blocks of one of the shapes, head by head.
+
+        Args:
+            name: `shape_a`, `shape_e` or `shape`.
+        """
         if name not in self._blocks:
             M: Tensor = getattr(self, name)
             S, n = self.u.shape
@@ -165,7 +185,7 @@ class Value:
 
     @cached_property
     def tau(self) -> Float[Tensor, "S h"]:
-        """sup ‖Aα‖₂, head by head where there are heads."""
+        """sup ‖Aα‖₂, head by head."""
         return grow(spectral(self.blocks("shape_a")).sqrt())
 
     @cached_property
@@ -180,7 +200,7 @@ class Value:
 
     @cached_property
     def size(self) -> Float[Tensor, " S"]:
-        """sup ‖u(x)‖₂, crudely."""
+        """A crude bound of sup ‖u(x)‖₂."""
         return grow(length(self.u) + trace(self.shape_a).sqrt() + trace(self.shape_e).sqrt())
 
     @cached_property

@@ -1,9 +1,8 @@
 """The walk of `taylor`: forward chain by chain, and covectors back.
 
-`forward` gives every value its linear part and every site the ellipsoid of what its tangent misses. `remainder` takes
-covectors at values of a chain and adds up, site by site, what the affine stand-ins miss, as a *reading* says
-(`taylor.remainder_bounds`): at this chain's root the root's ellipsoid stands for all before it, or the walk goes on
-to the input. The sum and the linear part are all there is to know of a functional.
+`forward` gives every value its linear part and every site the ellipsoid of its remainder. `remainder` takes covectors
+at values of a chain back to its root, or on to the input, and adds up the remainders of the sites on the way, as a
+`RemainderBound` bounds them. With the linear part this is all there is to know of a functional.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
 from prooflens.numerics import gamma
 
 FLOOR = 0.3
-"""No factor's weight is less than this share of the mean."""
+"""The least weight of a factor, as a share of the mean."""
 
 
 @dataclass(eq=False)
 class TaylorWalk:
-    """All chains up to what is asked for."""
+    """All chains of a program up to what is asked for."""
 
     memory: int
     progress: Callable[[str, float], None] = lambda stage, share: None
@@ -44,7 +43,7 @@ class TaylorWalk:
     quick: bool = False
     """Whether mixings are bounded in few steps."""
     blur: float = 0.0
-    """What the centre of a token may be off by, in the 2-norm."""
+    """By how much the centre of a token may be off, in the 2-norm."""
     visit: Callable[[Chain], None] = lambda chain: None
     """Called with every chain as soon as its scores are known."""
     chains: list[Chain] = field(default_factory=list)
@@ -56,7 +55,7 @@ class TaylorWalk:
         generators: Float[Tensor, "S d p"],
         read: list[int] | None = None,
     ) -> None:
-        """TaylorWalk all segments; behind the last attention only with the tokens of `read`, if it is given."""
+        """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
         root = input_root(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
             root = input_root(center, generators, self._widths(segments[0], root), self.blur)
@@ -86,11 +85,7 @@ class TaylorWalk:
                     chain.forget()
 
     def _widths(self, segment: Segment, root: Root) -> Float[Tensor, " p"]:
-        """Half-widths that even out how strongly queries, keys and values of the first layer read the factors.
-
-        Any positive widths will do: α_k = half_k · α̂_k is a change of variables. 2-norms of evenly read factors are
-        nearer to what the box attains.
-        """
+        """Return half-widths that even out how the first layer reads the factors; any positive ones are valid."""
         attention = segment.attention
         assert attention is not None
         trial = TaylorWalk(self.memory)
@@ -115,7 +110,7 @@ class TaylorWalk:
         chain.values[name] = Value(root.u, eye, root, {name: eye}, chain.shapes, zero)
 
     def _step(self, chain: Chain, step: TokenStep) -> None:
-        """One step forward: value, Jacobians by the root and by all sources, and the shape of what a site misses."""
+        """Make the next value: centre, Jacobians by the root and all sources, the shape of a site's remainder."""
         values = chain.values
         if isinstance(step, Norm | FeedForward):
             source = values[step.source if isinstance(step, FeedForward) else step.inputs[0]]
@@ -149,7 +144,6 @@ class TaylorWalk:
             values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise)
 
     def _site(self, chain: Chain, step: Norm | FeedForward, source: Value) -> Value:
-        """A norm or a network: a new source."""
         site: NormSite | HeadNormSite | NetworkSite
         if isinstance(step, FeedForward):
             site = NetworkSite(step, source)
@@ -168,7 +162,7 @@ class TaylorWalk:
         return made
 
     def _next(self, chain: Chain) -> Root:
-        """The root after an attention or a pooling."""
+        """Return the root after an attention or a pooling."""
         segment = chain.segment
         if segment.pool is not None:
             return self._pooled(chain, segment.pool)
@@ -217,15 +211,15 @@ class TaylorWalk:
         return Root(u[tokens], N, total([*there, missed]), chain.root.factors, origins)
 
     def _tokens_at_once(self, mix: MixSite, d: int) -> int:
-        """How many query tokens fit into half of the memory while their ellipsoids are made."""
+        """Return how many query tokens fit into half of the memory while their ellipsoids are made."""
         S, H, c = mix.z.shape
         return max(1, int(self.memory // (16 * one_token(S, H, c, d, mix.rows.shape[-1]))))
 
     def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
-        """What the rounding of queries, keys and values becomes at the next root.
+        """Bound what the rounding of queries, keys and values becomes at the next root.
 
-        Heads may look at different tokens or share one, so each may get all of a token's noise. By Cauchy and Schwarz
-        they send on at most √H times the Frobenius norm of W_O.
+        Each head may get all of a token's noise, so together they send on at most √H‖W_O‖_F of it. |v_j − z| and
+        |k_j − k̄| are at most twice the largest value and key: that makes a factor 4, and 5 leaves room for rounding.
         """
         scores = mix.scores
         queries, keys, values = ((x.n + x.reach).amax() for x in (scores.q, scores.k, mix.v))
@@ -250,7 +244,7 @@ class TaylorWalk:
         return Root(pool(value.u)[None], N, B[None], chain.root.factors)
 
     def batch(self, tokens: int) -> int:
-        """How many covectors are walked at once within the memory."""
+        """Return how many covectors are walked back at once within the memory."""
         d = max(chain.root.u.shape[1] for chain in self.chains)
         wide = max(
             (
@@ -265,14 +259,14 @@ class TaylorWalk:
         return max(1, int(self.memory // (4 * each)))
 
     def wide_batch(self) -> int:
-        """How many covectors are taken at once where only ellipsoids are asked."""
+        """Return how many covectors are taken at once if only ellipsoids are asked."""
         root = self.chains[0].root
         return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
 
     def remainder(
         self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: RemainderBound
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
-        """What the linear parts of covectors at a chain's values miss, for + and −; and those linear parts."""
+        """Bound the remainders of covectors at a chain's values, for + and −, and return their linear parts."""
         number = next(i for i, c in enumerate(self.chains) if c is chain)
         some = next(iter(next(iter(seeds.values())).values()))
         missed = some.new_zeros(len(some), 2)
@@ -296,7 +290,7 @@ class TaylorWalk:
         return grow(missed + rest), linear
 
     def _stop(self, root: Root, roots: dict[int, Tensor]) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-        """What covectors at a root miss by its ellipsoids, and their linear parts."""
+        """Bound the remainders of covectors at a root by its ellipsoids, and return their linear parts."""
         some = next(iter(roots.values()))
         linear = some.new_zeros(len(some), root.N.shape[-1])
         missed = some.new_zeros(len(some))
@@ -309,7 +303,7 @@ class TaylorWalk:
     def cross(
         self, number: int, roots: dict[int, Tensor], reading: RemainderBound
     ) -> tuple[Float[Tensor, "F 2"], Float[Tensor, "F p"]]:
-        """The same from covectors at the root that follows chain `number`."""
+        """Do as `remainder` for covectors at the root that follows chain `number`."""
         chain = self.chains[number]
         some = next(iter(roots.values()))
         seeds: Seeds = {}
@@ -350,7 +344,7 @@ class TaylorWalk:
     def _through(
         self, chain: Chain, t: int, seeds: dict[str, Tensor], reading: RemainderBound
     ) -> tuple[Tensor, Float[Tensor, "F 2"]]:
-        """Covectors of one token through a chain: at its root, with what the chain's sites miss."""
+        """Take covectors of one token through a chain: to its root, with the remainders of the chain's sites."""
         some = next(iter(seeds.values()))
         missed = some.new_zeros(len(some), 2)
         for step in reversed(chain.segment.steps):
@@ -380,7 +374,7 @@ class TaylorWalk:
 
 
 def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
-    """About how many numbers are held for one query token while its ellipsoids are made."""
+    """Estimate how many numbers are held for one query token while its ellipsoids are made."""
     return 8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * p
 
 
@@ -389,6 +383,5 @@ def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:
 
 
 def _grouped(w: Float[Tensor, "F S H c"], groups: int) -> Float[Tensor, "F S n"]:
-    """Add up what the readers of a shared head send back."""
     F, S, H, c = w.shape
     return w.reshape(F, S, groups, H // groups, c).sum(3).flatten(2)

@@ -34,26 +34,26 @@ from prooflens.sets.bilinear import GramBlocks, extreme_eigenvalues
 from prooflens.sets.quadratic import lemma_upper, shift_upper
 
 DENSE_FACTORS = 400
-"""Up to so many factors the Hessian of a form is written out."""
+"""Up to this many factors, the Hessian of a form is written out."""
 
 CHUNK_ELEMENTS = 2**24
-"""Forms are bounded so many numbers at a time."""
+"""How many numbers are worked on at a time."""
 
 SIGN_STEPS = 3
 """How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
 
 FLOOR = 2.0**-6
-"""Scales are lifted to this share of their mean: any positive scale is valid, a tiny one ill-conditions the proof."""
+"""The smallest scale, as a share of the mean. Any positive scale is valid; a tiny one spoils the proof."""
 
 LEAST_MEAN = 2.0**-900
-"""Where the mean itself is smaller its share would vanish: all scales are then 1."""
+"""If the mean scale itself is smaller than this, all scales are 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    """f = c + aᵀα + ½αᵀ(UᵀV + VᵀU + K)α ± rest for F forms; `size` bounds the sum of all coefficients' magnitudes.
+    """F forms f = c + aᵀα + ½αᵀ(UᵀV + VᵀU + K)α ± rest of the factors `ids`.
 
-    Here K is dense (p × p, symmetric) or None; α are the factors `ids`.
+    K is dense (p × p, symmetric) or None; `size` bounds the sum of all coefficients' magnitudes.
     """
 
     c: Float[Tensor, " F"]
@@ -65,21 +65,21 @@ class Quadratics:
     size: Float[Tensor, " F"]
 
     def negated(self) -> Quadratics:
-        """−f."""
+        """Return −f."""
         return replace(self, c=-self.c, a=-self.a, U=-self.U, K=None if self.K is None else -self.K)
 
     @property
     def roundings(self) -> float:
-        """How much a value or slope of f may err, relative to `size`."""
+        """The error of a value or slope of f, relative to `size`."""
         return gamma(4 * (self.U.shape[-2] + self.a.shape[-1]) + 128)
 
     def curve(self, alpha: Float[Tensor, "F p"]) -> Float[Tensor, "F p"]:
-        """Hα."""
+        """Return Hα."""
         made = _rows(self.U.mT, _rows(self.V, alpha)) + _rows(self.V.mT, _rows(self.U, alpha))
         return made if self.K is None else made + _rows(self.K, alpha)
 
     def upper(self, lemma: bool = False) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-        """A proved upper bound of every form, and its corner."""
+        """Return a proved upper bound of every form, and its corner."""
         s = _signs(self.a)
         for _ in range(SIGN_STEPS):
             s = _signs(self.a + self.curve(s))
@@ -100,7 +100,7 @@ class Quadratics:
         return torch.where(bound.isnan(), torch.inf, bound), s
 
     def _shifts(self, G: Float[Tensor, "F p"]) -> Iterator[Float[Tensor, "F p"]]:
-        """Vectors d with diag(d) ⪰ H proved."""
+        """Yield vectors d with diag(d) ⪰ H proved."""
         rows = self._row_sizes()
         scales = [_positive(scale) for scale in (G, rows, G + rows)]
         if self.K is None:
@@ -111,7 +111,7 @@ class Quadratics:
         yield from (certified_shift(H, scale) for scale in scales)
 
     def _hessian(self) -> Float[Tensor, "F p p"]:
-        """H, exactly symmetric; the rounding of its entries is part of `size`."""
+        """Return H, exactly symmetric; the rounding of its entries is part of `size`."""
         assert self.K is not None
         product = self.U.mT @ self.V
         H = product + product.mT + self.K
@@ -147,9 +147,18 @@ def _positive(scale: Tensor) -> Tensor:
 def bound_scores(
     step: Scores, q: TensorSet, k: TensorSet, forms: Forms, n_region: int, *, lemma: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lower and upper bounds of forms of one layer's scores, and the region's factors at both corners.
+    """Bound forms of one layer's scores from both sides.
 
-    With `lemma` the bounds are those of `lem:quadratic_bound`, as the paper has them.
+    Args:
+        step: the step that makes the scores.
+        q: the set of queries.
+        k: the set of keys.
+        forms: what to bound.
+        n_region: how many factors the region has.
+        lemma: use the paper's `lem:quadratic_bound` alone.
+
+    Returns:
+        Lower and upper bounds, and the region's factors at both corners.
     """
     keys = shared(k, q.c.shape[-2])
     ids = torch.cat((q.ids, keys.ids)).unique()
@@ -177,7 +186,7 @@ def _of_region(corner: Tensor, ids: Tensor, n_region: int) -> Tensor:
 def _quadratics(
     step: Scores, q: TensorSet, keys: TensorSet, forms: Forms, ids: Int[Tensor, " p"], dense: bool
 ) -> Quadratics:
-    """The polynomials of some forms: queries and weighted key sums, one slot per query that a form reads."""
+    """Return the polynomials of some forms: queries and weighted key sums, one slot per query that a form reads."""
     device = q.c.device
     H, S, p = q.c.shape[-2], q.c.shape[0], len(ids)
     index, head, position, key = (t.to(device) for t in (forms.index, forms.head, forms.position, forms.key))
@@ -249,7 +258,7 @@ def _quadratics(
 
 
 def _on(ids: Tensor, own: Tensor, L: Tensor) -> Tensor:
-    """Generators on a larger set of ids."""
+    """Return generators on a larger set of ids."""
     full = L.new_zeros(len(ids), *L.shape[1:])
     full[torch.searchsorted(ids, own)] = L
     return full

@@ -7,8 +7,8 @@ With x = x₀ + ℓ_x + e_x (linear part ℓ, e = quadratic part and independent
             + the rest of B(ℓ_x, ℓ_y) + terms of degree three and more    boxed into r.
 
 K holds the k factors with the largest generators (CORA's reduction of dependent generators before a bilinear
-operation, `k_dep` of the paper). k = ∞ is the exact product ⊙ up to degree two. Where all p² coefficients fit in memory
-the rest is bounded by |M_kl + M_lk|, after cancellation inside B; else by the product of the two parts' sizes.
+operation, `k_dep` of the paper). k = ∞ is the exact product ⊙ up to degree two. Where all p² coefficients fit in
+memory the rest is bounded by |M_kl + M_lk|, after cancellation inside B; else by the product of the two parts' sizes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from prooflens.numerics import gamma
 from prooflens.numerics.rounding import TINY
 
 DENSE_ELEMENTS = 2**23
-"""Up to so many coefficients all pairs of factors are written out, so that they cancel before they are boxed."""
+"""Up to this many coefficients, all pairs of factors are written out, so that they cancel before they are boxed."""
 
 
 def bilinear(x: TensorSet, y: TensorSet, equation: str, k: int, contracted: int) -> TensorSet:
-    """B(x, y) for an einsum equation such as `ihc,jhc->hij` whose sums have `contracted` terms."""
+    """Return B(x, y) for a bilinear map B.
+
+    Args:
+        x: the first set.
+        y: the second set.
+        equation: B as an einsum equation, such as `ihc,jhc->hij`.
+        k: how many factors are multiplied exactly.
+        contracted: how many terms the sums of the equation have.
+    """
     form = _Form(equation)
     x, y = _aligned(x, y)
     c = form(x.c, y.c)
@@ -44,14 +52,14 @@ def bilinear(x: TensorSet, y: TensorSet, equation: str, k: int, contracted: int)
 
 
 def square(x: TensorSet, k: int) -> TensorSet:
-    """(x − c)², coordinate by coordinate."""
+    """Return (x − c)², coordinate by coordinate."""
     names = "abcdef"[: x.c.ndim]
     moved = TensorSet(torch.zeros_like(x.c), x.L, x.ids, x.Q, x.pairs, x.r)
     return bilinear(moved, moved, f"{names},{names}->{names}", k, 1)
 
 
 def square_rest(x: TensorSet, k: int) -> Float[Tensor, "*shape"]:
-    """About the radius that `square` boxes: what a quadratic relaxation costs beyond its own error. A guide only."""
+    """Estimate the radius that `square` boxes: what a parabola costs beyond its own error. It is no bound."""
     chosen = _leading(x, x, k)
     kept, lost, e = x.L[chosen].abs().sum(0), x.L[~chosen].abs().sum(0), x.rest_size
     return (2.0 * kept + 0.5 * lost) * lost + (2.0 * (kept + lost) + e) * e
@@ -78,7 +86,7 @@ class _Form:
 
 
 def _aligned(x: TensorSet, y: TensorSet) -> tuple[TensorSet, TensorSet]:
-    """Both sets on the union of their ids (`mergeID`)."""
+    """Return both sets on the union of their ids (`mergeID`)."""
     if x.ids is y.ids:
         return x, y
     ids = torch.cat((x.ids, y.ids)).unique()
@@ -92,7 +100,7 @@ def _aligned(x: TensorSet, y: TensorSet) -> tuple[TensorSet, TensorSet]:
 
 
 def _leading(x: TensorSet, y: TensorSet, k: int) -> Bool[Tensor, " p"]:
-    """The k factors with the largest ‖L_x‖‖ℓ_y‖ + ‖ℓ_x‖‖L_y‖ (ℓ1 norms)."""
+    """Return the k factors with the largest ‖L_x‖‖ℓ_y‖ + ‖ℓ_x‖‖L_y‖ (ℓ1 norms)."""
     u, v = x.L.abs().flatten(1).sum(1), y.L.abs().flatten(1).sum(1)
     size = u * v.sum() + v * u.sum()
     chosen = torch.zeros(len(size), dtype=torch.bool, device=size.device)
@@ -103,7 +111,7 @@ def _leading(x: TensorSet, y: TensorSet, k: int) -> Bool[Tensor, " p"]:
 def _linear_products(
     form: _Form, x: TensorSet, y: TensorSet, chosen: Bool[Tensor, " p"]
 ) -> tuple[Tensor, Int[Tensor, "m 2"], Tensor, Tensor]:
-    """Kept generators of B(ℓ_x, ℓ_y) with their pairs, and centre shift and radius of all others."""
+    """Return kept generators of B(ℓ_x, ℓ_y) with their pairs, and centre shift and radius of all others."""
     p, n_out = len(x.ids), form(x.c, y.c).numel()
     if p * p * n_out <= DENSE_ELEMENTS:
         (first, second), pairs = unordered_pairs(x.ids)

@@ -23,7 +23,7 @@ from prooflens.numerics.rounding import TINY
 
 
 def apply(x: TensorSet, how: Relaxation, k: int) -> TensorSet:
-    """The relaxation's set: exact products, the error in r."""
+    """Return the set of a relaxation: exact products, with the error in r."""
     moved = TensorSet(torch.zeros_like(x.c), x.L, x.ids, x.Q, x.pairs, x.r)
     y = moved.scaled(how.slope).plus(how.value)
     if bool((how.curvature != 0).any()):
@@ -32,7 +32,7 @@ def apply(x: TensorSet, how: Relaxation, k: int) -> TensorSet:
 
 
 def activation(function: Activation, x: TensorSet, k: int) -> TensorSet:
-    """φ(x) for a model's activation."""
+    """Return φ(x) for a model's activation."""
     hull = x.hull()
     cost = square_rest(x, k)
     straight = deviation(function, x.c, hull, *chord(function, x.c, hull))
@@ -50,7 +50,7 @@ def softcap(cap: float, x: TensorSet, k: int) -> TensorSet:
 
 
 def inverse_root(x: TensorSet, k: int, floor: float) -> TensorSet:
-    """x^{-½} for a set whose values are at least `floor` > 0."""
+    """Return x^{-½} for a set whose values are at least `floor` > 0."""
     hull = x.hull()
     low = hull.lower.clamp(min=floor)
     high = torch.maximum(hull.upper, low)

@@ -11,8 +11,8 @@ so with b̃ ∈ [l, u], E_j = max(e^x − 1 − x) over it and w = ζ/(1 + ζ), 
 The polynomial b̃ is kept (score differences cancel in it), ρ becomes one independent factor per weight. Where the
 interval softmax of the same ranges is narrower than the Taylor form, it is used alone: the centre–residual form.
 
-**Constraints.** *simplex*: weights are tightened by the LP of `prop:lp_simplex`, outputs are written around a constant
-v̄ (Σ s_j v_j = v̄ + Σ s_j (v_j − v̄) holds because Σ s_j = 1) and cut by the LP hull of `prop:lp_simplex`.
+**Constraints.** *simplex*: weights are tightened by the LP of `prop:lp_simplex`, outputs are written around a
+constant v̄ (Σ s_j v_j = v̄ + Σ s_j (v_j − v̄) holds because Σ s_j = 1) and cut by the LP hull of `prop:lp_simplex`.
 *norm*: |y_k − β_k| ≤ |γ_k|√(d − 1) (`thm:ln`; √d for RMSNorm). Without them the walk is PZ.
 
 **Norm.** m = Px is linear, v = ‖m‖²/d + ε a square, n = v^{-½} a scalar relaxation per token, y = m n a product: the
@@ -44,7 +44,7 @@ LEAST_WEIGHT = 2.0**-300
 """Weights below this have no usable Taylor form: their rows take the interval softmax."""
 
 STRUCTURE = (Affine, Rotary, sites.Add, sites.Pool)
-"""Linear steps: nothing is lost, so nothing is reduced or absorbed after them."""
+"""Linear steps: nothing is lost in them, so nothing is reduced or absorbed after them."""
 
 
 class Unbounded(Exception):  # noqa: N818  (a message to the walk, never seen outside)
@@ -53,9 +53,15 @@ class Unbounded(Exception):  # noqa: N818  (a message to the walk, never seen ou
 
 @dataclass(frozen=True)
 class SetOptions:
-    """What the propagation keeps: the two constraints, k factors in products, generators per dimension.
+    """What the propagation keeps.
 
-    `taylor` keeps the first-order dependence of weights on scores; without it weights are intervals (centre–residual).
+    Attributes:
+        simplex: use that weights sum to 1.
+        norm: use that |y_k − β_k| ≤ |γ_k|√(d − 1) for a norm's output.
+        taylor: keep the first-order dependence of weights on scores; without it weights are intervals
+            (centre–residual).
+        k: how many factors are multiplied exactly in products.
+        order: how many linear generators are kept per dimension.
     """
 
     simplex: bool = True
@@ -67,21 +73,21 @@ class SetOptions:
 
 @dataclass(eq=False)
 class Rules:
-    """The steps' meanings for one walk: options, fresh factors, and the largest number of linear generators."""
+    """What each step does to sets in one walk: options, fresh factors, most linear generators."""
 
     options: SetOptions
     factors: FactorIds
     limit: int
 
     def __call__(self, step: AnyStep, *sets: TensorSet) -> tuple[TensorSet, TensorSet]:
-        """The image as it comes out, and as it goes on: reduced, its radii absorbed."""
+        """Return the image as it comes out, and as it goes on: reduced, its radii absorbed."""
         made = self._apply(step, *sets)
         if not made.finite:
             raise Unbounded
         return made, made if isinstance(step, STRUCTURE) else self.settle(made)
 
     def settle(self, x: TensorSet) -> TensorSet:
-        """Order reduction and G_I absorption."""
+        """Reduce the order and absorb radii."""
         room = max(self.limit - x.c.numel(), x.c.numel())
         return x.reduced(room, self.options.k**2).absorbed(self.factors)
 
@@ -222,7 +228,7 @@ class Rules:
 
 
 def affine(step: Affine, x: TensorSet) -> TensorSet:
-    """Exact but for rounding."""
+    """Return the image under an affine step, exact but for rounding."""
     offset = None
     if step.bias is not None:
         shape = (*x.c.shape[: x.c.ndim - step.in_dims], *step.out_shape)
@@ -232,7 +238,7 @@ def affine(step: Affine, x: TensorSet) -> TensorSet:
 
 
 def shared(x: TensorSet, n_heads: int) -> TensorSet:
-    """Grouped heads: every query head gets its key-value head. Exact."""
+    """Give every query head its key-value head. Exact."""
     if x.c.shape[-2] == n_heads:
         return x
     return TensorSet(
@@ -246,7 +252,7 @@ def shared(x: TensorSet, n_heads: int) -> TensorSet:
 
 
 def _above_tangent(x: Tensor) -> Tensor:
-    """An upper bound of e^x − 1 − x: the smaller of ½x²e^{max(x,0)} and the value itself with its rounding."""
+    """Bound e^x − 1 − x from above: the smaller of ½x²e^{max(x,0)} and the value itself with its rounding."""
     square = 0.5 * x.square() * x.clamp(min=0.0).exp() * (1.0 + gamma(64))
     value = torch.expm1(x) - x + gamma(64) * (1.0 + x.abs() + x.exp())
     return torch.minimum(square + TINY, value)

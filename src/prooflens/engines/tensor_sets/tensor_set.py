@@ -2,13 +2,13 @@ r"""A polynomial zonotope for a whole tensor of values at once: what `polyzono` 
 
     x = c + Σ_k α_k L_k + Σ_{(k,l)} α_k α_l Q_kl + r ⊙ β,      α ∈ [−1,1]^p shared,  β ∈ [−1,1]^shape independent,
 
-c, L_k, Q_kl, r tensors of one shape, r ≥ 0 the diagonal G_I, optionally ∩ box. It is the CPZ of `prooflens.sets` (E has
-degree at most two, ids are shared by all coordinates, tokens and values of a walk), kept so that every operation
+c, L_k, Q_kl, r tensors of one shape, r ≥ 0 the diagonal G_I, optionally ∩ box. It is the CPZ of `prooflens.sets` (E
+has degree at most two, ids are shared by all coordinates, tokens and values of a walk), kept so that every operation
 is one tensor operation: a Python loop over scores would take minutes at d = 128.
 
-**Rounding.** |α^E| ≤ 1, so an operation whose coefficients err by γ_n times its absolute-value chain errs, at every α,
-by at most γ_n times the chain applied to `magnitude` = |c| + Σ|L| + Σ|Q| + r. That is added to r: the set that comes
-out contains the exact image in real arithmetic. Radii are sums of nonnegative terms, scaled up by 1 + γ_n.
+**Rounding.** |α^E| ≤ 1, so an operation whose coefficients err by γ_n times its absolute-value chain errs, at every
+α, by at most γ_n times the chain applied to `magnitude` = |c| + Σ|L| + Σ|Q| + r. That is added to r: the set that
+comes out contains the exact image in real arithmetic. Radii are sums of nonnegative terms, scaled up by 1 + γ_n.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from prooflens.queries.simplex import Box
 from prooflens.sets.quadratic import scalar_maximum
 
 NEGLIGIBLE = 2.0**-40
-"""A radius below this share of the largest magnitude (rounding, as a rule) is not worth a factor of its own."""
+"""A radius below this share of the largest magnitude, as rounding mostly is, does not become a factor of its own."""
 
 
 @dataclass(eq=False)
 class FactorIds:
-    """Hands out fresh factor ids: those of the region come first."""
+    """Hands out fresh factor ids; those of the region come first."""
 
     count: int
 
     def fresh(self, n: int, like: Tensor) -> Int[Tensor, " n"]:
-        """n new ids."""
+        """Return n new ids."""
         ids = torch.arange(self.count, self.count + n, device=like.device)
         self.count += n
         return ids
@@ -46,7 +46,24 @@ class FactorIds:
 
 @dataclass(frozen=True, eq=False)
 class TensorSet:
-    """c + Σ α_k L_k + Σ α_kα_l Q_kl + r ⊙ β, ∩ box; `ids` ascending, `pairs` holds ids k ≤ l."""
+    """The set c + Σ α_k L_k + Σ α_kα_l Q_kl + r ⊙ β of tensors, ∩ box.
+
+    Attributes:
+        c: the centre, any shape.
+        L: linear generators, one per factor.
+        ids: the factors of the linear generators, ascending.
+        Q: quadratic generators, one per pair of factors.
+        pairs: the pairs of factor ids k ≤ l.
+        r: independent radii, at least 0.
+        box: a box that is intersected with the set; None for none.
+
+    Example:
+        >>> none = torch.zeros(0, dtype=torch.long)
+        >>> x = TensorSet(torch.zeros(1).double(), torch.ones(1, 1).double(), torch.tensor([0]),
+        ...     torch.zeros(0, 1).double(), none.reshape(0, 2), torch.full((1,), 0.5).double())
+        >>> round(x.hull().upper.item(), 9)  # |α| + 0.5|β|
+        1.5
+    """
 
     c: Float[Tensor, "*shape"]
     L: Float[Tensor, " p *shape"]
@@ -58,19 +75,19 @@ class TensorSet:
 
     @classmethod
     def point(cls, c: Float[Tensor, "*shape"]) -> TensorSet:
-        """One point."""
+        """Return the set of one point."""
         none = torch.zeros(0, dtype=torch.long, device=c.device)
         empty = c.new_zeros(0, *c.shape)
         return cls(c, empty, none, empty, none.reshape(0, 2), torch.zeros_like(c))
 
     @property
     def dependent(self) -> int:
-        """How many dependent generators there are."""
+        """The number of dependent generators."""
         return len(self.L) + len(self.Q)
 
     @property
     def independent(self) -> int:
-        """How many coordinates have an independent generator worth naming."""
+        """The number of coordinates with an independent radius that is not negligible."""
         return int(self._worth().sum())
 
     def _worth(self) -> Tensor:
@@ -78,7 +95,7 @@ class TensorSet:
 
     @property
     def finite(self) -> bool:
-        """Whether everything is a number."""
+        """Whether no coefficient is infinite or NaN."""
         return all(bool(x.isfinite().all()) for x in (self.c, self.L, self.Q, self.r))
 
     @cached_property
@@ -93,11 +110,11 @@ class TensorSet:
 
     @cached_property
     def magnitude(self) -> Float[Tensor, "*shape"]:
-        """|c| + Σ|L| + Σ|Q| + r, rounded up: bounds every value the coefficients can stand for."""
+        """|c| + Σ|L| + Σ|Q| + r, rounded up: it bounds every value that the coefficients can stand for."""
         return (self.c.abs() + self.linear_size + self.rest_size) * (1.0 + gamma(8))
 
     def hull(self) -> Box:
-        """An interval per coordinate. Squares go with their linear term: max_t a t + g t² exactly; pairs termwise."""
+        """Return an interval per coordinate: squares exactly with their linear term, mixed pairs term by term."""
         squares = self.pairs[:, 0] == self.pairs[:, 1]
         g, mixed = 2.0 * self.Q[squares], self.Q[~squares]
         # Which linear generator has the factor of which square, if any.
@@ -122,7 +139,14 @@ class TensorSet:
         roundings: int,
         offset: Tensor | None = None,
     ) -> TensorSet:
-        """The image under a linear map f plus an offset; `size` is f with absolute values. Exact but for rounding."""
+        """Return the image under a linear map plus an offset, exact but for rounding.
+
+        Args:
+            f: the linear map.
+            size: f with absolute values.
+            roundings: how many roundings f takes in sequence.
+            offset: a constant to add.
+        """
         c = f(self.c)
         slack = gamma(roundings + 8) * size(self.magnitude)
         if offset is not None:
@@ -132,20 +156,20 @@ class TensorSet:
         return replace(self, c=c, L=f(self.L), Q=f(self.Q), r=r, box=None)
 
     def scaled(self, factor: Tensor | float) -> TensorSet:
-        """factor ⊙ x; the box is dropped."""
+        """Return factor ⊙ x; the box is dropped."""
         size = factor.abs() if isinstance(factor, Tensor) else abs(factor)
         return self.linear(lambda x: x * factor, lambda x: x * size, 1)
 
     def plus(self, offset: Tensor) -> TensorSet:
-        """x + offset for a constant tensor of the same shape."""
+        """Return x + offset for a constant tensor of the same shape."""
         return self.linear(lambda x: x, lambda x: x, 1, offset)
 
     def widened(self, radius: Tensor) -> TensorSet:
-        """The same set with more independent radius; the box is dropped."""
+        """Return the set with larger independent radii; the box is dropped."""
         return replace(self, r=(self.r + radius) * (1.0 + gamma(4)), box=None)
 
     def __add__(self, other: TensorSet) -> TensorSet:
-        """The exact sum ⊞: generators with the same id or pair are added, so what is shared can cancel."""
+        """Return the exact sum ⊞: generators with the same id or pair are added, so what is shared can cancel."""
         ids = torch.cat((self.ids, other.ids)).unique()
         L = self.c.new_zeros(len(ids), *self.c.shape)
         for part in (self, other):
@@ -155,7 +179,7 @@ class TensorSet:
         return TensorSet(self.c + other.c, L, ids, Q, pairs, (self.r + other.r + slack) * (1.0 + gamma(8)))
 
     def absorbed(self, factors: FactorIds) -> TensorSet:
-        """G_I absorption: every radius worth it becomes a linear generator with a fresh factor. Exact."""
+        """Turn every radius that is not negligible into a linear generator with a fresh factor. Exact."""
         worth = self._worth().flatten().nonzero()[:, 0]
         if not len(worth):
             return self
@@ -166,9 +190,13 @@ class TensorSet:
         return replace(self, L=torch.cat((self.L, new.reshape(-1, *self.c.shape))), ids=ids, r=left)
 
     def reduced(self, linear: int, quadratic: int) -> TensorSet:
-        """Girard: only so many linear and quadratic generators, the largest by ℓ1 norm; the rest widen r.
+        """Keep the largest linear and quadratic generators by ℓ1 norm; the others widen r (Girard).
 
         `prop:trunc_sound`: |α^E| ≤ 1. A dropped square g α² is g/2 ± |g|/2.
+
+        Args:
+            linear: how many linear generators to keep.
+            quadratic: how many quadratic generators to keep.
         """
         kept = self
         if len(self.L) > linear:
@@ -185,9 +213,10 @@ class TensorSet:
         return kept
 
     def within(self, box: Box) -> TensorSet:
-        """The set ∩ box (row 11 of soundness.md): G_I cut to min(r, max(u_∩ − ℓ_dep, u_dep − ℓ_∩)), box kept.
+        """Return the set ∩ box (row 11 of soundness.md): r is cut to min(r, max(u_∩ − ℓ_dep, u_dep − ℓ_∩)).
 
-        Where the box is narrower than the set itself, the box alone replaces it: r = half its width, no generators.
+        The box is kept. Where the box is narrower than the set itself it replaces it: r is half its width, without
+        generators.
         """
         hull = self.hull()
         bare = replace(self, r=torch.zeros_like(self.r), box=None).hull()
@@ -207,7 +236,7 @@ class TensorSet:
         )
 
     def evaluate(self, alpha: Float[Tensor, "n p0"]) -> tuple[Float[Tensor, " n *shape"], Tensor]:
-        """The part that known factors (ids 0 … p0 − 1) determine, and a bound of what all others can add."""
+        """Return the part that known factors (ids 0 … p0 − 1) determine, and a bound of what all others can add."""
         known = self.ids < alpha.shape[1]
         both = (self.pairs < alpha.shape[1]).all(-1)
         value = self.c + torch.tensordot(alpha[:, self.ids[known]], self.L[known], 1)
@@ -217,12 +246,12 @@ class TensorSet:
 
 
 def _signed_up(terms: Tensor, grow: float) -> Tensor:
-    """Σ terms, rounded up whatever the signs."""
+    """Return Σ terms, rounded up whatever their signs."""
     return terms.sum(0) + (grow - 1.0) * terms.abs().sum(0)
 
 
 def _largest(G: Tensor, count: int) -> Tensor:
-    """The mask of the `count` largest generators by ℓ1 norm."""
+    """Return the mask of the `count` largest generators by ℓ1 norm."""
     size = G.abs().flatten(1).sum(1)
     keep = torch.zeros(len(G), dtype=torch.bool, device=G.device)
     keep[size.topk(min(count, len(G))).indices] = True
@@ -230,7 +259,7 @@ def _largest(G: Tensor, count: int) -> Tensor:
 
 
 def square_split(Q: Float[Tensor, " m *shape"], pairs: Int[Tensor, "m 2"]) -> tuple[Tensor, Tensor]:
-    """Centre shift and radius of Σ Q_kl α_kα_l termwise: squares are ½g ± ½|g|, mixed terms ± |g|. Rounded up."""
+    """Return centre shift and radius of Σ Q_kl α_kα_l term by term: squares are ½g ± ½|g|, mixed terms ± |g|."""
     squares = pairs[:, 0] == pairs[:, 1]
     half = 0.5 * Q[squares]
     radius = half.abs().sum(0) + Q[~squares].abs().sum(0)
@@ -240,7 +269,7 @@ def square_split(Q: Float[Tensor, " m *shape"], pairs: Int[Tensor, "m 2"]) -> tu
 def merge_pairs(
     Q: Float[Tensor, " m *shape"], pairs: Int[Tensor, "m 2"]
 ) -> tuple[Float[Tensor, " n *shape"], Int[Tensor, "n 2"]]:
-    """One generator per pair: equal ones are added up (`compact`)."""
+    """Add up generators of equal pairs, so that there is one per pair (`compact`)."""
     if not len(Q):
         return Q, pairs
     unique, place = torch.unique(pairs, dim=0, return_inverse=True)
@@ -251,7 +280,7 @@ def merge_pairs(
 
 
 def unordered_pairs(ids: Int[Tensor, " k"]) -> tuple[Int[Tensor, "2 m"], Int[Tensor, "m 2"]]:
-    """All index pairs (i ≤ j) of some factors, and the same as ids."""
+    """Return all index pairs (i ≤ j) of some factors, and the same pairs as ids."""
     index = torch.tensor(
         list(itertools.combinations_with_replacement(range(len(ids)), 2)), dtype=torch.long
     ).reshape(-1, 2)

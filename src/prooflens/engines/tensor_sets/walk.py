@@ -1,4 +1,4 @@
-"""A program walked with tensor sets, and bounds of forms read off the sets."""
+"""Walk a program with tensor sets, and read bounds of forms off the sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StageRecord:
 
 @dataclass(eq=False)
 class SetWalk:
-    """The sets at the values somebody asked for, and what every stage looked like."""
+    """The sets of the values that were asked for, and a record of every stage."""
 
     sets: dict[str, TensorSet] = field(default_factory=dict)
     stages: list[StageRecord] = field(default_factory=list)
@@ -42,7 +42,7 @@ class SetWalk:
 
 
 def region_set(region: Region) -> TensorSet:
-    """The input set: one linear generator per factor of the region; its constraints are left out, which is sound."""
+    """Return the input set, one linear generator per factor; the region's constraints are left out (sound)."""
     L = region.dense_generators()
     start = TensorSet.point(region.center)
     return TensorSet(start.c, L, torch.arange(len(L), device=L.device), start.Q, start.pairs, start.r)
@@ -56,9 +56,15 @@ def propagate(
     meaning: type[Rules] = Rules,
     limit: int | None = None,
 ) -> SetWalk:
-    """SetWalk a program over a region and keep the sets of some values. Stops where a set leaves the float numbers.
+    """Propagate sets through a program, and stop where a set leaves the float numbers.
 
-    `meaning` says what a step does to sets, `limit` how many linear generators are kept (default: by the order).
+    Args:
+        program: the steps.
+        region: the input set.
+        options: which constraints and relaxations are used.
+        keep: the names of the values whose sets are kept.
+        meaning: what each step does to sets.
+        limit: how many linear generators are kept; None for as many as the order of `options` says.
     """
     wanted = set(keep)
     last_use = {name: i for i, step in enumerate(program.steps) for name in step.inputs}
@@ -87,7 +93,7 @@ def _stage(name: str, x: TensorSet) -> StageRecord:
 
 
 def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores | Softcap]:
-    """The step that makes the scores of each layer that the forms read."""
+    """Return the step that makes the scores of each layer that the forms read."""
     found: dict[int, Scores | Softcap] = {}
     for layer in forms.layers:
         step = problem.model.program(problem.n_tokens, scores_name(layer), problem.padding).steps[-1]
@@ -97,7 +103,7 @@ def score_steps(problem: Problem, forms: Forms) -> dict[int, Scores | Softcap]:
 
 
 def read_names(steps: dict[int, Scores | Softcap]) -> set[str]:
-    """The values whose sets `bound_from` reads: queries and keys, or the scores themselves where they are capped."""
+    """Return the values whose sets `bound_from` reads: queries and keys, or the scores if they are capped."""
     named = [step.inputs if isinstance(step, Scores) else (step.out,) for step in steps.values()]
     return {name for names in named for name in names}
 
@@ -110,10 +116,16 @@ def bound_from(
     *,
     lemma: bool = False,
 ) -> FormBounds:
-    """Bounds of forms from the sets of queries, keys and output; ±∞ where one is missing.
+    """Bound forms by the sets of queries, keys and output; ±∞ where one is missing.
 
-    With `lemma` by the paper's `lem:quadratic_bound` alone. Layers and the output are bounded apart and added up. The
-    corners are those of the first layer.
+    Layers and the output are bounded apart and added up. The corners are those of the first layer.
+
+    Args:
+        sets: sets by the name of their value.
+        problem: the model and the region.
+        forms: what to bound.
+        steps: the step that makes the scores of each layer.
+        lemma: use the paper's `lem:quadratic_bound` alone.
     """
     lower = problem.region.center.new_zeros(forms.size)
     upper = lower.clone()
@@ -137,7 +149,7 @@ def bound_from(
 
 
 def _bound_capped(scores: TensorSet, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Bounds of forms of one layer's capped scores, whose set is known itself."""
+    """Bound forms of one layer's capped scores, whose set is known itself."""
     weights = scores.c.new_zeros(forms.size, *scores.c.shape)
     place = (forms.index, forms.head, forms.position, forms.key)
     weights.index_put_(tuple(x.to(weights.device) for x in place), forms.weight.to(weights), accumulate=True)
