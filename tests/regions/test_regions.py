@@ -218,3 +218,14 @@ def test_a_token_has_one_radius() -> None:
     prompt = Prompt(X, ("a", "b", "a", "d"))
     with pytest.raises(RegionError, match="two radii"):
         as_region(Ball({"a": 0.1, 2: 0.2}), prompt)  # type: ignore[arg-type]
+
+
+def test_a_float32_hull_answers_as_a_float64_one() -> None:
+    points = [torch.zeros(2, 3), torch.ones(2, 3)]
+    coarse, fine = (Paraphrases([x.to(kind) for x in points], convex=True).region() for kind in KINDS)
+    assert coarse.holds_center == fine.holds_center
+    for x in (*points, 0.5 * torch.ones(2, 3), 2.0 * torch.ones(2, 3)):
+        assert bool(coarse.contains(x)) == bool(fine.contains(x.double()))
+
+
+KINDS = (torch.float32, torch.float64)

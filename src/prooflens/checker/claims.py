@@ -91,7 +91,7 @@ def _outward(x: arb) -> tuple[float, float]:
 
 def _weights(first: FirstLayer, head: int, i: int) -> dict[int, tuple[arb, arb]]:
     """Lower and upper bounds of the attention weights of a row."""
-    keys = [int(j) for j in np.flatnonzero(first.net.mask(len(first.center))[i])]
+    keys = [int(j) for j in np.flatnonzero(first.net.mask(len(first.center), 0)[i])]
     box = {}
     for j in keys:
         others = [k for k in keys if k != j]

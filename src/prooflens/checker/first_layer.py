@@ -44,12 +44,18 @@ class FirstLayer:
 
     def __init__(self, net: Network, center: Array, radius: Array) -> None:
         self.net, self.center, self.radius = net, center, radius
-        self.pre, self.scale = net.arch["norm_place"] == "pre", net.head_dim**-0.5
+        self.pre, self.scale = net.arch["norm_place"] in ("pre", "sandwich"), net.scale(0)
+        self.pre = self.pre and net.arch.get("first_norm", True)
         self.tables, self.bias = net.rotary(len(center)), net.score_bias(len(center))
         self.centred = net.arch["norm_kind"] == "layer"
         self.tokens = [self._token(t) for t in range(len(center))]
         self._found: dict[tuple[int, ...], tuple[float, float]] = {}
         self._sigmas: dict[tuple[int, ...], float] = {}
+
+    @property
+    def knows(self) -> bool:
+        """Whether scores are what is assumed here: products of affine queries and keys, not capped or normed."""
+        return self.net.arch.get("qk_norm", "none") == "none" and self.net.arch.get("score_cap") is None
 
     def upper(self, head: int, i: int, j: int, k: int) -> tuple[float, float]:
         """A proved upper bound of a_ij − a_ik on the box, and a value that a point of the box reaches."""

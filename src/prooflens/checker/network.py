@@ -1,7 +1,8 @@
 """A model from its weight folder, without torch: config.json and safetensors, its fingerprint, and its forward pass.
 
 The forward pass is in Arb balls, with more bits the deeper it goes, so its values contain those of the network over
-the reals. Four Hugging Face layouts and prooflens' own are read; anything else is refused.
+the reals. Four Hugging Face layouts and prooflens' own are read. Models of other families are checked from a folder in
+prooflens' own layout (`prooflens export`), whose fingerprint is that of the run.
 """
 
 from __future__ import annotations
@@ -169,16 +170,26 @@ class Network:
         """d_h."""
         return int(self.arch["d_head"] or self.arch["d_model"] // self.arch["n_heads"])
 
-    def mask(self, n: int) -> NDArray[np.bool_]:
-        """[i, j]: whether query i may attend to key j."""
-        return np.tril(np.ones((n, n), bool)) if self.arch["causal"] else np.ones((n, n), bool)
+    def mask(self, n: int, layer: int = -1) -> NDArray[np.bool_]:
+        """[i, j]: whether query i of a layer may attend to key j."""
+        seen = np.tril(np.ones((n, n), bool)) if self.arch["causal"] else np.ones((n, n), bool)
+        if not self.is_local(layer):
+            return seen
+        near: NDArray[np.bool_] = np.abs(np.arange(n)[:, None] - np.arange(n)[None, :]) <= self.arch["window"]
+        return seen & near
 
-    def rotary(self, n: int) -> tuple[Array, Array, float] | None:
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer looks at a window only."""
+        return self.arch.get("window") is not None and layer in self.arch.get("window_layers", ())
+
+    def rotary(self, n: int, layer: int = 0) -> tuple[Array, Array, float] | None:
         """RoPE's cosines and sines [n, d_h], each frequency twice, and their radius.
 
         They are constants that the network makes in float32, and libraries differ in their last place. Unless `tables`
         gives them, which are then compared, they are balls of one float32 unit.
         """
+        if self.arch.get("rope_given"):
+            return self._given_rotary(n, layer)
         if self.arch["rope_theta"] is None:
             return None
         share = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
@@ -192,8 +203,35 @@ class Network:
             raise ValueError("the RoPE tables are not those of the model")
         return *given, 0.0
 
+    def _given_rotary(self, n: int, layer: int) -> tuple[Array, Array, float]:
+        """The tables of frequencies that are weights, as balls of two float32 units: libraries differ there."""
+        local = bool(self.arch.get("rope_local")) and self.is_local(layer)
+        turns = self.weights["rope.local_frequencies" if local else "rope.frequencies"].astype(np.float32)
+        angles = np.outer(np.arange(n, dtype=np.float32), turns).astype(np.float64)
+        scale = 1.0 if local else float(self.arch.get("rope_scale", 1.0))
+        cos, sin = (np.tile(f(angles), 2) * scale for f in (np.cos, np.sin))
+        return cos, sin, 2.0**-22 * max(1.0, scale)
+
+    def _alibi(self, n: int) -> Array:
+        """BLOOM's bias [H, n, n]: a float32 slope per head times the place of the key."""
+        heads = int(self.arch["n_heads"])
+        near = 2 ** math.floor(math.log2(heads))
+        base, between = (np.float32(2 ** (-(2 ** -(math.log2(m) - 3)))) for m in (near, 2 * near))
+        slopes = [base ** np.float32(k) for k in range(1, near + 1)]
+        slopes += [between ** np.float32(k) for k in range(1, 2 * min(near, heads - near) + 1, 2)]
+        places = np.array(slopes, dtype=np.float32)[:, None] * np.arange(n, dtype=np.float32)
+        return np.repeat(places.astype(np.float64)[:, None, :], n, axis=1)
+
+    def scale(self, layer: int) -> float:
+        """The factor of q·k in a layer."""
+        given = self.arch.get("attention_scale")
+        scale = float(self.head_dim**-0.5 if given is None else given)
+        return scale / (layer + 1) if self.arch.get("scale_by_layer") else scale
+
     def score_bias(self, n: int) -> Array:
-        """MPNet's relative position bias [H, n, n], 0 for other models."""
+        """The bias of scores [H, n, n]: MPNet's by relative position, BLOOM's by place, 0 for other models."""
+        if self.arch.get("alibi"):
+            return self._alibi(n)
         if self.arch["relative_buckets"] is None:
             return np.zeros((self.arch["n_heads"], n, n))
         half = self.arch["relative_buckets"] // 2
@@ -210,33 +248,77 @@ class Network:
         self, points: list[Balls], layers: Iterable[int], output: bool = False
     ) -> list[dict[int | str, Balls]]:
         """At points [S, d]: the scores [H, S, S] of some layers and, if asked for, the "logits" that claims read."""
-        wanted, n, d = set(layers), points[0].shape[0], self.head_dim
+        wanted, n = set(layers), points[0].shape[0]
         last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
-        pre, act = self.arch["norm_place"] == "pre", _ACTIVATIONS[self.arch["activation"]]
         found: list[dict[int | str, Balls]] = [{} for _ in points]
         with ctx.workprec(128 + 40 * last):
             x = np.concatenate(points)
             for layer in range(last + 1):
-                block = f"blocks.{layer}"
-                z = self._norm(f"{block}.norm1", x) if pre else x
-                q, k = (self._heads(self._affine(f"{block}.{name}", z), len(points)) for name in "qk")
-                for b, values in enumerate(found):
-                    products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
-                    values[layer] = np.array(products) * d**-0.5 + self.score_bias(n)
-                if layer == last and not output:
-                    break
-                v = self._heads(self._affine(f"{block}.v", z), len(points), turn=False)
-                mixed = [self._attend(values[layer], v[b]) for b, values in enumerate(found)]
-                x = x + self._affine(f"{block}.o", np.concatenate(mixed))
-                x = x if pre else self._norm(f"{block}.norm1", x)
-                z = self._norm(f"{block}.norm2", x) if pre else x
-                hidden = _each(act, self._affine(f"{block}.{'gate' if self.arch['gated'] else 'up'}", z))
-                hidden = hidden * self._affine(f"{block}.up", z) if self.arch["gated"] else hidden
-                x = x + self._affine(f"{block}.down", hidden)
-                x = x if pre else self._norm(f"{block}.norm2", x)
+                x = self._block(layer, x, found, stop=layer == last and not output)
             for b, values in enumerate(found if output else []):
                 values["logits"] = self._read_out(x[b * n : (b + 1) * n])
         return found
+
+    def _block(self, layer: int, x: Balls, found: list[dict[int | str, Balls]], stop: bool) -> Balls:
+        """One block; its scores are noted, and with `stop` nothing more is computed."""
+        block, place = f"blocks.{layer}", self.arch["norm_place"]
+        attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
+        inner = self._before(layer, x, 1)
+        attended: Balls | float = 0.0
+        if attends:
+            self._note_scores(layer, inner, found)
+            if stop:
+                return x
+            v = self._heads(self._affine(f"{block}.v", inner), len(found), layer, turn=False)
+            mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
+            attended = self._behind(block, self._affine(f"{block}.o", np.concatenate(mixed)), 1)
+        if self.arch.get("parallel"):
+            second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
+            return np.asarray(x + self._behind(block, self._network(block, second), 2) + attended)
+        x = x + attended
+        x = self._norm(f"{block}.norm1", x) if attends and place == "post" else x
+        if feeds:
+            x = x + self._behind(block, self._network(block, self._before(layer, x, 2)), 2)
+            x = self._norm(f"{block}.norm2", x) if place == "post" else x
+        return np.asarray(x)
+
+    def _note_scores(self, layer: int, inner: Balls, found: list[dict[int | str, Balls]]) -> None:
+        """The scores of a layer at every point, capped where the model caps them."""
+        block, cap = f"blocks.{layer}", self.arch.get("score_cap")
+        q, k = (self._queries(block, name, inner, len(found), layer) for name in "qk")
+        for b, values in enumerate(found):
+            products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
+            scores = np.array(products) * self.scale(layer) + self.score_bias(q.shape[2])
+            values[layer] = scores if cap is None else _each(arb.tanh, scores / arb(cap)) * arb(cap)
+
+    def _queries(self, block: str, name: str, x: Balls, batch: int, layer: int) -> Balls:
+        """Queries or keys as scores read them: normed, where the model norms them, and turned."""
+        projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+        if kind == "whole":
+            projected = self._norm(f"{block}.{name}_norm", projected)
+        if kind == "head":
+            rows = projected.reshape(-1, self.head_dim)
+            projected = self._norm(f"{block}.{name}_norm", rows).reshape(projected.shape)
+        return self._heads(projected, batch, layer)
+
+    def _before(self, layer: int, x: Balls, part: int) -> Balls:
+        """What a part of a block reads: the stream, or its norm."""
+        bare = part == 1 and layer == 0 and not self.arch.get("first_norm", True)
+        if bare or self.arch["norm_place"] not in ("pre", "sandwich"):
+            return x
+        return self._norm(f"blocks.{layer}.norm{part}", x)
+
+    def _behind(self, block: str, added: Balls, part: int) -> Balls:
+        """What a part of a block adds: its output, or the norm of that."""
+        normed = self.arch["norm_place"] in ("sandwich", "output")
+        return self._norm(f"{block}.norm{part}_out", added) if normed else added
+
+    def _network(self, block: str, z: Balls) -> Balls:
+        """The feed-forward network."""
+        act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
+        hidden = _each(act, self._affine(f"{block}.{'gate' if gated else 'up'}", z))
+        hidden = hidden * self._affine(f"{block}.up", z) if gated else hidden
+        return self._affine(f"{block}.down", hidden)
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)
@@ -246,29 +328,30 @@ class Network:
         n = _each(arb.rsqrt, (m * m).sum(-1, keepdims=True) / x.shape[-1] + self.arch["norm_eps"])
         return m * n * self.weights.get(f"{name}.weight", 1.0) + self.weights.get(f"{name}.bias", 0.0)
 
-    def _heads(self, x: Balls, batch: int, turn: bool = True) -> Balls:
+    def _heads(self, x: Balls, batch: int, layer: int = 0, turn: bool = True) -> Balls:
         """[B·S, G·d_h] to [B, H, S, d_h], with RoPE."""
         x = x.reshape(batch, len(x) // batch, -1, self.head_dim).swapaxes(1, 2)
-        tables = self.rotary(x.shape[2]) if turn else None
+        tables = self.rotary(x.shape[2], layer) if turn else None
         if tables is not None:
             cos, sin = (_each(lambda v: arb(v, tables[2]), table) for table in tables[:2])
             half = self.head_dim // 2
             x = x * cos + np.concatenate((-x[..., half:], x[..., :half]), -1) * sin
         return x.repeat(self.arch["n_heads"] // x.shape[1], axis=1)
 
-    def _attend(self, a: Balls, v: Balls) -> Balls:
+    def _attend(self, a: Balls, v: Balls, layer: int = -1) -> Balls:
         shift = np.array([[max(float(s.mid()) for s in row) for row in head] for head in a])[..., None]
-        e = _each(arb.exp, a - shift) * self.mask(a.shape[-1])
+        e = _each(arb.exp, a - shift) * self.mask(a.shape[-1], layer)
         s = e / e.sum(-1, keepdims=True)
         return np.concatenate([_product(s[h], v[h]) for h in range(len(s))], axis=-1)
 
     def _read_out(self, x: Balls) -> Balls:
-        if self.arch["norm_place"] == "pre":
+        if self.arch["norm_place"] in ("pre", "sandwich", "output"):
             x = self._norm("final_norm", x)
         pool, n = self.arch["pool"], len(x)
         x = x.sum(0, keepdims=True) * (1.0 / n) if pool == "mean" else x[:1] if pool == "first" else x[-1:]
         if self.arch["pooler"]:
-            x = _each(arb.tanh, self._affine("pooler", x))
+            act = _ACTIVATIONS[self.arch.get("pooler_activation", "tanh")]
+            x = _each(act, self._affine("pooler", x))
         if self.arch["d_out"] is not None:
             tied = "head.weight" not in self.weights
             x = _product(x, self.weights["embed.tokens"].T) if tied else self._affine("head", x)

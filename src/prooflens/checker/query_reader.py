@@ -19,6 +19,7 @@ import numpy as np
 from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
+from prooflens.checker.network import Network
 
 Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
 """Weights of atoms, constant, sense."""
@@ -37,8 +38,9 @@ _PART = re.compile(
 class QueryReader:
     """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre."""
 
-    def __init__(self, arch: dict[str, Any], mask: Any, texts: list[str], clean: dict[Any, Any]) -> None:
-        self.arch, self.mask, self.texts, self.clean = arch, mask, texts, clean
+    def __init__(self, net: Network, texts: list[str], clean: dict[Any, Any]) -> None:
+        self.net, self.arch, self.texts, self.clean = net, net.arch, texts, clean
+        self.size = len(texts)
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
@@ -69,7 +71,7 @@ class QueryReader:
         elif place[0] is not None and not part["heads"] and not part["at"]:
             yield place
         elif place[0] is None and part["heads"]:
-            at = self._tokens(part["at"]) if part["at"] else range(len(self.mask))
+            at = self._tokens(part["at"]) if part["at"] else range(self.size)
             yield from ((*head, i) for head in self._heads(part["heads"]) for i in at)
         else:
             raise ValueError("the query does not say of which heads it was asked")
@@ -89,7 +91,7 @@ class QueryReader:
         for token in json.loads(f"[{text}]"):
             exact = [i for i, t in enumerate(self.texts) if t == token]
             loose = [i for i, t in enumerate(self.texts) if t.lstrip(marks) == str(token).lstrip(marks)]
-            found += [token % len(self.mask)] if isinstance(token, int) else exact or loose
+            found += [token % self.size] if isinstance(token, int) else exact or loose
         return list(dict.fromkeys(found))
 
     def _forms(self, part: Mapping[str, Any], at: tuple[Any, ...], left: list[Functional]) -> list[Form]:
@@ -98,7 +100,7 @@ class QueryReader:
             return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
         if part["argmax"]:
             return self._argmax(left)
-        keys = np.flatnonzero(self.mask[at[2]]).tolist()
+        keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
         if part["order"]:
             return self._ranked(part["order"], min(int(part["k"]), len(keys)), at, keys, left)
         if part["entropy"]:

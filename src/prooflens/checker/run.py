@@ -153,7 +153,7 @@ class _Checker:
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([balls(self.region.center)], *_reads(functionals))[0]
-        self.asked = QueryReader(net.arch, net.mask(len(self.region.center)), rows[0]["tokens"], self.clean)
+        self.asked = QueryReader(net, rows[0]["tokens"], self.clean)
 
     @cached_property
     def first(self) -> FirstLayer:
@@ -283,7 +283,7 @@ class _Checker:
         note, proved, weakest = self._ledger(row, low), list[bool](), np.inf
         ball = self.region.radius is not None and self.region.A_eq is None
         for f, a, b in zip(functionals, low, high, strict=True):
-            least, most, reached = bounds(f, self.first)
+            least, most, reached = bounds(f, self.first) if self.first.knows else (-np.inf, np.inf, np.inf)
             wrong = (ball and reached < a) or most < a or least > b
             _need(not wrong, f"the bounds of {f['name']} are contradicted")
             proved.append(least >= a and most <= b if f["sense"] == "range" else _met(f, least, most))

@@ -92,6 +92,9 @@ class Constraints:
             alpha: factors, shape [..., p].
             tolerance: how far a constraint may be missed, absolutely.
         """
+        alpha = alpha.to(
+            self.A_eq
+        )  # factors of a coarser region are compared in the precision of the constraints
         equal = (alpha @ self.A_eq.T - self.b_eq).abs() <= tolerance
         below = alpha @ self.A_ub.T - self.b_ub <= tolerance
         return equal.all(-1) & below.all(-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,6 +31,18 @@ class Spectra(NamedTuple):
     cross: Float[Tensor, "H S S"]
     low: Float[Tensor, " H"]
     high: Float[Tensor, " H"]
+
+
+def _unit_tables(turn: Rotary, scores: Scores) -> tuple[Rotary, Scores]:
+    """Return the rotation with entries of at most 1, and scores by a scale that makes up for it.
+
+    YaRN multiplies cosines and sines by a factor. Both queries and keys are divided by a power of two, which is exact,
+    and so is its square in the scale.
+    """
+    largest = float(torch.maximum(turn.cos.abs().max(), turn.sin.abs().max()))
+    power = 2.0 ** max(0, math.ceil(math.log2(largest)))
+    made = replace(turn, cos=turn.cos / power, sin=turn.sin / power)
+    return made, replace(scores, scale=scores.scale * power**2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +75,10 @@ class FirstLayer:
         rotaries = [step for step in steps if isinstance(step, Rotary)]
         last = steps[-1]
         assert isinstance(last, Scores)
-        return cls(
-            problem,
-            norms[0] if norms else None,
-            maps["q"],
-            maps["k"],
-            rotaries[0] if rotaries else None,
-            last,
-        )
+        turn = rotaries[0] if rotaries else None
+        if turn is not None:
+            turn, last = _unit_tables(turn, last)
+        return cls(problem, norms[0] if norms else None, maps["q"], maps["k"], turn, last)
 
     @property
     def center(self) -> Float[Tensor, "S d"]:

@@ -114,6 +114,12 @@ def by(value: Value, name: str) -> Tensor:
     return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
 
 
+def turning_norm(step: Rotary) -> Tensor:
+    """Return a bound of the 2-norm of a rotation and of its absolute values: 2, more where tables exceed 1."""
+    largest = torch.maximum(step.cos.abs().amax(), step.sin.abs().amax())
+    return 2.0 * largest.clamp(min=1.0)
+
+
 def turn(
     step: Rotary, x: Float[Tensor, "... S n"], back: bool = False, position: int | None = None
 ) -> Tensor:

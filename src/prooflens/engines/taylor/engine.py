@@ -44,6 +44,10 @@ PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
 
+WIDEST = 8000
+"""Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
+
+
 def default_memory(device: torch.device) -> int:
     """Return the bytes that the engine may use by default: two thirds of what the device has."""
     if device.type == "cuda":
@@ -84,6 +88,8 @@ class Taylor(EngineBase):
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse models with unknown steps, and jobs that do not fit into memory."""
         architecture = problem.model.architecture
+        if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
+            return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
         if architecture.score_cap is not None:
             return "taylor has no rule for capped scores (score_cap): ask crown or interval"
         need, allowed = least_memory(problem, forms), allowed_memory(problem, options)

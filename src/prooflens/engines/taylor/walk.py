@@ -17,7 +17,7 @@ from torch import Tensor
 from prooflens.engines.relaxations.ellipsoids import ball, image, support, total, trace
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
-from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn
+from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn, turning_norm
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing import Grams, MixShape
@@ -126,7 +126,7 @@ class TaylorWalk:
             values[step.out] = moved(source, u, lambda J: step.weight @ J, noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
-            noise = slip(source, 8, source.u.new_full((), 2.0))
+            noise = slip(source, 8, turning_norm(step))
             values[step.out] = moved(
                 source,
                 turn(step, source.u),
@@ -360,9 +360,8 @@ class TaylorWalk:
                 missed = missed + affine_noise(step, chain.values[step.inputs[0]], v, t)[:, None]
                 _put(seeds, step.inputs[0], v @ step.weight)
             elif isinstance(step, Rotary):
-                missed = (
-                    missed + (gamma(16) * 4.0 * length(v) * chain.values[step.inputs[0]].size[t])[:, None]
-                )
+                size = turning_norm(step) * length(v) * chain.values[step.inputs[0]].size[t]
+                missed = missed + (gamma(16) * 2.0 * size)[:, None]
                 _put(seeds, step.inputs[0], turn(step, v[:, None, :], back=True, position=t)[:, 0])
             else:
                 assert isinstance(step, Add)
