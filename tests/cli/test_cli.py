@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import prooflens
+import prooflens as pl
+from tests.conftest import Call
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,3 +50,13 @@ def test_show_prints_the_fingerprint() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = prooflens.nothing
+
+
+def test_a_model_is_exported_for_the_checker(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("export", "toy", "-o", str(tmp_path / "toy"), "--json")
+    assert code == 0
+    assert json.loads(out)["sha256"] == pl.load(tmp_path / "toy").sha256 == pl.load("toy").sha256
+    call("certify", "toy", "--eps", "0.02", "--layer", "0", "-o", str(tmp_path / "run"))
+    code, out, _ = call("check", str(tmp_path / "run"), "--weights", str(tmp_path / "toy"), "--json")
+    assert code == 0
+    assert json.loads(out)["summary"]["re-proved"] > 0

@@ -38,6 +38,7 @@ def prune(
 ) -> None:
     """Suggest a head to prune from certificates, prune it, and evaluate: answers kept, under attack, and proved."""
     from prooflens.models import load
+    from prooflens.models.export import export
     from prooflens.models.files import check_replaceable
     from prooflens.verdicts.prune import answers, choose, evaluate, profile
     from prooflens.verdicts.prune import prune as without
@@ -58,7 +59,7 @@ def prune(
             tell(name, 0.5)
             worth[name] = evaluate(one, prompts, labels, eps, restarts=4, steps=20, engine=proof, seed=seed)
     if out is not None:
-        _write(small, out)
+        export(small, out)
     rows = [{"head": f"{one.head[0]}.{one.head[1]}", **_plain(asdict(one))} for one in found]
     if as_json:
         results = {name: asdict(one) for name, one in worth.items()}
@@ -82,18 +83,3 @@ def _prompts(model: Transformer, texts: list[str] | None, samples: int) -> list[
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name != "head"}
-
-
-def _write(model: Transformer, out: Path) -> None:
-    """A prooflens folder that `load` reads; tokenizer and example inputs go with it."""
-    from safetensors.torch import save_file
-
-    from prooflens.models.files import atomic_folder, write_model
-    from prooflens.models.prompt import FileTokenizer
-
-    with atomic_folder(out) as staging:
-        write_model(staging, model.architecture, model.weights)
-        if isinstance(model.tokenizer, FileTokenizer):
-            (staging / "tokenizer.json").write_bytes(model.tokenizer.path.read_bytes())
-        if model.examples is not None:
-            save_file({"x": model.examples.contiguous()}, staging / "examples.safetensors")
