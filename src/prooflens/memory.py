@@ -25,6 +25,10 @@ UNITS = {
 }
 
 
+LEAST = 2**20
+"""Less memory than this is a slip: a number without its unit."""
+
+
 def parse_memory(text: str | float | None) -> int | None:
     """Return the bytes of `8GB`, `512MiB`, `1e9` or a number of bytes.
 
@@ -43,7 +47,10 @@ def parse_memory(text: str | float | None) -> int | None:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([KMGT]?I?)B?\s*", str(text), re.IGNORECASE)
     if match is None or match[2].upper() not in UNITS or not float(match[1]) > 0:
         raise EngineError(f"{text!r} is no amount of memory: write it as in 8GB or 512MiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < LEAST:
+        raise EngineError(f"{text!r} is {size} bytes of memory: write the unit, as in 8GB or 512MiB")
+    return size
 
 
 STATUS = Path("/proc/self/status")

@@ -280,7 +280,7 @@ def test_circuit(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("100", 100), (None, None)],
+    [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("3000000", 3_000_000), (None, None)],
 )
 def test_memory(text: str | None, value: int | None) -> None:
     assert parse_memory(text) == value

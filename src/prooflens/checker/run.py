@@ -98,6 +98,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport
     """
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        _need(isinstance(info, dict), "run.json must hold one JSON object")
         _need(info["schema"] == SCHEMA, f"the run has another format than {SCHEMA}")
         for name, digest in info["files"].items():
             _need((run / name).resolve().is_relative_to(run.resolve()), f"{name} is outside the run")

@@ -83,7 +83,7 @@ class ClaimOptions:
     heads: Annotated[
         str | None, typer.Option(help="Heads: 0.10,1.3, a layer 2, layers 0-2 (default: all).")
     ] = None
-    positions: Annotated[str | None, typer.Option(help="Only these query positions: -1 or 2,5.")] = None
+    positions: Annotated[str | None, typer.Option(help="Only these query positions: -1, 2,5 or 2-4.")] = None
     query: Annotated[
         list[str] | None,
         typer.Option("--query", help="top1, mass>=0.2, … (may be repeated; default: top1)."),
@@ -168,7 +168,13 @@ def limit_memory(text: str | None) -> None:
 
 
 def named_tokens(text: str | None) -> list[Token] | None:
-    """Tokens of a comma list: indices or texts."""
+    """Tokens of a comma list: indices, ranges of indices such as 2-4, or texts."""
     if text is None:
         return None
-    return [int(part) if re.fullmatch(r"[+-]?\d+", part.strip()) else part for part in text.split(",")]
+    found: list[Token] = []
+    for part in text.split(","):
+        if (ends := re.fullmatch(r"\s*(\d{1,9})-(\d{1,9})\s*", part)) and int(ends[1]) <= int(ends[2]):
+            found += range(int(ends[1]), int(ends[2]) + 1)
+        else:
+            found.append(int(part) if re.fullmatch(r"\s*[+-]?\d{1,9}\s*", part) else part)
+    return found

@@ -30,7 +30,7 @@ Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
 """What a forward pass takes: a post-embedding input [..., S, d], token ids [..., S], a prompt, or a text."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transformer:
     """A transformer that one can print, run, differentiate and certify.
 
@@ -130,16 +130,8 @@ class Transformer:
         Where the head reads every token, it is the vector of the last token, as in `Problem.read_output`.
         """
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
-        architecture = replace(
-            self.architecture,
-            d_out=None,
-            d_vocab=None,
-            context=None,
-            d_embed=None,
-            patch=None,
-            logit_cap=None,
-            pool=pool,
-        )
+        bare = replace(self.architecture, d_out=None, logit_cap=None, pool=pool)
+        architecture = replace(bare, d_vocab=None, context=None, d_embed=None, patch=None)
         kept = {
             name: tensor for name, tensor in self.weights.items() if not name.startswith(("head.", "embed."))
         }
@@ -389,6 +381,9 @@ class Transformer:
             raise ModelError(
                 f"the input is {x.dtype}, the model {self.dtype}: convert one of them with .to()"
             )
+
+    def __repr__(self) -> str:
+        return f"<Transformer {self.name}: {self.architecture}, sha256 {self.sha256[:12]}…>"
 
     def __str__(self) -> str:
         lines = [

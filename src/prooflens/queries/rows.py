@@ -85,6 +85,8 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
                 f"; did you mean {nearest!r}?"
             )
         return [(layer, head)]
+    if re.fullmatch(r"-\d{1,9}", part) and int(part) >= -n_layers:
+        part = str(int(part) + n_layers)
     if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part):
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < n_layers:

@@ -44,4 +44,4 @@ class CircuitResults(Results):
         """The verdict, the weakest link by name, and counts of the parts."""
         weak = self.weakest_link
         name = f"{weak.layer}.{weak.head}:{weak.query}@{weak.position}"
-        return {"rows": len(self), "circuit": self.verdict.value, "weakest": name, **self.parts.counts}
+        return {"rows": len(self), "circuit": self.verdict.value, "weakest": name, **self.counts}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -101,6 +101,8 @@ class Frame:
 
     title: ClassVar[str] = "rows"
     shown: ClassVar[tuple[str, ...]] = ()
+    words: ClassVar[Mapping[str, frozenset[object]]] = {}
+    """Columns whose values are words from a list."""
 
     def __init__(self, table: pa.Table, subject: Subject | None = None) -> None:
         self.table = table
@@ -122,6 +124,10 @@ class Frame:
                 f"{len(values)} rows have no single {name!r}: choose one, or use `.to_arrow()`"
             )
         return values[0]
+
+    def __dir__(self) -> list[str]:
+        """Columns are attributes of a frame of one row."""
+        return [*super().__dir__(), *self.table.column_names]
 
     def __getitem__(self, name: str | int | slice | tuple[int, int]) -> Self:
         """Select rows by number, slice, head or row of attention.
@@ -159,7 +165,7 @@ class Frame:
                 `position` counts from the end.
 
         Raises:
-            QueryError: if there is no such column.
+            QueryError: if there is no such column, or a column of words has no such word (`verdict="hold"`).
         """
         keep = list(range(len(self)))
         for name, value in wanted.items():
@@ -168,6 +174,12 @@ class Frame:
             several = value if isinstance(value, list | tuple | set | range) else [value]
             allowed = {self._spelled(name, item) for item in several}
             values = self.table.column(name).to_pylist()
+            if name in self.words and (unknown := allowed - self.words[name]):
+                word = str(next(iter(unknown)))
+                raise QueryError(
+                    f"{word!r} is no {name}{suggestion(word, map(str, self.words[name]))}; "
+                    f"there are {', '.join(sorted(map(str, self.words[name])))}"
+                )
             keep = [i for i in keep if values[i] in allowed]
         return self._take(keep)
 

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.frame import Frame, Subject, query_name
@@ -81,6 +83,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+GUARANTEES = frozenset({*(guarantee.value for guarantee in Guarantee), "none"})
+"""What bounds are worth; `none` where there are none."""
+
+
 class Results(Frame):
     """Verdicts, one row per head × position × query.
 
@@ -103,6 +109,9 @@ class Results(Frame):
     """
 
     title = "verdicts"
+    words = MappingProxyType(
+        {"verdict": frozenset(verdict.value for verdict in Verdict), "guarantee": GUARANTEES}
+    )
     shown = ("layer", "head", "position", "query", "verdict", "lower", "attack", "clean", "engine", "reason")
 
     def __init__(

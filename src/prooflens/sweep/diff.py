@@ -15,6 +15,9 @@ SAME = ("model", "prompt", "region", "layer", "head", "position", "query")
 """Rows of both with equal values here, and of one ε or token, answer the same question."""
 
 
+MODELS = "select distinct model from rows"
+
+
 class Rows(NamedTuple):
     """The rows of a sweep or of a run, and whether they are radii."""
 
@@ -39,6 +42,14 @@ def diff(first: Rows, second: Rows) -> dict[str, Any]:
     """
     if first.radii != second.radii:
         raise RunError("one of the two holds radii and the other verdicts: they cannot be compared")
+    names = [
+        set(query_tables({"rows": rows.table}, MODELS).column(0).to_pylist()) for rows in (first, second)
+    ]
+    if all(names) and not names[0] & names[1]:
+        raise RunError(
+            f"the two are about different models ({', '.join(sorted(names[0]))} and {', '.join(sorted(names[1]))}): "
+            "no row of one answers a question of the other"
+        )
     radii = first.radii
     tables = {"first": first.table, "second": second.table}
 

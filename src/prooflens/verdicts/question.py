@@ -83,10 +83,27 @@ def ask(
     problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
     chosen = head_text(heads, layer)
+    _check_places(wanted, chosen, positions, problem.n_tokens)
     output = any(isinstance(part, Argmax | Beats) for query in wanted for part in _parts(query))
+    if output:
+        _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
     return Question(problem, claims, Subject.of(model, prompt, place, source))
+
+
+def _check_places(
+    queries: Sequence[Query], heads: str | None, positions: Sequence[Token] | None, size: int
+) -> None:
+    """Refuse queries whose own heads or positions would win over the given ones, and counts beyond the prompt."""
+    for part in (part for query in queries for part in _parts(query) if isinstance(part, RowQuery)):
+        if heads is not None and part.heads is not None:
+            raise QueryError(f"{part} names its own heads, and heads {heads!r} are given as well: give one")
+        placed = positions is not None and tuple(listed(positions)) != part.positions
+        if placed and part.positions is not None:
+            raise QueryError(f"{part} names its own position, and positions are given as well: give one")
+        if getattr(part, "k", 1) > size:
+            raise QueryError(f"{part} asks for more tokens than the prompt has ({size})")
 
 
 def _layers(model: Transformer, queries: Sequence[Query], chosen: str | None) -> list[int]:
