@@ -9,7 +9,7 @@ from prooflens.version import __version__
 
 if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull
-    from prooflens.regions import Ball, Constraints, Paraphrases, Region
+    from prooflens.regions import Ball, Constraints, Paraphrases, Pixels, Region
     from prooflens.report import report
     from prooflens.results import Radii, Results
     from prooflens.results.outputs import OutputResults
@@ -26,6 +26,7 @@ _HOMES = {
     "Ball": "prooflens.regions",
     "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
+    "Pixels": "prooflens.regions",
     "Region": "prooflens.regions",
     "OutputResults": "prooflens.results.outputs",
     "output": "prooflens.verdicts.output",
@@ -43,6 +44,7 @@ __all__ = [
     "Constraints",
     "OutputResults",
     "Paraphrases",
+    "Pixels",
     "Radii",
     "Region",
     "Results",

@@ -1,6 +1,7 @@
 """Input sets: where a claim is to hold."""
 
 from prooflens.regions.named import Ball, Paraphrases, listed
+from prooflens.regions.pixels import Pixels
 from prooflens.regions.region import Constraints, Region
 
-__all__ = ["Ball", "Constraints", "Paraphrases", "Region", "listed"]
+__all__ = ["Ball", "Constraints", "Paraphrases", "Pixels", "Region", "listed"]

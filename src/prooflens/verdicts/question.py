@@ -12,18 +12,19 @@ from torch import Tensor
 from prooflens.errors import EngineError, PromptError, QueryError, RegionError
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
+from prooflens.models.vision import embed_image
 from prooflens.problem import Problem
 from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
-from prooflens.regions import Ball, Paraphrases, Region, listed
+from prooflens.regions import Ball, Paraphrases, Pixels, Region, listed
 from prooflens.results import Subject
 from prooflens.verdicts.settings import checked_device
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
 
-Place = Ball | Region | Paraphrases
+Place = Ball | Region | Paraphrases | Pixels
 """Where a claim is to hold."""
 
 
@@ -78,7 +79,7 @@ def ask(
     if model.dtype != torch.float64:
         raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
     prompt = as_prompt(model, prompt)
-    place = as_region(region.of(model) if isinstance(region, Paraphrases) else region, prompt)
+    place = as_region(region.of(model) if isinstance(region, Paraphrases | Pixels) else region, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
     problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
@@ -133,6 +134,8 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
     if isinstance(prompt, str):
         prompt = model.prompt(prompt)
     if isinstance(prompt, Tensor):
+        if model.architecture.patch is not None and prompt.ndim == 3:  # normalised pixels [C, H, W]
+            prompt = embed_image(model, prompt)
         model.check_input(prompt)
         prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
     if not isinstance(prompt, Prompt):
