@@ -100,6 +100,21 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, state
 
 
+def read_gguf_tokenizer(path: Path) -> Any | None:
+    """The tokenizer of a GGUF file, of transformers; None where transformers cannot read one.
+
+    It is read in a folder where the file is alone: a tokenizer.json beside it may be another model's.
+    """
+    try:
+        from transformers import AutoTokenizer
+
+        with tempfile.TemporaryDirectory() as alone:
+            (Path(alone) / "model.gguf").symlink_to(path.resolve())
+            return AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", local_files_only=True)
+    except Exception:  # it raises whatever a missing or unknown entry leads to; the model is whole without it
+        return None
+
+
 def write_model(folder: Path, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
     """Write a prooflens folder: config.json with the architecture, model.safetensors with canonical names."""
     write_folder(folder, {"model_type": OWN_TYPE, "architecture": architecture.to_dict()}, tensors)

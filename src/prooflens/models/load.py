@@ -17,7 +17,14 @@ from prooflens.models import huggingface
 from prooflens.models import transformer_lens as lens
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import model_folder
-from prooflens.models.files import OWN_TYPE, read_config, read_gguf, read_safetensors, read_state
+from prooflens.models.files import (
+    OWN_TYPE,
+    read_config,
+    read_gguf,
+    read_gguf_tokenizer,
+    read_safetensors,
+    read_state,
+)
 from prooflens.models.prompt import FileTokenizer, GivenTokenizer
 from prooflens.models.pull import SOURCES, Progress, pull
 from prooflens.models.transformer import Transformer
@@ -88,7 +95,9 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         config, state = read_gguf(path)
-        return _build(*huggingface.convert(config, state), name=path.stem)
+        reader = read_gguf_tokenizer(path)
+        held = None if reader is None else GivenTokenizer(reader)
+        return _build(*huggingface.convert(config, state), name=path.stem, tokenizer=held)
     if path.is_dir():
         return load_folder(path, path.name)
     if name in SOURCES:
