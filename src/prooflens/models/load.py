@@ -146,6 +146,14 @@ def load_folder(folder: Path, name: str) -> Transformer:
     return _build(architecture, weights, name=name, tokenizer=tokenizer, examples=examples)
 
 
+def architecture_of(folder: Path) -> Architecture:
+    """What the model of a folder looks like; its weights are looked at where the configuration does not say it all."""
+    config = read_config(folder)
+    if config.get("model_type") == OWN_TYPE:
+        return Architecture.from_dict(config.get("architecture", {}))
+    return huggingface.convert(config, read_state(folder), _pooling(folder))[0]
+
+
 def _pooling(folder: Path) -> str | None:
     """Return how a sentence encoder pools its tokens, if the folder says so (the layout of sentence-transformers)."""
     path = folder / "1_Pooling" / "config.json"

@@ -25,6 +25,7 @@ from prooflens.engines.taylor.segments import segments_of
 from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk, one_token
 from prooflens.errors import EngineError
+from prooflens.models import Architecture
 from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
 from prooflens.problem import Problem
@@ -278,10 +279,15 @@ def factors(region: Region) -> Float[Tensor, "S d p"]:
 def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
     """Return the bytes that must be held at once: the kept chains (all if `whole`), and one layer at work."""
     architecture = problem.model.architecture
-    S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
-    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
     depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
     kept = depth if whole else min(depth, len(forms.layers))
+    return needed_memory(architecture, problem.n_tokens, problem.region.n_factors, depth, kept)
+
+
+def needed_memory(architecture: Architecture, n_tokens: int, factors: int, depth: int, kept: int) -> int:
+    """Bytes of a walk through so many blocks that keeps so many chains, from sizes alone."""
+    S, d, p = n_tokens, architecture.d_model, max(1, factors)
+    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
     chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
     mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
     work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
