@@ -66,3 +66,9 @@ def test_memory_is_what_the_engine_asks_for() -> None:
     assert layer1_memory(model.architecture) == least_memory(Problem(model, region), forms)
     assert layer1_memory(replace(model.architecture, score_cap=1.0)) is None
     assert layer1_memory(replace(model.architecture, n_layers=1)) is None
+
+
+def test_the_page_about_models_names_every_family() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page[page.index("## Families") : page.index("## TransformerLens")]
+    assert [name for name in FAMILIES if f"`{name}`" not in table] == []
