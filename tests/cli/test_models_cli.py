@@ -10,7 +10,7 @@ import torch
 
 import prooflens as pl
 from prooflens.engines.forms import Forms
-from prooflens.engines.taylor.engine import least_memory
+from prooflens.engines.taylor import least_memory
 from prooflens.evaluation.catalogue import TOKENS, layer1_memory
 from prooflens.models.files import write_model
 from prooflens.models.huggingface import FAMILIES

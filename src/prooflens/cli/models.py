@@ -34,7 +34,7 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def models(as_json: Json = False) -> None:
-    """Which families can be read, which models have short names, what is here, and what a proof of layer 1 needs."""
+    """List families, models with a short name, what is on disk, and the memory that a proof about layer 1 needs."""
     from prooflens.evaluation.catalogue import TOKENS, families, known_models
 
     kinds, held = families(), known_models()

@@ -1,4 +1,4 @@
-"""What can be loaded: families, short names, what is in the cache, and what a proof would need."""
+"""List what can be loaded: families, short names, what is in the cache, and what a proof needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypedDict
 
-from prooflens.engines.taylor.engine import needed_memory
+from prooflens.engines.taylor import needed_memory
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import cached_models, model_folder
@@ -16,21 +16,33 @@ from prooflens.models.load import EMBEDDED, TRAINED, architecture_of
 from prooflens.models.pull import SOURCES
 
 TOKENS = 8
-"""Length of the input for which memory is told; all of its tokens move."""
+"""The number of tokens of the input for which memory is estimated; all of them move."""
 
 LARGEST_LOOK = 2**31
-"""Folders beyond so many bytes are not opened for the sake of a table."""
+"""Folders with more bytes than this are not read for the sake of a table."""
 
 
 class Family(TypedDict):
-    """A family that can be read."""
+    """A family that can be read.
+
+    Attributes:
+        model_type: its name in config.json.
+        special: one sentence about it.
+    """
 
     model_type: str
     special: str
 
 
 class Known(TypedDict):
-    """A model that has a short name, or is in the cache."""
+    """A model that has a short name, or is in the cache.
+
+    Attributes:
+        name: the name that `load` takes.
+        source: where it comes from.
+        bytes: its size on disk; None if it is not there.
+        memory: bytes that a proof about layer 1 needs; None if that is not known.
+    """
 
     name: str
     source: str
@@ -39,7 +51,7 @@ class Known(TypedDict):
 
 
 def families() -> list[Family]:
-    """The families that can be read, and what their adapters say of them."""
+    """Return the families that can be read, each with the first sentence of its adapter's docstring."""
     return [
         {"model_type": name, "special": (inspect.getdoc(adapter) or "").split("\n")[0]}
         for name, adapter in FAMILIES.items()
@@ -47,10 +59,7 @@ def families() -> list[Family]:
 
 
 def known_models() -> list[Known]:
-    """Short names and cached models: where they come from, bytes on disk, bytes that a proof of layer 1 needs.
-
-    What is not on disk, or has no layer 1 that `taylor` can prove, has None there.
-    """
+    """Return short names and cached models, with their source, size on disk, and memory for a proof about layer 1."""
     named = dict.fromkeys(EMBEDDED, "package")
     named |= dict.fromkeys(SOURCES, "hub or package index")
     named |= {name: f"prooflens train {name}" for name in TRAINED}
@@ -80,7 +89,17 @@ def _looked_at(name: str, source: str, folder: Path) -> Known:
 
 
 def layer1_memory(architecture: Architecture, n_tokens: int = TOKENS) -> int | None:
-    """Bytes that `taylor` needs for scores of layer 1 on a ball around so many tokens; None where it proves none."""
+    """Return the bytes that `taylor` needs for scores of layer 1 on a ball, or None if it has no bound for them.
+
+    Args:
+        architecture: what the model looks like.
+        n_tokens: how many tokens the input has; all of them move.
+
+    Example:
+        >>> import prooflens as pl
+        >>> layer1_memory(pl.load("toy").architecture) < 4 * 2**20
+        True
+    """
     if architecture.n_layers < 2 or not architecture.has_attention or architecture.score_cap is not None:
         return None
     return needed_memory(architecture, n_tokens, n_tokens * architecture.d_model, depth=1, kept=1)

@@ -101,9 +101,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_gguf_tokenizer(path: Path) -> Any | None:
-    """The tokenizer of a GGUF file, of transformers; None where transformers cannot read one.
+    """Return the tokenizer of a GGUF file, read by transformers, or None if it cannot read one.
 
-    It is read in a folder where the file is alone: a tokenizer.json beside it may be another model's.
+    The file is read in a folder where it is alone: a tokenizer.json beside it may belong to another model.
     """
     try:
         from transformers import AutoTokenizer
@@ -111,7 +111,7 @@ def read_gguf_tokenizer(path: Path) -> Any | None:
         with tempfile.TemporaryDirectory() as alone:
             (Path(alone) / "model.gguf").symlink_to(path.resolve())
             return AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", local_files_only=True)
-    except Exception:  # it raises whatever a missing or unknown entry leads to; the model is whole without it
+    except Exception:  # transformers raises errors of many types; the model is usable without a tokenizer
         return None
 
 

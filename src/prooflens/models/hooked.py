@@ -1,4 +1,4 @@
-"""What TransformerLens' HookedTransformer holds, as an architecture and canonical weights.
+"""Convert the configuration and weights of a TransformerLens HookedTransformer.
 
 Every field of its configuration that changes what is computed is read here, or refused by one line that names it.
 """
@@ -38,11 +38,11 @@ _REFUSED = (
 _NORMS = ("None", "LN", "LNPre", "RMS", "RMSPre")
 
 _NORMED_BEHIND = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""`original_architecture` of models whose norms TransformerLens puts on what a part adds."""
+"""Values of `original_architecture` with norms on what attention and network add, and on whole queries and keys."""
 
 
 def convert(cfg: Any, state: Weights) -> tuple[Architecture, Weights, str]:
-    """Architecture, canonical weights, and what is known of processing.
+    """Return architecture, canonical weights, and what TransformerLens did to the weights before.
 
     Args:
         cfg: the HookedTransformerConfig.
@@ -95,7 +95,7 @@ def convert(cfg: Any, state: Weights) -> tuple[Architecture, Weights, str]:
 
 
 def _refuse(cfg: Any) -> None:
-    """Raise for what has no step of ours."""
+    """Raise a `ModelError` for fields that prooflens has no step for."""
     for switch in _REFUSED:
         if getattr(cfg, switch, None):
             raise ModelError(f"TransformerLens models with {switch} are not supported")
@@ -122,7 +122,7 @@ def _refuse(cfg: Any) -> None:
 
 
 def _is_cap(value: float | None) -> bool:
-    """TransformerLens writes −1 for no cap."""
+    """Say whether a cap is on; TransformerLens writes −1 for none."""
     return value is not None and value > 0
 
 
@@ -135,7 +135,7 @@ def _norm_place(cfg: Any) -> NormPlace:
 
 
 def _norms(state: Weights, layers: int, place: NormPlace) -> Weights:
-    """Scales and shifts of all norms; folded ones have none."""
+    """Return the scales and shifts of all norms; folded norms have none."""
     names = {"final_norm": "ln_final", "embed.norm": "embed.ln"}
     for layer in range(layers):
         block = f"blocks.{layer}"
@@ -155,7 +155,7 @@ def _norms(state: Weights, layers: int, place: NormPlace) -> Weights:
 
 
 def _attention(state: Weights, block: str) -> Weights:
-    """A block's projections, from [head, d, d_h] to the nn.Linear layout."""
+    """Return a block's projections, from [head, d, d_h] to the nn.Linear layout."""
     weights: Weights = {}
     for name in "QKV":
         source = f"{block}.attn.W_{name}" if f"{block}.attn.W_{name}" in state else f"{block}.attn._W_{name}"
@@ -168,7 +168,7 @@ def _attention(state: Weights, block: str) -> Weights:
 
 
 def _network(state: Weights, block: str, gated: bool) -> Weights:
-    """A block's network. TransformerLens adds a gated network's b_in behind the gate: it goes to the last bias."""
+    """Return a block's network; a gated network's b_in, which is added after the gate, joins the last bias."""
     first, last = state[f"{block}.mlp.b_in"], state[f"{block}.mlp.b_out"]
     if gated and bool((first != 0).any()):
         first, last = first * 0, last + first @ state[f"{block}.mlp.W_out"]
@@ -188,7 +188,7 @@ def _local_layers(cfg: Any) -> tuple[int, ...]:
 
 
 def _windows(cfg: Any) -> Fields:
-    """Local layers. TransformerLens cuts their view in causal models only."""
+    """Return the fields of local layers; TransformerLens limits what they see in causal models only."""
     local = _local_layers(cfg)
     if not local or cfg.attention_dir != "causal":
         return {}
@@ -202,7 +202,7 @@ def _qk_norm(cfg: Any) -> str:
 
 
 def _attention_fields(cfg: Any) -> Fields:
-    """How scores are scaled, normed and capped."""
+    """Return the fields that say how scores are scaled, normed and capped."""
     fields: Fields = {}
     divisor = float(cfg.attn_scale) if cfg.use_attn_scale else 1.0
     if abs(divisor - cfg.d_head**0.5) > 1e-12 * divisor:
@@ -217,7 +217,7 @@ def _attention_fields(cfg: Any) -> Fields:
 
 
 def _turns(cfg: Any, weights: Weights) -> Fields:
-    """Rotary positions; frequencies join the weights, and rows of queries and keys take our order.
+    """Return the fields of rotary positions; frequencies join the weights, rows of queries and keys are reordered.
 
     Args:
         cfg: the configuration.
@@ -245,7 +245,7 @@ def _turns(cfg: Any, weights: Weights) -> Fields:
 
 
 def _turn_parameters(cfg: Any, local: bool) -> Fields:
-    """The parameters of RoPE as transformers spells them, of local layers or of the others."""
+    """Return the parameters of RoPE as transformers names them, for local layers or for the others."""
     base = cfg.rotary_base_local if local and cfg.rotary_base_local is not None else cfg.rotary_base
     share = cfg.rotary_dim / cfg.d_head
     known: Fields = {

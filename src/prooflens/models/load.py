@@ -147,7 +147,7 @@ def load_folder(folder: Path, name: str) -> Transformer:
 
 
 def architecture_of(folder: Path) -> Architecture:
-    """What the model of a folder looks like; its weights are looked at where the configuration does not say it all."""
+    """Return the architecture of a model folder; its weights are read if the configuration alone does not give it."""
     config = read_config(folder)
     if config.get("model_type") == OWN_TYPE:
         return Architecture.from_dict(config.get("architecture", {}))
@@ -169,7 +169,7 @@ def _pooling(folder: Path) -> str | None:
 
 
 def _inside(x: Any) -> tuple[Any, str | None, Any] | None:
-    """The transformers module inside x, how its tokens are pooled, and its tokenizer; None if nothing is inside.
+    """Return the transformers module inside x, how its tokens are pooled, and its tokenizer; None if none is inside.
 
     nnsight's `LanguageModel` has it as `_model`; sentence-transformers' object is a sequence of modules, the first of
     which has it as `auto_model`, the second of which pools.
@@ -188,7 +188,7 @@ def _inside(x: Any) -> tuple[Any, str | None, Any] | None:
 
 
 def _pooling_mode(pooling: Any) -> str:
-    """How sentence-transformers' pooling module pools."""
+    """Return how a pooling module of sentence-transformers pools: `mean` or `first`."""
     if hasattr(pooling, "get_pooling_mode_str"):
         mode = str(pooling.get_pooling_mode_str())
     else:
