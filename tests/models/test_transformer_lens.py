@@ -1,5 +1,7 @@
 """TransformerLens models of both kinds: the real objects, and an edited one that must be refused."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -92,9 +94,145 @@ def test_a_processed_bridge_is_refused() -> None:
         load(bridge)
 
 
-def test_unsupported_switches_are_refused() -> None:
-    with pytest.raises(ModelError, match="parallel_attn_mlp"):
-        load(hooked(parallel_attn_mlp=True))
+REFUSED: dict[str, dict[str, object]] = {
+    "positional_embedding_type = 'shortformer'": {"positional_embedding_type": "shortformer"},
+    "act_fn = 'solu_ln'": {"act_fn": "solu_ln"},
+    "use_qk_norm": {"use_qk_norm": True},
+    "final_rms": {"final_rms": True},
+    "post_embedding_ln": {"post_embedding_ln": True},
+    "clip_qkv": {"clip_qkv": 1.0},
+    "alibi": {"positional_embedding_type": "alibi", "n_heads": 3},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_has_no_step_is_refused_by_the_name_of_its_field(named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        load(hooked(**REFUSED[named]))
+
+
+ROTARY: dict[str, object] = {"positional_embedding_type": "rotary"}
+KINDS: dict[str, dict[str, object]] = {
+    "attention-only": {"attn_only": True, "d_mlp": None, "act_fn": None},
+    "attention-only-folded": {"attn_only": True, "normalization_type": "LNPre"},
+    "no-norm": {"normalization_type": None},
+    "attention-only-no-norm": {"attn_only": True, "normalization_type": None},
+    "layer": {},
+    "rms": {"normalization_type": "RMS"},
+    "rms-folded": {"normalization_type": "RMSPre"},
+    "parallel": {"parallel_attn_mlp": True},
+    "gated": {"gated_mlp": True, "act_fn": "silu", "n_key_value_heads": 2},
+    "rotary": ROTARY,
+    "partial-rotary": {**ROTARY, "d_head": 8, "rotary_dim": 4, "n_key_value_heads": 2},
+    "neighbours": {**ROTARY, "rotary_adjacent_pairs": True, "parallel_attn_mlp": True},
+    "partial-neighbours": {**ROTARY, "d_head": 8, "rotary_dim": 6, "rotary_adjacent_pairs": True},
+    "partial-normed": {
+        **ROTARY,
+        "d_head": 8,
+        "rotary_dim": 4,
+        "use_qk_norm": True,
+        "normalization_type": "RMS",
+    },
+    "slowed-rotary": {**ROTARY, "rotary_scaling_factor": 4.0},
+    "window": {"use_local_attn": True, "window_size": 3, "attn_types": ["global", "local"]},
+    "two-bases": {
+        **ROTARY,
+        "use_local_attn": True,
+        "window_size": 2,
+        "attn_types": ["local", "global"],
+        "rotary_base_local": 100,
+    },
+    "both-ways": {"attention_dir": "bidirectional"},
+    "not-scaled": {"use_attn_scale": False},
+    "scaled": {"attn_scale": 3.0},
+    "scaled-by-layer": {"scale_attn_by_inverse_layer_idx": True},
+    "normed-queries": {"use_qk_norm": True, "normalization_type": "RMS"},
+    "normed-queries-only": {"use_qk_norm": True, "normalization_type": None},
+    "capped": {"attn_scores_soft_cap": 0.5, "output_logits_soft_cap": 2.0},
+    "gemma-2-like": {"normalization_type": "RMS", "use_normalization_before_and_after": True},
+    "olmo-2-like": {"normalization_type": "RMS", "original_architecture": "Olmo2ForCausalLM", **ROTARY},
+    "bloom-like": {"positional_embedding_type": "alibi", "post_embedding_ln": True},
+    "other-vocabulary": {"d_vocab_out": 7},
+}
+
+
+def spread(model: Any) -> None:
+    """Move every weight away from its start, so that no scale is 1 and no bias 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def tables_in_float32(model: Any) -> None:
+    """Give TransformerLens the rotary tables that prooflens has, as transformers makes them: of float32."""
+    cfg = model.cfg
+    for block in model.blocks:
+        attention, dim = block.attn, cfg.rotary_dim
+        inverse = 1.0 / attention._rotary_base() ** (torch.arange(0, dim, 2).float() / dim)
+        inverse = inverse / (cfg.rotary_scaling_factor if attention.attn_type == "global" else 1.0)
+        angles = torch.outer(torch.arange(cfg.n_ctx).float(), inverse)
+        angles = angles.repeat_interleave(2, -1) if cfg.rotary_adjacent_pairs else angles.repeat(1, 2)
+        gap = (angles.cos() - attention.rotary_cos).abs().max()
+        assert float(gap) < 1e-5
+        attention.rotary_cos, attention.rotary_sin = angles.cos().double(), angles.sin().double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_computes_the_same(kind: str) -> None:
+    theirs: Any = hooked(**KINDS[kind])
+    spread(theirs)
+    load(theirs)
+    if theirs.cfg.positional_embedding_type == "rotary":
+        tables_in_float32(theirs)
+    model = load(theirs)
+    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    with torch.no_grad():
+        logits, cache = theirs.run_with_cache(ids[None])
+    ours, values = model.run_with_cache(model.embed(ids))
+    wanted = {
+        f"blocks.{layer}.{name}"
+        for layer in range(2)
+        for name in (
+            "attn.hook_pattern",
+            "hook_resid_pre",
+            "hook_resid_post",
+            "hook_attn_out",
+            "hook_mlp_out",
+        )
+    }
+    assert torch.allclose(ours, logits[0], rtol=1e-9, atol=1e-9)
+    assert torch.allclose(model.embed(ids), cache["blocks.0.hook_resid_pre"][0], rtol=1e-9, atol=1e-9)
+    shared = wanted & set(values) & set(cache)
+    assert {"blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern", "blocks.0.hook_resid_post"} <= shared
+    if model.architecture.norm_place in ("sandwich", "output"):
+        shared -= {
+            name for name in shared if name.endswith("_out")
+        }  # theirs is behind the norm, ours before it
+    for name in shared:
+        assert torch.allclose(values[name], cache[name][0], rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_NTK_by_parts_rope": True, "NTK_original_ctx_len": 64},
+        {"use_yarn_rope": True, "yarn_factor": 4.0, "yarn_attention_factor": 1.2, "yarn_beta_fast": 2.0},
+    ],
+    ids=["llama3", "yarn"],
+)
+def test_scaled_rotary_positions(changes: dict[str, object]) -> None:
+    theirs: Any = hooked(**ROTARY, **changes, d_head=8, yarn_original_max_position_embeddings=8)
+    spread(theirs)
+    model = load(theirs)
+    plain: Any = hooked(**ROTARY, d_head=8)
+    plain.load_state_dict(
+        {**theirs.state_dict(), **{k: v for k, v in plain.state_dict().items() if "rotary" in k}}
+    )
+    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    with torch.no_grad():
+        expected, other = theirs(ids[None])[0], plain(ids[None])[0]
+    assert torch.allclose(model(ids), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(other, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_texts_are_read_as_transformer_lens_reads_them() -> None:

@@ -1,4 +1,4 @@
-"""Commands about models: doctor, pull, train, show."""
+"""Commands about models: doctor, models, pull, train, show."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import app, print_json
+from prooflens.cli.common import app, print_json, print_table
 from prooflens.cli.options import Json
+from prooflens.memory import written
 from prooflens.progress import shown
 
 
@@ -29,6 +30,26 @@ def doctor(as_json: Json = False) -> None:
         for i, (key, value) in enumerate(entries.items()):
             table.add_row(Text("" if i else section), Text(str(key)), Text(str(value)))
     Console().print(table)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List families, models with a short name, what is on disk, and the memory that a proof about layer 1 needs."""
+    from prooflens.evaluation.catalogue import TOKENS, families, known_models
+
+    kinds, held = families(), known_models()
+    if as_json:
+        print_json({"families": kinds, "models": held, "tokens": TOKENS})
+        return
+    print_table(("model_type", "what is special"), (kind.values() for kind in kinds))
+    print_table(
+        ("name", "from", "on disk", f"layer 1, {TOKENS} tokens"),
+        ((row["name"], row["source"], _size(row["bytes"]), _size(row["memory"])) for row in held),
+    )
+
+
+def _size(count: int | None) -> str | None:
+    return None if count is None else written(count) if count >= 2**20 else f"{count / 2**10:.0f} KiB"
 
 
 @app.command()

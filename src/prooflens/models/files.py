@@ -100,6 +100,21 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, state
 
 
+def read_gguf_tokenizer(path: Path) -> Any | None:
+    """Return the tokenizer of a GGUF file, read by transformers, or None if it cannot read one.
+
+    The file is read in a folder where it is alone: a tokenizer.json beside it may belong to another model.
+    """
+    try:
+        from transformers import AutoTokenizer
+
+        with tempfile.TemporaryDirectory() as alone:
+            (Path(alone) / "model.gguf").symlink_to(path.resolve())
+            return AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf", local_files_only=True)
+    except Exception:  # transformers raises errors of many types; the model is usable without a tokenizer
+        return None
+
+
 def write_model(folder: Path, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
     """Write a prooflens folder: config.json with the architecture, model.safetensors with canonical names."""
     write_folder(folder, {"model_type": OWN_TYPE, "architecture": architecture.to_dict()}, tensors)

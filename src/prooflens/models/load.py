@@ -17,7 +17,14 @@ from prooflens.models import huggingface
 from prooflens.models import transformer_lens as lens
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import model_folder
-from prooflens.models.files import OWN_TYPE, read_config, read_gguf, read_safetensors, read_state
+from prooflens.models.files import (
+    OWN_TYPE,
+    read_config,
+    read_gguf,
+    read_gguf_tokenizer,
+    read_safetensors,
+    read_state,
+)
 from prooflens.models.prompt import FileTokenizer, GivenTokenizer
 from prooflens.models.pull import SOURCES, Progress, pull
 from prooflens.models.transformer import Transformer
@@ -36,11 +43,11 @@ def load(x: Any, progress: Progress | None = None, tokenizer: Any = None) -> Tra
 
     Args:
         x: a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder with config.json and safetensors, a
-            .gguf file, a name on the Hugging Face hub, a `transformers` module, a TransformerLens model, or a
-            `Transformer`, which comes back as it is.
+            .gguf file, a name on the Hugging Face hub, a `transformers` module, an object of TransformerLens,
+            nnsight or sentence-transformers, or a `Transformer`, which comes back as it is.
         progress: called with a stage and a share from 0 to 1 while a model is downloaded; None for silence.
         tokenizer: a tokenizer of `transformers` or `tokenizers`, for a module that has to read texts. The tokenizer
-            of a folder or of a TransformerLens model is found without it.
+            of a folder, of a .gguf file or of such an object is found without it.
 
     Returns:
         The model, on the CPU and in float64.
@@ -73,6 +80,9 @@ def _load(x: Any, progress: Progress | None) -> Transformer:
         return lens.from_bridge(x)
     if lens.is_hooked_transformer(x):
         return lens.from_hooked_transformer(x)
+    if (wrapped := _inside(x)) is not None:
+        module, pool, held = wrapped
+        return _load_module(module, pool, held)
     if hasattr(x, "config") and hasattr(x, "state_dict"):
         return _load_module(x)
     raise ModelError(f"cannot load a {type(x).__name__}: give a name, a folder, or a transformers module")
@@ -85,7 +95,9 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         config, state = read_gguf(path)
-        return _build(*huggingface.convert(config, state), name=path.stem)
+        reader = read_gguf_tokenizer(path)
+        held = None if reader is None else GivenTokenizer(reader)
+        return _build(*huggingface.convert(config, state), name=path.stem, tokenizer=held)
     if path.is_dir():
         return load_folder(path, path.name)
     if name in SOURCES:
@@ -134,6 +146,14 @@ def load_folder(folder: Path, name: str) -> Transformer:
     return _build(architecture, weights, name=name, tokenizer=tokenizer, examples=examples)
 
 
+def architecture_of(folder: Path) -> Architecture:
+    """Return the architecture of a model folder; its weights are read if the configuration alone does not give it."""
+    config = read_config(folder)
+    if config.get("model_type") == OWN_TYPE:
+        return Architecture.from_dict(config.get("architecture", {}))
+    return huggingface.convert(config, read_state(folder), _pooling(folder))[0]
+
+
 def _pooling(folder: Path) -> str | None:
     """Return how a sentence encoder pools its tokens, if the folder says so (the layout of sentence-transformers)."""
     path = folder / "1_Pooling" / "config.json"
@@ -148,11 +168,47 @@ def _pooling(folder: Path) -> str | None:
     return "mean" if modes.get("pooling_mode_mean_tokens") else "first"
 
 
-def _load_module(module: Any) -> Transformer:
+def _inside(x: Any) -> tuple[Any, str | None, Any] | None:
+    """Return the transformers module inside x, how its tokens are pooled, and its tokenizer; None if none is inside.
+
+    nnsight's `LanguageModel` has it as `_model`; sentence-transformers' object is a sequence of modules, the first of
+    which has it as `auto_model`, the second of which pools.
+    """
+    inner = getattr(x, "_model", None)
+    if hasattr(inner, "config") and hasattr(inner, "state_dict"):
+        return inner, None, getattr(x, "tokenizer", None)
+    parts = list(x) if hasattr(x, "state_dict") and hasattr(x, "__iter__") else []
+    inner = getattr(parts[0], "auto_model", None) if parts else None
+    if inner is None:
+        return None
+    if late := next((part for part in parts[2:] if type(part).__name__ != "Normalize"), None):
+        raise ModelError(f"a {type(late).__name__} behind the pooling of a sentence encoder is not supported")
+    held = getattr(x, "tokenizer", None) or getattr(parts[0], "tokenizer", None)
+    return inner, _pooling_mode(parts[1]) if len(parts) > 1 else None, held
+
+
+def _pooling_mode(pooling: Any) -> str:
+    """Return how a pooling module of sentence-transformers pools: `mean` or `first`."""
+    if hasattr(pooling, "get_pooling_mode_str"):
+        mode = str(pooling.get_pooling_mode_str())
+    else:
+        flags = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+        mode = "+".join(name for name, flag in flags.items() if getattr(pooling, flag, False))
+    modes = {"mean": "mean", "cls": "first"}
+    if mode not in modes:
+        raise ModelError(f"pooling_mode = {mode!r} is not supported (supported: mean, cls)")
+    return modes[mode]
+
+
+def _load_module(module: Any, pool: str | None = None, tokenizer: Any = None) -> Transformer:
     config = module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     name = str(getattr(module.config, "_name_or_path", "") or config.get("model_type", "model"))
-    return _build(*huggingface.convert(config, state), name=name)
+    held = None if tokenizer is None else GivenTokenizer(tokenizer)
+    architecture, weights = huggingface.convert(config, state, pool)
+    if pool is not None and architecture.pool != pool:
+        raise ModelError(f"a {architecture.family} model whose tokens are pooled ({pool}) is not supported")
+    return _build(architecture, weights, name=name, tokenizer=held)
 
 
 def _build(architecture: Architecture, weights: dict[str, Tensor], **extra: Any) -> Transformer:

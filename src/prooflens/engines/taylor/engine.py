@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,11 +18,12 @@ from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, re
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
+from prooflens.engines.taylor.cost import allowed_memory, least_memory
 from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
 from prooflens.engines.taylor.values import Value
-from prooflens.engines.taylor.walk import TaylorWalk, one_token
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
 from prooflens.numerics import down, gamma, up
@@ -46,18 +46,6 @@ PIECES = (16, 4, 2, 2)
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
-
-
-def default_memory(device: torch.device) -> int:
-    """Return the bytes that the engine may use by default: two thirds of what the device has."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory * 2 // 3
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
-
-
-def allowed_memory(problem: Problem, options: EngineOptions) -> int:
-    """Return the bytes that the engine may use for a problem."""
-    return options.memory or default_memory(problem.model.device)
 
 
 @register("taylor")
@@ -273,30 +261,6 @@ def factors(region: Region) -> Float[Tensor, "S d p"]:
     if region.n_factors == 0:
         return region.center.new_zeros(*region.center.shape, 1)
     return region.dense_generators().movedim(0, -1).contiguous()
-
-
-def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
-    """Return the bytes that must be held at once: the kept chains (all if `whole`), and one layer at work."""
-    architecture = problem.model.architecture
-    S, d, p = problem.n_tokens, architecture.d_model, max(1, problem.region.n_factors)
-    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
-    depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
-    kept = depth if whole else min(depth, len(forms.layers))
-    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
-    mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
-    work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
-    return 8 * ((kept + 1) * chain + work)
-
-
-def taylor_work(problem: Problem, depth: int) -> float:
-    """Estimate how many multiplications the walk forward takes."""
-    architecture = problem.model.architecture
-    S, d, f, H = problem.n_tokens, architecture.d_model, architecture.d_ff, architecture.n_heads
-    p, width = max(1, problem.region.n_factors), H * architecture.head_dim
-    jacobians = S * d * (60.0 * d * d + 8.0 * S * d * d + 2.0 * S * d * p + 2.0 * d * p)
-    network = S * ((4.0 if architecture.gated else 1.0) * (f * d * (d + f) + 3.0 * f * f * d) + f * d * p)
-    attention = 4.0 * (S * width) ** 2 * p / S + S * ((S * width) ** 2 * 8.0 + 40.0 * d**3 + 2.0 * S * d**3)
-    return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
 def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> FormBatch:

@@ -37,6 +37,7 @@ VIT_NEW = VIT | {
     "down": "mlp.fc2",
 }
 DINO = VIT | {"norm1": "norm1", "norm2": "norm2", "up": "mlp.fc1", "down": "mlp.fc2"}
+DINO_NEW = VIT_NEW | {"norm1": "norm1", "norm2": "norm2"}
 
 
 def _vision(config: Config, held: State, parts: dict[str, str], where: str, **extra: Any) -> Converted:
@@ -87,7 +88,8 @@ def dinov2(config: Config, state: State, pool: str | None) -> Converted:
     if any(name.startswith("classifier.") for name in held):
         held = {name: tensor for name, tensor in held.items() if not name.startswith("classifier.")}
     where = "encoder.layer.{}" if "encoder.layer.0.norm1.weight" in held else "layer.{}"
-    architecture, weights = _vision(config, held, DINO, where, pool=pool or "none")
+    new = f"{where.format(0)}.attention.q_proj.weight" in held
+    architecture, weights = _vision(config, held, DINO_NEW if new else DINO, where, pool=pool or "none")
     for layer in range(architecture.n_layers):
         source = where.format(layer)
         for name, scale in (("o", "layer_scale1.lambda1"), ("down", "layer_scale2.lambda1")):
