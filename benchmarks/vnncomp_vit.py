@@ -2,9 +2,9 @@
 
 python benchmarks/vnncomp_vit.py FOLDER [--images images.npz] [--engine taylor crown] [--device cuda] [--count 242]
 
-FOLDER holds the network in prooflens' own layout (`prooflens export ibp_3_3_8.onnx -o FOLDER`); `images.npz` its
-pixels and labels. The claim: no image within 1/255 in every pixel, clipped to [0, 1], has another class. One line of
-JSON per image and engine, then the counts. Proved claims are attacked with the paper's budget for outputs.
+FOLDER holds the network in prooflens' own layout (`benchmarks/vnncomp_network.py`); `images.npz` its pixels and labels.
+The claim: no image within 1/255 in every pixel, clipped to [0, 1], has another class. One line of JSON per image and
+engine, then the counts. With --attack proved claims are attacked with the paper's budget for outputs.
 """
 
 from __future__ import annotations
