@@ -51,11 +51,14 @@ def margins(asked: Problem, layer: int) -> list[Functional]:
     return [f for claim in TopK(k=1).bind(asked.setting([layer])) for f in claim.functionals]
 
 
-@pytest.mark.parametrize(
-    ("eps", "variant"),
-    [(0.003, "cpz"), (0.03, "pz"), (0.03, "cpz"), *((0.2, variant) for variant in VARIANTS)],
-)
-@pytest.mark.parametrize("name", [*FAMILIES, "toy", "toy-4layer"])
+ALL, SOME = (*FAMILIES, "toy", "toy-4layer"), ("gpt2", "mpnet", "toy-4layer")
+EVERY_STAGE = [
+    *((name, eps, variant) for name in ALL for eps, variant in ((0.003, "cpz"), (0.03, "pz"), (0.2, "cpz"))),
+    *((name, 0.2, variant) for name in SOME for variant in VARIANTS if variant != "cpz"),
+]
+
+
+@pytest.mark.parametrize(("name", "eps", "variant"), EVERY_STAGE)
 def test_every_stage_contains_sampled_points(name: str, eps: float, variant: str) -> None:
     """Not only hulls: what the region's factors determine is subtracted, the rest must cover the difference."""
     asked = problem(name, eps)
@@ -107,7 +110,7 @@ def test_output_forms_are_bounded() -> None:
     assert float((high - low).mean()) < 4.0 * float((values.amax(0) - values.amin(0)).mean())
 
 
-@settings(derandomize=True, deadline=None, max_examples=10)
+@settings(derandomize=True, deadline=None, max_examples=5)
 @given(index=st.integers(0, 9), small=st.floats(0.001, 0.05), factor=st.floats(1.05, 3.0))
 def test_monotone_in_the_radius(index: int, small: float, factor: float) -> None:
     """A larger ball never gives a tighter bound than a smaller one by more than rounding."""
@@ -119,7 +122,7 @@ def test_monotone_in_the_radius(index: int, small: float, factor: float) -> None
     assert bool((widths[1] >= widths[0] * (1.0 - TOLERANCE)).all())
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(2))
 def test_fewer_kept_generators_are_never_tighter(index: int) -> None:
     asked = problem("toy", 0.02, index=index)
     forms = forms_of(margins(asked, 1))

@@ -86,7 +86,7 @@ def test_every_stage_contains_sampled_points(name: str) -> None:
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
 def test_bounds_hold_on_every_family(name: str, layer: int) -> None:
-    for seed, eps in ((0, 1e-3), (1, 0.03), (2, 0.01), (3, 0.3)):
+    for seed, eps in ((0, 0.3), (1, 0.03), (2, 1e-3)):
         problem = random_problem(model_of(name), 4, eps, seed)
         forms = random_forms(problem, layer, 8, seed)
         assert_contains(problem, forms, get_engine("zonotope").bound_forms(problem, forms), seed)
@@ -105,7 +105,7 @@ def test_a_smaller_budget_is_not_tighter() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, "toy"])
 def test_monotone_in_the_radius(name: str) -> None:
     before = None
-    for eps in (1e-4, 1e-3, 5e-3, 2e-2):
+    for eps in (1e-4, 1e-3, 2e-2):
         problem = problem_of(name, eps)
         found = ZonotopeEngine(symbols=256).bound_forms(problem, margins(problem, 1))
         width = found.upper - found.lower

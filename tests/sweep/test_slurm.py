@@ -109,9 +109,9 @@ def test_errors_say_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     store = start(parse_spec(FEW, "test"), tmp_path / "run")
-    crew = replace(Crew(Executor.SLURM, workers=1, address="local"), **asked)
+    crew = Crew(Executor.SLURM, workers=1, address="local")
     with pytest.raises(RunError, match=message):
-        finish(store, crew=crew)
+        finish(store, crew=replace(crew, **asked))
 
 
 def test_options_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

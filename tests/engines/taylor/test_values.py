@@ -238,8 +238,7 @@ def test_tiny_ellipsoids_do_not_vanish() -> None:
         assert float(support(shapes.gram(A), w)) >= far
 
 
-@pytest.mark.parametrize("room", [0, 1, 2, 9])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "room"), [(0, 0), (1, 0), (2, 1), (3, 1), (0, 2), (1, 2), (2, 9), (3, 9)])
 def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What four mixings carry on, kept apart as far as there is room, and let go of once it was carried on."""
     counts: list[int] = []
