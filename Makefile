@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types unit browser notebook docs bench bench-check fuzz clean
+.PHONY: demo test quick lint types unit browser notebook docs bench bench-check fuzz clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -14,7 +14,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/prooflens demo
 
-test: lint types unit notebook
+test: lint types docs unit notebook
+
+# The inner loop, under 90 seconds on two cores: what is slow, or needs pretrained weights, is left to `make test`.
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not pretrained" $(QUICK)
+
+QUICK := tests/test_imports.py tests/numerics tests/sets tests/queries tests/regions tests/certificate tests/results \
+  tests/verdicts/test_decide.py tests/verdicts/test_certify.py tests/checker/test_network.py tests/models/test_families.py \
+  tests/engines/test_interval.py tests/engines/test_layer0.py tests/engines/test_crown.py tests/engines/taylor/test_sites.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -29,8 +37,9 @@ browser:
 	  { [ "$$(id -u)" = 0 ] && apt-get update >/dev/null 2>&1 && apt-get install --yes --no-install-recommends chromium >/dev/null 2>&1; } || \
 	  echo "no chromium: the report's browser tests are skipped"
 
+# Tests and the examples of docstrings. Two processes share two cores: one thread each.
 unit: $(STAMP) browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --doctest-modules tests src/prooflens
 
 notebook: $(STAMP)
 	$(BIN)/python -m pytest --nbmake examples

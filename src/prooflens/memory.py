@@ -39,8 +39,8 @@ def parse_memory(text: str | float | None) -> int | None:
         EngineError: if it is no amount of memory.
 
     Example:
-        >>> parse_memory("2KiB"), parse_memory("8GB")
-        (2048, 8000000000)
+        >>> parse_memory("2MiB"), parse_memory("8GB")
+        (2097152, 8000000000)
     """
     if text is None:
         return None

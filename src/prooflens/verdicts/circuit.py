@@ -59,7 +59,7 @@ def circuit(
         >>> model = pl.load("toy")
         >>> res = pl.circuit(model, model.example(), pl.Ball(0.01), "0.0:top1@-1 & 0.1:top1@-1")
         >>> res.verdict, res.weakest_link.head
-        (<Verdict.HOLDS: 'holds'>, 1)
+        (<Verdict.HOLDS: 'holds'>, 0)
     """
     settings = Settings.of(**options)
     asked = as_circuit(circuit, query)

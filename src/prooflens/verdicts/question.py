@@ -71,8 +71,8 @@ def ask(
     Example:
         >>> import prooflens as pl
         >>> question = ask("toy", pl.load("toy").example(), pl.Ball(0.01), "0.1", positions=[-1])
-        >>> [str(claim.query) for claim in question.claims]
-        ['0.1:top1@-1']
+        >>> [str(claim) for claim in question.claims]
+        ['top1@-1 on 0.1@3']
     """
     source = source or (source_of(model) if isinstance(model, str | Transformer) else None)
     model = load(model) if device is None else load(model).to(checked_device(device))
