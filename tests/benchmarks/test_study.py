@@ -11,7 +11,7 @@ import torch
 
 import slice_model
 import study
-from prooflens import load
+from prooflens import Transformer, load
 from prooflens.evaluation.studies import Result, StudySettings, get_study
 from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES
 
@@ -22,9 +22,11 @@ def call(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: str) -
 
 
 @pytest.mark.pretrained
-def test_a_slice_has_the_texts_of_the_studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slice_has_the_texts_of_the_studies(
+    minilm: Transformer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     call(monkeypatch, slice_model, "minilm", "2", str(tmp_path), "--shard", "20")
-    whole, cut = load("minilm"), load(str(tmp_path))
+    whole, cut = minilm, load(str(tmp_path))
     assert (cut.architecture.n_layers, cut.architecture.d_vocab) == (2, None)
     for i, text in enumerate(SENTENCES):
         x = whole.prompt(text).x
@@ -33,9 +35,11 @@ def test_a_slice_has_the_texts_of_the_studies(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.pretrained
-def test_a_slice_with_tokens_reads_only_its_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slice_with_tokens_reads_only_its_texts(
+    smollm2: Transformer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     call(monkeypatch, slice_model, "smollm2", "1", str(tmp_path), "--tokens", "--text", *OPENINGS[:2])
-    whole, cut = load("smollm2"), load(str(tmp_path))
+    whole, cut = smollm2, load(str(tmp_path))
     assert all(torch.equal(cut.prompt(text).x, whole.prompt(text).x) for text in OPENINGS[:2])
     assert not cut.prompt("elephants").x.any()
 

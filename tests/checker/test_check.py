@@ -307,7 +307,7 @@ def test_witnesses_deep_in_a_pretrained_model_are_confirmed(minilm: pl.Transform
     from prooflens.models.cache import model_folder
 
     prompt = minilm.prompt("a good movie")
-    found = pl.certify(minilm, prompt, pl.Ball(0.05), heads="3.0,3.1", engine="attack", positions=[3])
+    found = pl.certify(minilm, prompt, pl.Ball(0.05), heads="3.0", engine="attack", positions=[3])
     found.save(tmp_path / "run")
     report = check(tmp_path / "run", model_folder("minilm"))
     assert found.counts["fails"] > 0

@@ -2,8 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
-from itertools import count, islice
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,16 +38,21 @@ SMALL = 12
 """Numbers in an input that engines which search, or carry sets through the model, are asked about."""
 
 
-def small_cases(seed: int) -> Iterator[Case]:
-    """Cases of one family, from a seed on."""
-    cases = map(random_case, count(seed, len(FAMILIES)))
-    return (case for case in cases if case.problem.region.center.numel() <= SMALL)
+@cache
+def small_cases() -> tuple[Case, ...]:
+    """The first case of every family, from seed 7 on, whose input has few numbers."""
+    found: dict[str, Case] = {}
+    for case in map(random_case, range(7, 400)):
+        if case.problem.region.center.numel() <= SMALL:
+            found.setdefault(case.family, case)
+    assert set(found) == set(FAMILIES)
+    return tuple(found.values())
 
 
-@pytest.mark.parametrize("start", range(0, 100, 20))
+@pytest.mark.parametrize("start", range(0, 60, 20))
 def test_no_proved_bound_is_broken(start: int) -> None:
-    """`exact` is asked in the first forty cases."""
-    engines = ["exact", *FAST] if start < 40 else FAST
+    """`exact` is asked in the first cases."""
+    engines = ["exact", *FAST] if start == 0 else FAST
     report = run(20, seed=start, engines=engines, budget=AttackBudget(100, 3, 15))
     assert report.violations == []
     assert report.cases == {"claims": 20}
@@ -58,14 +62,10 @@ def test_no_proved_bound_is_broken(start: int) -> None:
 
 @pytest.mark.parametrize("engine", [name for name in PROVED if name not in ("exact", *FAST)])
 def test_no_bound_of_a_slower_engine_is_broken(engine: str) -> None:
-    """On the first two small inputs of every family from seed 7 on; some of the models are deep."""
-    cases, report = (
-        [case for first in range(7, 12) for case in islice(small_cases(first), 2)],
-        SoundnessReport(),
-    )
-    assert {case.family for case in cases} == set(FAMILIES)
-    assert max(case.problem.model.architecture.n_layers for case in cases) > 3
-    for case in cases:
+    """On a small input of every family; some of the models are deep."""
+    report = SoundnessReport()
+    assert max(case.problem.model.architecture.n_layers for case in small_cases()) > 3
+    for case in small_cases():
         try_case(case, [modest(engine)], AttackBudget(50, 2, 10), report)
     assert report.violations == []
     assert report.bounds > 20
@@ -73,7 +73,7 @@ def test_no_bound_of_a_slower_engine_is_broken(engine: str) -> None:
 
 def test_no_bound_of_many_forms_is_broken() -> None:
     report = run(12, seed=900, engines=["layer0", "interval", "crown"], kinds=["forms"])
-    for case in islice(small_cases(900), 3):
+    for case in small_cases()[:3]:
         try_forms(case, [get_engine("zonotope")], FORMS_BUDGET, report)
     assert report.violations == []
     assert report.bounds > 5_000
@@ -81,7 +81,7 @@ def test_no_bound_of_many_forms_is_broken() -> None:
 
 
 def test_every_family_is_tried() -> None:
-    report = run(15, seed=500, engines=["interval"], budget=AttackBudget(20, 1, 2))
+    report = run(60, seed=500, engines=["interval"], budget=AttackBudget(20, 1, 2))
     assert {family for family, _, _ in report.attacked} == set(FAMILIES)
 
 
@@ -90,13 +90,13 @@ def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> Non
     layers = [case.problem.model.architecture.n_layers for case in cases]
     assert set(layers) == {1, 2, 3, 4, 5, 6}
     assert 120 < sum(n > 2 for n in layers) < 220
-    assert {case.family for case, n in zip(cases, layers, strict=True) if n == 6} == set(FAMILIES)
+    assert {case.family for case, n in zip(cases, layers, strict=True) if n > 4} == set(FAMILIES)
     assert {row.layer for case in cases for claim in case.claims for row in claim.rows} == set(range(6))
 
 
 def test_bounds_of_deep_models_are_proved_and_hold() -> None:
     """One seed of each family whose model has at least four layers and is asked about behind the second."""
-    deep = (case for case in map(random_case, range(20_000, 20_400)) if _asks_deep(case))
+    deep = (case for case in map(random_case, range(20_000, 21_000)) if _asks_deep(case))
     report, families = SoundnessReport(), set()
     for case in deep:
         if case.family not in families:
@@ -110,8 +110,13 @@ def test_bounds_of_deep_models_are_proved_and_hold() -> None:
 
 
 def _asks_deep(case: Case) -> bool:
-    layers = {row.layer for claim in case.claims for row in claim.rows}
-    return case.problem.model.architecture.n_layers > 3 and min(layers, default=0) > 1
+    layers, numbers = (
+        {row.layer for claim in case.claims for row in claim.rows},
+        case.problem.region.center.numel(),
+    )
+    return (
+        case.problem.model.architecture.n_layers > 3 and min(layers, default=0) > 1 and numbers <= 2 * SMALL
+    )
 
 
 class _Liar(EngineBase):

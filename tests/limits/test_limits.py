@@ -77,10 +77,9 @@ ASKED = ("--eps", "0.0001", "--engine", "layer0", "--budget", "0/0/0", "--json")
 
 @LINUX
 def test_a_cap_is_honoured_by_smaller_chunks(wide: Path) -> None:
-    free = prooflens("certify", str(wide), *ASKED)
-    capped = prooflens("certify", str(wide), *ASKED, "--memory", "200MB")
-    assert free.returncode == capped.returncode, capped.stderr
-    assert free.stdout.count('"verdict"') == capped.stdout.count('"verdict"') > 0
+    capped = prooflens("certify", str(wide), *ASKED, "--memory", "100MB")
+    assert capped.returncode == 0, capped.stderr
+    assert capped.stdout.count('"verdict": "holds"') == 8 * 24
 
 
 @LINUX

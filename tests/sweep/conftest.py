@@ -14,12 +14,12 @@ from prooflens.sweep.work import perform
 
 SPEC: dict[str, Any] = {
     "models": ["toy"],
-    "samples": [0, 1, 2, 3],
+    "samples": [0, 1],
     "queries": ["top1", "mass>=0.2"],
     "regions": {"eps": [0.001, 0.02]},
     "budget": "100/3/15",
 }
-TASKS = 16
+TASKS = 8
 
 
 def rows_of(store: SweepStore) -> pa.Table:

@@ -184,7 +184,7 @@ def test_values_beside_padding_and_of_one_token() -> None:
 
 def test_values_of_models_that_bounds_find_hard() -> None:
     """Sharp softmax, large weights, inputs that a norm hardly sees: ellipsoids may be infinite, never too small."""
-    for seed in range(6):
+    for seed in range(5):
         model = tiny_model(seed, n_heads=1 + seed % 2, activation=ACTIVATIONS[seed % 5], norm_place="pre")
         for keys, all_, eps in ((30.0, 1.0, 1e-3), (1.0, 5.0, 0.01), (4.0, 1.0, 1.0)):
             weights = {

@@ -36,7 +36,7 @@ from prooflens.evaluation.studies.prompts import (
     ioi_texts,
     repeated_sequences,
 )
-from prooflens.models import load
+from prooflens.models import Transformer, load
 from tests.evaluation.studies.conftest import Run, duplicates
 
 
@@ -62,12 +62,11 @@ def test_other_prompts_share_no_word() -> None:
 
 @pytest.mark.pretrained
 @pytest.mark.parametrize("words", [FIRST, OTHERS])
-def test_names_are_found_in_a_real_vocabulary(words: Words) -> None:
-    model = load("smollm2")
-    for place, (_, name) in zip(ioi_prompts(model, 60, words), ioi_texts(60, words), strict=True):
+def test_names_are_found_in_a_real_vocabulary(words: Words, smollm2: Transformer) -> None:
+    for place, (_, name) in zip(ioi_prompts(smollm2, 60, words), ioi_texts(60, words), strict=True):
         assert place.first < place.second
         assert {place.prompt.tokens[i].strip() for i in (place.first, place.second)} == {name}
-    for place in repeated_sequences(model, 3):
+    for place in repeated_sequences(smollm2, 3):
         assert place.prompt.ids is not None
         assert place.prompt.ids[0] == place.prompt.ids[-1]
         assert place.second == len(place.prompt) - 1

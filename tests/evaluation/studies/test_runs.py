@@ -22,7 +22,7 @@ from prooflens.evaluation.studies.base import COUNT
 from prooflens.evaluation.studies.measure import StudyCase
 from prooflens.evaluation.studies.prompts import OPENINGS, paraphrase_sets
 from prooflens.evaluation.studies.render import save
-from prooflens.models import load
+from prooflens.models import Transformer, load
 from tests.evaluation.studies.conftest import Run
 from tests.families import bert
 
@@ -193,15 +193,14 @@ def test_paraphrases(run: Run) -> None:
 
 
 @pytest.mark.pretrained
-def test_openings_are_the_papers_fifty_of_eight_tokens() -> None:
-    model = load("smollm2")
+def test_openings_are_the_papers_fifty_of_eight_tokens(smollm2: Transformer) -> None:
     assert len(set(OPENINGS)) == 50
-    assert {len(model.prompt(text)) for text in OPENINGS} == {8}
+    assert {len(smollm2.prompt(text)) for text in OPENINGS} == {8}
 
 
 @pytest.mark.pretrained
-def test_paraphrases_have_equal_length() -> None:
-    sets = paraphrase_sets(load("minilm"), 3)
+def test_paraphrases_have_equal_length(minilm: Transformer) -> None:
+    sets = paraphrase_sets(minilm, 3)
     assert [len({len(prompt) for prompt in some}) for some in sets] == [1, 1, 1]
     assert [len(some) for some in sets] == [5, 5, 5]
 
