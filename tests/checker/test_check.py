@@ -230,7 +230,7 @@ def test_a_claim_that_the_mask_decides_is_checked_alone(tmp_path: Path) -> None:
     families.gpt2().save_pretrained(tmp_path / "weights")
     model = pl.load(tmp_path / "weights")
     x = model.embed(torch.tensor([3, 14, 15]))
-    queries = ["top1", "top3", "rank4", "mass>=0.2", "mass>=0.35@{0,-1}"]
+    queries = ["top1", "top3", "rank3", "mass>=0.2", "mass>=0.35@{0,-1}"]
     found = pl.certify(model, x, pl.Ball(1e-3), "0.0", queries=queries, positions=[0])
     found.save(tmp_path / "run")
     report = check(tmp_path / "run", tmp_path / "weights")
