@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 import run as bench
 
 
@@ -20,6 +22,7 @@ def test_looser_engines_are_named() -> None:
     assert bench.loosened([row(engine="new")], [row()]) == []
 
 
+@pytest.mark.slow
 def test_a_small_question_is_measured() -> None:
     asked = bench.Asked("toy", 0, 0.02, ("interval", "layer0", "crown"), budget="10/1/2")
     rows = bench.measure(asked, "cpu", 1e9)

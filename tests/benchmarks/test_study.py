@@ -34,6 +34,7 @@ def test_a_slice_has_the_texts_of_the_studies(
         assert torch.equal(cut.scores(x, 1), whole.scores(x, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 def test_a_slice_with_tokens_reads_only_its_texts(
     smollm2: Transformer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -28,6 +28,7 @@ def test_they_check_as_they_did(folder: Path) -> None:
     assert verdicts.counts == {"re-proved": 12, "witness confirmed": 8, "not checkable": 28, "WRONG": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", EARLIER, ids=lambda folder: folder.name)
 def test_the_same_question_gets_the_same_rows(folder: Path) -> None:
     queries = ["top1", "mass>=0.3", "entropy"]

@@ -53,6 +53,7 @@ def run(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_back(found: Results, written: Path) -> None:
     run = read_run(written)
     assert run.info["schema"] == 1

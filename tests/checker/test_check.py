@@ -32,6 +32,7 @@ def copy(honest: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(honest, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_honest_run_has_nothing_wrong(honest: Path) -> None:
     report = check(honest, TOY)
     rows = rows_of(honest)
@@ -167,6 +168,7 @@ def _smaller_threshold(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> i
     return i
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -211,6 +213,7 @@ QUERIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy", "toy-induction"])
 def test_every_short_form_is_read_as_the_engines_read_it(name: str, tmp_path: Path) -> None:
     model = pl.load(name)
@@ -266,6 +269,7 @@ def test_a_ledger_must_add_up(copy: Path) -> None:
     assert check(copy, TOY).findings[i].status == "WRONG"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convex", [False, True])
 def test_hulls_are_checked_and_nothing_honest_is_called_wrong(
     toy: pl.Transformer, tmp_path: Path, convex: bool

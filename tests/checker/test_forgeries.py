@@ -111,6 +111,7 @@ def test_a_sum_with_a_slightly_larger_constant_is_caught(toy: pl.Transformer, tm
     assert [f.row for f in check(tmp_path / "run", TOY).findings if f.status == "WRONG"] == [row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forge", ["loose constraints", "a text left out"])
 def test_another_hull_under_the_same_name_is_caught(toy: pl.Transformer, tmp_path: Path, forge: str) -> None:
     x, y = toy.example(0).x, toy.example(1).x

@@ -56,6 +56,7 @@ def test_the_network_in_balls_is_the_model(family: str, tmp_path: Path) -> None:
         assert_holds(ball, value, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", LATER)
 def test_honest_runs_have_nothing_wrong(family: str, tmp_path: Path) -> None:
     model = written(family, tmp_path / "model")

@@ -141,6 +141,7 @@ def test_the_spectral_radius_is_bounded_tightly(size: int) -> None:
     assert spectral_radius(Ball(C @ C.T)) <= 1.06 * np.linalg.norm(C, 2) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps", [1e-2, 1e-1])
 def test_honest_runs_of_every_family_have_nothing_wrong(folder: Path, tmp_path: Path, eps: float) -> None:
     model = pl.load(folder)

@@ -33,6 +33,7 @@ def test_version() -> None:
     assert run("--version").stdout.strip() == f"prooflens {prooflens.__version__}"
 
 
+@pytest.mark.slow
 def test_doctor_as_json() -> None:
     done = run("doctor", "--json")
     assert done.returncode == 0
@@ -41,6 +42,7 @@ def test_doctor_as_json() -> None:
     assert found["versions"]["prooflens"] == prooflens.__version__
 
 
+@pytest.mark.slow
 def test_show_prints_the_fingerprint() -> None:
     done = run("show", "toy", "--json")
     assert done.returncode == 0

@@ -65,6 +65,7 @@ def test_errors_are_one_line(call: Call, empty_home: Path, arguments: str, messa
     assert message in err
 
 
+@pytest.mark.slow
 def test_radius(call: Call, tmp_path: Path) -> None:
     run = tmp_path / "radii"
     code, out, _ = call("output", "toy", "--radius", "--tolerance", "1", "--json", "-o", str(run), *FAST)

@@ -236,6 +236,7 @@ def test_attack_only_breaks(call: Call) -> None:
     assert {row["verdict"] for row in json.loads(out)["rows"]} == {"fails", "unknown"}
 
 
+@pytest.mark.slow
 def test_compare(call: Call) -> None:
     arguments = ("compare", "toy", "--layer", "0", "--eps", "0.02", *FAST)
     code, out, _ = call(

@@ -32,6 +32,7 @@ def test_values_are_attained_inside_the_region(name: str, fast: bool) -> None:
         assert torch.allclose(values, at(problem, forms, corners), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
 def test_attained_values_lie_within_proved_bounds(name: str, layer: int) -> None:

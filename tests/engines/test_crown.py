@@ -139,6 +139,7 @@ def test_the_weighted_median_by_hand() -> None:
     assert float(weighted_median(A, torch.tensor([[[1.0, 5.0, 1.0]]]))) == 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
 def test_bounds_hold_on_every_family(name: str, layer: int) -> None:
@@ -216,6 +217,7 @@ def test_a_point_is_nearly_a_point() -> None:
         assert float((found.upper - found.lower).max()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, "toy"])
 def test_alpha_is_never_looser_and_holds(name: str) -> None:
     """At every number of steps, on both sides; what it found is attacked like any other bound."""

@@ -65,6 +65,7 @@ def test_vertex_enumeration_across_heads_and_with_relative_bias() -> None:
         assert torch.allclose(found.upper, found.attained_upper, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -120,6 +121,7 @@ def test_paraphrases_are_branched_on_too() -> None:
             assert bool((found.upper <= table.amax(0) + 0.02).all())
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 3), st.floats(-3.0, 0.0), st.booleans())
 def test_certified_exact_attack_in_this_order(
@@ -164,6 +166,7 @@ def test_the_tiny_triangulation() -> None:
     assert 0 < sum(truth for truth, _ in verdicts) < 24
 
 
+@pytest.mark.slow
 def test_any_time_is_a_good_time() -> None:
     problem = tiny_problem(5, 3, 1.0, norm_place="pre")
     forms = margins(problem).select(torch.tensor([0, 3]))

@@ -27,6 +27,7 @@ QUERIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, "toy"])
 @pytest.mark.parametrize("query", QUERIES)
 def test_claims_are_bounded_soundly(family: str, query: str) -> None:

@@ -44,6 +44,7 @@ def worst(asked: Problem, forms: Forms, layer: int) -> tuple[Tensor, Tensor]:
     return values.amin(0), values.amax(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "eps"), [*((name, 0.02) for name in (*FAMILIES, "toy")), ("bert", 0.003)])
 def test_interval_jacobians_contain_jacobians_of_points(name: str, eps: float) -> None:
     asked = problem(name, eps)
@@ -61,6 +62,7 @@ def test_interval_jacobians_contain_jacobians_of_points(name: str, eps: float) -
             assert bool(((found - slope.mid).abs() <= slope.rad + slack).all()), label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "columns"),
     [*((name, 3) for name in (*FAMILIES, "toy", "toy-4layer")), ("toy", 1024), ("gpt2", 1024)],
@@ -78,6 +80,7 @@ def test_the_proved_connector_contains_the_value(name: str, columns: int) -> Non
     assert bool(((found - determined).abs() <= room + TOLERANCE).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layer"), [("toy", 0), ("toy", 1), ("toy-4layer", 3), ("gpt2", 1), ("llama", 1)]
 )
@@ -92,6 +95,7 @@ def test_proved_bounds_hold(name: str, layer: int) -> None:
     assert bool((high <= bounds.upper + TOLERANCE).all())
 
 
+@pytest.mark.slow
 def test_dropped_columns_on_a_segment_give_false_certificates() -> None:
     """Row 1 of soundness.md. Columns that are dropped go into r_t, and a score reads Σ w_k r_k, signs and all.
 

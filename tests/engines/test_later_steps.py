@@ -61,6 +61,7 @@ def assert_not_crossed(problem: Problem, forms: Forms, bounds: FormBounds, seed:
     assert bool((attained.upper <= bounds.upper + slack).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", LATER)
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("layer", [0, 1])
@@ -78,6 +79,7 @@ def test_bounds_are_not_crossed(family: str, name: str, layer: int) -> None:
         assert "layer 0 only" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in LATER if family != "gemma2"])
 def test_taylor_is_tight_on_small_balls(family: str) -> None:
     problem, forms = question(family, 3, eps=1e-3, depth=3)
@@ -88,6 +90,7 @@ def test_taylor_is_tight_on_small_balls(family: str) -> None:
     assert bool((width <= 1.15 * least + 5e-9).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gemma3"])
 def test_what_keys_miss_is_carried_on(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutation: norms of keys are sources of their own, and dropping them lets an attack through."""

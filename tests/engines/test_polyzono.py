@@ -58,6 +58,7 @@ EVERY_STAGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "eps", "variant"), EVERY_STAGE)
 def test_every_stage_contains_sampled_points(name: str, eps: float, variant: str) -> None:
     """Not only hulls: what the region's factors determine is subtracted, the rest must cover the difference."""
@@ -84,6 +85,7 @@ def test_every_stage_contains_sampled_points(name: str, eps: float, variant: str
         assert float(gap) <= 0, (label, float(gap))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("name", "layer"), [("toy", 1), ("toy-4layer", 3), ("gpt2", 1), ("llama", 1)])
 def test_bounds_hold_under_attack(name: str, layer: int, variant: str) -> None:
@@ -110,6 +112,7 @@ def test_output_forms_are_bounded() -> None:
     assert float((high - low).mean()) < 4.0 * float((values.amax(0) - values.amin(0)).mean())
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=5)
 @given(index=st.integers(0, 9), small=st.floats(0.001, 0.05), factor=st.floats(1.05, 3.0))
 def test_monotone_in_the_radius(index: int, small: float, factor: float) -> None:
@@ -122,6 +125,7 @@ def test_monotone_in_the_radius(index: int, small: float, factor: float) -> None
     assert bool((widths[1] >= widths[0] * (1.0 - TOLERANCE)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(2))
 def test_fewer_kept_generators_are_never_tighter(index: int) -> None:
     asked = problem("toy", 0.02, index=index)
@@ -133,6 +137,7 @@ def test_fewer_kept_generators_are_never_tighter(index: int) -> None:
     assert widths == sorted(widths, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_norm_constraint_keeps_widths_bounded_where_pz_explodes() -> None:
     """`thm:width_stability`: at a norm's output the width is at most 2|γ|√(d − 1), whatever ε and depth."""
     asked = problem("toy-4layer", 0.2)

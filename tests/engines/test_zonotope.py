@@ -67,6 +67,7 @@ def test_softmax_contains_its_values_and_knows_its_sum(seed: int, spread: float)
     assert bool(((weights >= low - TOLERANCE) & (weights <= high + TOLERANCE)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_stage_contains_sampled_points(name: str) -> None:
     problem = problem_of(name, 0.02)
@@ -83,6 +84,7 @@ def test_every_stage_contains_sampled_points(name: str) -> None:
         assert not len(z.Q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
 def test_bounds_hold_on_every_family(name: str, layer: int) -> None:
@@ -102,6 +104,7 @@ def test_a_smaller_budget_is_not_tighter() -> None:
     assert widths == sorted(widths, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, "toy"])
 def test_monotone_in_the_radius(name: str) -> None:
     before = None

@@ -22,6 +22,8 @@ from prooflens.report.comparison import tightness_plot
 from prooflens.verdicts.question import Question, ask
 from prooflens.verdicts.settings import Settings, parse_budget
 
+pytestmark = pytest.mark.slow
+
 QUICK = Settings(budget=parse_budget("100/3/15"))
 ENGINES = ("interval", "crown", "zonotope", "cpz", "jacobian", "no-such-engine", "layer0", "attack")
 

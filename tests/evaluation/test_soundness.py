@@ -32,6 +32,8 @@ from prooflens.problem import Problem
 from prooflens.report.soundness import write_soundness
 from prooflens.verdicts.decide import decide
 
+pytestmark = pytest.mark.slow
+
 PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]
 FAST = ["interval", "layer0"]
 SMALL = 12

@@ -25,6 +25,8 @@ from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.portfolio import gather_evidence
 from prooflens.verdicts.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are Linux'")
 ROOT = os.geteuid() == 0
 

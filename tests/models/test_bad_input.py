@@ -287,6 +287,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_one_line_and_exits_with_1(folder: Path) -> None:
     shutil.copy(folder / "config.json", folder / "model.safetensors")
     done = run_cli("show", str(folder))

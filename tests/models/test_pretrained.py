@@ -36,6 +36,7 @@ def test_minilm_patterns_equal_transformers(minilm: Transformer) -> None:
         assert float((output - theirs.last_hidden_state[0].double().mean(0)).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_smollm2_logits_equal_transformers(smollm2: Transformer) -> None:
     module = AutoModelForCausalLM.from_pretrained(model_folder("smollm2"), dtype=torch.float32).eval()
     for text in PROMPTS:

@@ -53,6 +53,7 @@ def sorted_boxes(count: int, size: int, seed: int) -> tuple[Box, torch.Tensor]:
     return Box(lower.gather(1, order), upper.gather(1, order)), point.gather(1, order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("text", ["top1", "top2", "rank2", "rank3"])
 def test_top_k_and_ranking_programs_against_enumeration(size: int, text: str) -> None:

@@ -141,6 +141,7 @@ def test_the_centre_may_lie_outside_of_the_constraints() -> None:
     assert not away.contains(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_points_of_their_own_factors_are_contained(seed: int) -> None:
     """Also at scales at which a solver's own tolerances are coarse, and with constraints; points beyond are not."""

@@ -53,6 +53,7 @@ def instance(seed: int) -> tuple[Problem, list[Functional]]:
     return problem, found[:FORMS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_float64_bounds_contain_the_real_values_at_their_corners(part: int) -> None:
     tight = tried = 0

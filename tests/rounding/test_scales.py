@@ -58,6 +58,7 @@ def scaled_problem(name: str, seed: int) -> Problem:
     return Problem(model, Ball(share * (size or 1.0)).around(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALES)
 def test_bounds_of_numbers_far_from_one_contain_the_real_values(name: str) -> None:
     flint.ctx.prec = 400

@@ -60,6 +60,7 @@ def shifted(model: Transformer, by: float) -> Transformer:
     return replace(model, weights={**model.weights, "relative_bias": bias})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_margin_at_zero_is_proved_wrongly(seed: int) -> None:
     x = torch.randn(3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -83,6 +84,7 @@ def test_no_margin_at_zero_is_proved_wrongly(seed: int) -> None:
     assert wide, "a margin of 1e-11 is proved: the test is not empty"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SMALL_CASES)
 def test_no_output_at_zero_is_proved_wrongly(seed: int) -> None:
     """Whole models of every family on balls of a few ulps: the bias of the head puts an output at 0 ± some ulps."""

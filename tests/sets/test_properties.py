@@ -144,6 +144,7 @@ EXACT: dict[str, tuple[Operation, Callable[[Numbers, Numbers], Numbers]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rational", [False, True], ids=["float64", "rational"])
 @pytest.mark.parametrize("name", EXACT)
 @relaxed
@@ -258,6 +259,7 @@ def test_bernstein_contains_and_is_exact_at_corners(data: st.DataObject) -> None
     assert float(seen.max()) <= float(bernstein_upper(z.c, z.G, z.E)[0])
 
 
+@pytest.mark.slow
 @relaxed
 @given(data=st.data(), k=st.integers(0, 4), order=st.sampled_from([1, 1.5, 2, 3]))
 def test_reductions_contain_the_set(data: st.DataObject, k: int, order: float) -> None:
@@ -384,6 +386,7 @@ def test_intersection_and_injection() -> None:
     assert empty.upper == float("-inf")
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_support_and_membership_agree_with_samples(data: st.DataObject) -> None:

@@ -28,6 +28,8 @@ from prooflens.sweep.store import SweepStore, verified_keys
 from prooflens.sweep.tasks import Task
 from tests.sweep.conftest import SPEC, TASKS, finish, is_alive, rows_of, run, until
 
+pytestmark = pytest.mark.slow
+
 
 def copied(store: SweepStore, path: Path) -> SweepStore:
     shutil.copytree(store.path, path)

@@ -18,6 +18,8 @@ from prooflens.sweep.spec import parse_spec
 from prooflens.sweep.store import SweepStore
 from tests.sweep.conftest import SPEC, TASKS, finish, rows_of
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'prooflens[ray]'")
 
 

@@ -22,6 +22,8 @@ from prooflens.sweep.store import SweepStore
 from prooflens.sweep.work import TaskReport
 from tests.sweep.conftest import SPEC, finish, is_alive, rows_of, until
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'prooflens[slurm]'")
 
 FEW = SPEC | {"samples": [0, 1]}

@@ -13,6 +13,8 @@ from prooflens.sweep.spec import parse_spec
 from tests.conftest import Call
 from tests.sweep.conftest import SPEC, TASKS, performed, rows_of
 
+pytestmark = pytest.mark.slow
+
 
 def written(path: Path, **changes: object) -> str:
     path.write_text(yaml.safe_dump(SPEC | changes))

@@ -15,6 +15,8 @@ from prooflens.sweep.store import SweepStore
 from tests.conftest import Call
 from tests.sweep.conftest import SPEC, performed, rows_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def radii(tmp_path_factory: pytest.TempPathFactory) -> SweepStore:

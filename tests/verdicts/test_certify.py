@@ -38,6 +38,7 @@ def found(toy: Transformer) -> pl.Results:
     return pl.certify(toy, toy.example(0), pl.Ball(0.05), heads="0-1", queries=QUERIES, budget=SMALL)
 
 
+@pytest.mark.slow
 def test_one_row_per_head_position_and_query(found: pl.Results) -> None:
     assert len(found) == 2 * 2 * 4 * len(QUERIES)
     assert len(found.keys) == len(found)
@@ -77,6 +78,7 @@ def test_rows_are_sandwiched(found: pl.Results) -> None:
             assert row["lower"] > 0
 
 
+@pytest.mark.slow
 def test_a_larger_ball_proves_no_more(toy: Transformer, found: pl.Results) -> None:
     larger = pl.certify(toy, toy.example(0), pl.Ball(0.1), heads="0-1", queries=QUERIES, budget=SMALL)
     assert found.keys == larger.keys
@@ -350,6 +352,7 @@ def test_regions_that_do_not_fit(toy: Transformer) -> None:
         pl.certify(toy, prompt, pl.Ball(0.01).around(prompt.x[:3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_attack_breaks_what_the_portfolio_proves(seed: int) -> None:
     """Random models of all families, regions with and without constraints, queries of all kinds."""

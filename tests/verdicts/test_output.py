@@ -46,6 +46,7 @@ def logits_at(problem: Problem, n: int = 400) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", PROVERS)
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("eps", [1e-4, 1e-2])
@@ -79,6 +80,7 @@ def test_margins_of_single_tokens(name: str, engine: str) -> None:
     assert both.tail.total == 58
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", PROVERS)
 @pytest.mark.parametrize("name", [*DECODERS, "bert", "toy"])
 def test_the_vector_before_the_head_is_enclosed(name: str, engine: str) -> None:
@@ -97,6 +99,7 @@ def test_the_vector_before_the_head_is_enclosed(name: str, engine: str) -> None:
     assert bool((known.reach_linear(w) <= known.reach_box(w) * (1 + 1e-12) + 1e-12).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [*PROVERS, "jacobian-proved"])
 def test_outputs_per_token_are_read_at_the_last_one(engine: str) -> None:
     """Forms of a model with one output per token speak of the last token's."""
@@ -166,6 +169,7 @@ def test_an_attack_on_the_tail_counts_on_the_whole_model(few: None) -> None:
     assert both.witnesses[1] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "toy"])
 def test_classifiers(name: str) -> None:
     problem = problem_of(name)
@@ -214,6 +218,7 @@ def test_cut_models(name: str) -> None:
     assert res.whole.model_sha256 == cut.sha256
 
 
+@pytest.mark.slow
 def test_radius_of_an_answer(toy: Transformer) -> None:
     (row,) = pl.output_radius(toy, toy.example(0), budget=SMALL, tolerance=0.5).rows
     assert 0 < row["certified"] < (row["attack"] or math.inf)

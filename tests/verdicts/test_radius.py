@@ -23,6 +23,7 @@ def found(toy: Transformer) -> pl.Radii:
     return pl.radius(toy, toy.example(0), ["top1", "mass>=0.2"], heads="0", budget=SMALL)
 
 
+@pytest.mark.slow
 def test_proved_below_and_broken_above(toy: Transformer, found: pl.Radii) -> None:
     """At the certified radius every claim is proved, at the attacked one a witness breaks it."""
     assert len(found) == 16

@@ -33,6 +33,7 @@ def bounds_of(problem: Problem, forms: Forms) -> FormBounds:
     return Taylor().bound_forms(problem, forms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("eps", [1e-4, 5e-3, 0.05])
@@ -62,6 +63,7 @@ def test_small_balls_are_tight(name: str) -> None:
     assert bool((found.upper - found.lower <= 1.02 * (best - worst) + 1e-9).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -270,6 +272,7 @@ def test_pieces_cover_a_box_of_few_factors(count: int) -> None:
         assert float(torch.linalg.vector_norm(part.center - exact, dim=-1).max()) <= blur < 1e-13
 
 
+@pytest.mark.slow
 def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
     """Margins of wide boxes: more signs than from the whole box, all of them right."""
     decided = {"whole": 0, "pieces": 0}
@@ -289,6 +292,7 @@ def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
     assert decided["pieces"] > decided["whole"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy", "gpt2"])
 @pytest.mark.parametrize("n_tokens", [1, 3])
 @pytest.mark.parametrize("size", [0.0, 1e-320, 0.05, 5.0])
@@ -315,6 +319,7 @@ def bounds_and_stages(problem: Problem, forms: Forms) -> tuple[FormBounds, list[
     return found, stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy", "gpt2", "llama"])
 @pytest.mark.parametrize("output", [False, True])
 def test_forms_that_change_sign_are_given_up(name: str, output: bool) -> None:

@@ -200,6 +200,7 @@ def test_everything_asked_alone_is_counted(name: str) -> None:
     assert all(torch.equal(M, N) for M, N in zip(rest, wanted, strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama"])
 @pytest.mark.parametrize("field", Sizes._fields)
 def test_sums_of_sizes_lie_in_their_ellipsoids(name: str, field: str) -> None:

@@ -172,6 +172,7 @@ def assert_covectors_hold(
     assert outside(site.shape[t], r) <= slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("eta", ETAS)
 def test_covectors_of_single_terms(centred: bool, eta: float) -> None:
@@ -214,6 +215,7 @@ def ascend(
     return alpha.detach().flatten(0, 1), zeta.detach().flatten(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("size", [0.02, 0.2, 0.5])
 def test_ascent_stays_below_the_bounds(centred: bool, size: float) -> None:

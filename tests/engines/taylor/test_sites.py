@@ -94,6 +94,7 @@ def test_norms(centred: bool, sizes: tuple[float, float]) -> None:
         assert_site_holds(site, linear, rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
@@ -257,6 +258,7 @@ PARTS = [
 """How far the linear parts of queries, keys and values move, and how far their e."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", PARTS)
 @pytest.mark.parametrize(("heads", "shared"), [(1, 1), (2, 1), (2, 2)])
 def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
@@ -278,6 +280,7 @@ def test_mixings(sizes: list[float], heads: int, shared: int) -> None:
                 assert outside(M, last[:, t]) <= SLACK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", PARTS)
 @pytest.mark.parametrize("quick", [False, True])
 def test_scores(sizes: list[float], quick: bool) -> None:

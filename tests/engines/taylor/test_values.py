@@ -143,6 +143,7 @@ def assert_holds(problem: Problem, seed: int = 0) -> int:
     return known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("eps", [1e-3, 0.03, 0.3])
@@ -154,6 +155,7 @@ def test_values_of_every_activation(activation: str, gated: bool, eps: float) ->
         assert assert_holds(Problem(model, Ball(eps).around(center_of(model, 3, seed))), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2", "llama"])
 @pytest.mark.parametrize("eps", [1e-4, 5e-3])
 def test_values_of_every_family(name: str, eps: float) -> None:
@@ -161,6 +163,7 @@ def test_values_of_every_family(name: str, eps: float) -> None:
     assert assert_holds(problem_of(name, eps))
 
 
+@pytest.mark.slow
 def test_values_over_hulls_and_mixed_regions() -> None:
     for name in ("bert", "llama"):
         x = input_of(name)
@@ -182,6 +185,7 @@ def test_values_beside_padding_and_of_one_token() -> None:
         assert assert_holds(Problem(model, Ball(0.02).around(x[:1])))
 
 
+@pytest.mark.slow
 def test_values_of_models_that_bounds_find_hard() -> None:
     """Sharp softmax, large weights, inputs that a norm hardly sees: ellipsoids may be infinite, never too small."""
     for seed in range(5):
@@ -197,6 +201,7 @@ def test_values_of_models_that_bounds_find_hard() -> None:
                 assert_holds(Problem(replace(model, weights=weights), Ball(radius).around(center)), seed)
 
 
+@pytest.mark.slow
 def test_values_of_random_regions() -> None:
     for seed in range(6):
         model = tiny_model(seed, n_heads=2, activation="gelu", d_model=6, gated=seed % 2 == 1)
@@ -204,6 +209,7 @@ def test_values_of_random_regions() -> None:
             assert_holds(random_problem(model, 3, eps, seed), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("left", [0.0, 1e-12])
 def test_neurons_that_nothing_reads_cost_nothing(gated: bool, left: float) -> None:
@@ -238,6 +244,7 @@ def test_tiny_ellipsoids_do_not_vanish() -> None:
         assert float(support(shapes.gram(A), w)) >= far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "room"), [(0, 0), (1, 0), (2, 1), (3, 1), (0, 2), (1, 2), (2, 9), (3, 9)])
 def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What four mixings carry on, kept apart as far as there is room, and let go of once it was carried on."""

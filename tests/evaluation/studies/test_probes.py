@@ -60,6 +60,7 @@ def test_other_prompts_share_no_word() -> None:
     assert not set(ioi_texts(60)) & set(ioi_texts(60, OTHERS))
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 @pytest.mark.parametrize("words", [FIRST, OTHERS])
 def test_names_are_found_in_a_real_vocabulary(words: Words, smollm2: Transformer) -> None:
@@ -160,6 +161,7 @@ def test_three_queries_per_head(run: Run) -> None:
         assert (row.proved or 0) <= (row.attack or 0) <= clean
 
 
+@pytest.mark.slow
 def test_processes_count_as_one_does(run: Run, tmp_path: Path) -> None:
     alone = run("wang_probe", model="toy", samples=3)
     forget()

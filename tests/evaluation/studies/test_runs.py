@@ -26,6 +26,8 @@ from prooflens.models import Transformer, load
 from tests.evaluation.studies.conftest import Run
 from tests.families import bert
 
+pytestmark = pytest.mark.slow
+
 
 def sound(result: Result) -> None:
     """Counts lie in their denominators, and nothing that is proved exceeds what an attack leaves or attains."""
