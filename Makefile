@@ -16,9 +16,12 @@ demo: $(STAMP)
 
 test: lint types docs unit notebook
 
-# The inner loop, under 90 seconds on two cores: what is slow, or needs pretrained weights, is left to `make test`.
+# The inner loop, under 90 seconds on two cores: the parts that most changes touch, without what is slow or pretrained.
 quick: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not pretrained"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not pretrained" $(QUICK)
+
+QUICK := tests/test_imports.py tests/test_docs.py tests/numerics tests/queries tests/regions tests/certificate tests/results \
+  tests/verdicts/test_decide.py tests/engines/test_interval.py tests/engines/test_layer0.py tests/models/test_families.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
