@@ -9,7 +9,17 @@ from prooflens.version import __version__
 
 if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull
-    from prooflens.regions import Ball, Constraints, Paraphrases, Pixels, Region
+    from prooflens.regions import (
+        Ball,
+        Constraints,
+        Hull,
+        Paraphrases,
+        Pixels,
+        Region,
+        Segment,
+        Span,
+        direction,
+    )
     from prooflens.report import report
     from prooflens.results import Radii, Results
     from prooflens.results.outputs import OutputResults
@@ -28,6 +38,10 @@ _HOMES = {
     "Paraphrases": "prooflens.regions",
     "Pixels": "prooflens.regions",
     "Region": "prooflens.regions",
+    "Hull": "prooflens.regions",
+    "Segment": "prooflens.regions",
+    "Span": "prooflens.regions",
+    "direction": "prooflens.regions",
     "OutputResults": "prooflens.results.outputs",
     "output": "prooflens.verdicts.output",
     "output_radius": "prooflens.verdicts.output",
@@ -42,16 +56,20 @@ _HOMES = {
 __all__ = [
     "Ball",
     "Constraints",
+    "Hull",
     "OutputResults",
     "Paraphrases",
     "Pixels",
     "Radii",
     "Region",
     "Results",
+    "Segment",
+    "Span",
     "Transformer",
     "__version__",
     "certify",
     "circuit",
+    "direction",
     "load",
     "output",
     "output_radius",

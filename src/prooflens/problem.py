@@ -86,7 +86,7 @@ class Problem:
     def setting(
         self, layers: Sequence[int], output: bool = False, tokens: tuple[str, ...] | None = None
     ) -> Setting:
-        """Return what queries are bound to: the clean scores of some layers and the clean output.
+        """Return what queries are bound to: the clean scores of some layers and the clean output, at the region's reference.
 
         Args:
             layers: the layers whose scores are needed.
@@ -94,7 +94,7 @@ class Problem:
             tokens: the texts of the tokens.
         """
         with torch.no_grad():
-            scores, logits = self.values(self.region.center, layers, output)
+            scores, logits = self.values(self.region.reference, layers, output)
         architecture = self.model.architecture
         windows = {layer: self.mask_of(layer) for layer in layers if architecture.is_local(layer)}
         return Setting(

@@ -20,7 +20,7 @@ balls = np.frompyfunc(arb, 1, 1)
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Centre, radii or generators, and the constraints on the factors if there are any."""
+    """Centre, radii or generators, the factors of the clean input, and the constraints on factors if there are any."""
 
     center: Array
     radius: Any = None
@@ -29,6 +29,7 @@ class Region:
     b_eq: Any = None
     A_ub: Any = None
     b_ub: Any = None
+    anchor: Any = None
 
     @classmethod
     def of(cls, tensors: dict[str, Any]) -> Region:
@@ -40,6 +41,13 @@ class Region:
         sound = len(parts) == 1 and (self.radius is None) != (self.generators is None)
         if not sound or not np.isfinite(self.half_widths).all() or np.any(self.half_widths < 0):
             raise ValueError("the stored region is damaged")
+        if self.anchor is not None and (np.any(np.abs(self.anchor) > 1.0) or not self.meets(self.anchor)):
+            raise ValueError("the clean input is not in the stored region")
+
+    @property
+    def reference(self) -> Balls:
+        """The clean input: the centre, or the point of the anchor."""
+        return np.asarray(balls(self.center)) if self.anchor is None else self.point(self.anchor)
 
     @property
     def eps(self) -> float | None:
@@ -74,6 +82,10 @@ class Region:
         """Whether it is the ball or the hull that the label names; None where that is free text."""
         if match := re.fullmatch(r"(convex )?hull of (\d+) texts", label):
             return self._is_hull(int(match[2]), convex=bool(match[1]))
+        if match := re.fullmatch(r"hull of (\d+) prompts", label):
+            return self._is_simplex(int(match[1]))
+        if label.startswith("segment to "):
+            return None if self._is_simplex(2) else False
         match = re.fullmatch(r"ball ε=(.+?)(?: on tokens (\[.*\]))?", label)
         if match is None:
             return None
@@ -103,3 +115,17 @@ class Region:
         wanted = np.ones((1, size)), np.ones(1), -np.eye(size), np.zeros(size)
         held = (self.A_eq, self.b_eq, self.A_ub, self.b_ub)
         return not convex or all(np.array_equal(a, b) for a, b in zip(held, wanted, strict=True))
+
+    def _is_simplex(self, size: int) -> bool:
+        """A factor for each prompt but the first, where the anchor is; Σα ≤ 2 − p if there is more than one."""
+        p = size - 1
+        if self.generators is None or len(self.generators) != p or self.anchor is None:
+            return False
+        if not np.array_equal(self.anchor, -np.ones(p)):
+            return False
+        if p == 1:
+            return self.A_eq is None
+        wanted = np.ones((1, p)), np.array([2.0 - p])
+        held = self.A_ub, self.b_ub
+        same = self.A_eq is not None and len(self.A_eq) == 0
+        return same and all(np.array_equal(a, b) for a, b in zip(held, wanted, strict=True))

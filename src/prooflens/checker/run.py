@@ -153,7 +153,7 @@ class _Checker:
         _need(self.region.eps == eps, "run.json states another ε")
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
-        self.clean = net.run([balls(self.region.center)], *_reads(functionals))[0]
+        self.clean = net.run([self.region.reference], *_reads(functionals))[0]
         self.asked = QueryReader(net, rows[0]["tokens"], self.clean)
 
     @cached_property

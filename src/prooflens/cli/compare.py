@@ -26,8 +26,8 @@ from prooflens.progress import shown
 @grouped
 def compare(
     given: InputOptions,
-    eps: Eps,
     claims: ClaimOptions,
+    eps: Eps = None,
     engines: Annotated[
         str | None, typer.Option(help="Engines, as in interval,crown,cpz (default: all that fit).")
     ] = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prooflens.errors import PromptError
+from prooflens.errors import PromptError, RegionError
 from prooflens.memory import cap, keep_freed, parse_memory
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from prooflens.verdicts.question import Place, Question
     from prooflens.verdicts.settings import Options, Settings
 
-Eps = Annotated[float, typer.Option(help="Radius of the ball around the embeddings.")]
+Eps = Annotated[float | None, typer.Option(help="Radius of the ball around the embeddings.")]
+Radius = Annotated[float, typer.Option("--eps", help="Radius of the ball around the embeddings.")]
 Model = Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, or one engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
@@ -47,6 +48,13 @@ class InputOptions:
         int | None, typer.Option(help="Example input of a model without text (default: 0).")
     ] = None
     tokens: Annotated[str | None, typer.Option(help="Only these tokens move: 2,5 or their texts.")] = None
+    to: Annotated[
+        str | None, typer.Option(help="Another prompt: ask about the whole way from --text to it.")
+    ] = None
+    hull: Annotated[
+        Path | None,
+        typer.Option(help="A file with a prompt per line: ask about the hull of --text and these."),
+    ] = None
 
     def load(self, tell: Progress) -> tuple[Transformer, Prompt]:
         """The model and the prompt that were asked for."""
@@ -68,10 +76,28 @@ class InputOptions:
         named = named_tokens(self.tokens)
         return None if named is None else find_tokens(named, len(prompt), prompt.tokens)
 
-    def ball(self, eps: float, prompt: Prompt) -> Place:
-        """The ball around the prompt."""
-        from prooflens.regions import Ball
+    def region(self, eps: float | None, prompt: Prompt) -> Place:
+        """Where claims are to hold: a ball around the prompt, the way to another one, or the hull of several."""
+        from prooflens.regions import Ball, Hull, Segment
 
+        given = [
+            name
+            for name, value in (("--eps", eps), ("--to", self.to), ("--hull", self.hull))
+            if value is not None
+        ]
+        if len(given) != 1:
+            raise RegionError(
+                f"give one of --eps, --to and --hull{', not ' + ' and '.join(given) if given else ''}"
+            )
+        if eps is None and self.tokens is not None:
+            raise RegionError(
+                "--tokens is for balls: on the way to other prompts the tokens that differ move"
+            )
+        if self.to is not None:
+            return Segment(prompt, self.to)
+        if self.hull is not None:
+            return Hull([prompt, *prompts_of(self.hull)])
+        assert eps is not None
         return Ball(eps, self.moving(prompt))
 
 
@@ -94,15 +120,15 @@ class ClaimOptions:
         """What is asked."""
         return self.query or ["top1"]
 
-    def ask(self, given: InputOptions, eps: float, device: str | None, tell: Progress) -> Question:
-        """The claims, bound to the model and the prompt, on a ball of radius ε."""
+    def ask(self, given: InputOptions, eps: float | None, device: str | None, tell: Progress) -> Question:
+        """The claims, bound to the model, the prompt and the region."""
         from prooflens.verdicts.question import ask, source_of
 
         held, prompt = given.load(tell)
         return ask(
             held,
             prompt,
-            given.ball(eps, prompt),
+            given.region(eps, prompt),
             self.heads,
             layer=self.layer,
             queries=self.queries,
@@ -165,6 +191,17 @@ def limit_memory(text: str | None) -> None:
 
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use
         cap(size)
+
+
+def prompts_of(path: Path) -> list[str]:
+    """The prompts of a file, one per line; empty lines do not count."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read prompts from {path}: {error}") from error
+    if not (found := [line for line in lines if line.strip()]):
+        raise PromptError(f"{path} holds no prompt: write one per line")
+    return found
 
 
 def named_tokens(text: str | None) -> list[Token] | None:

@@ -39,15 +39,16 @@ def output(
     ] = False,
     tolerance: Tolerance = 0.1,
 ) -> None:
-    """Prove that the model's answer (class, or next token over its whole vocabulary) is the same on a ball.
+    """Prove that the model's answer (class, or next token over its whole vocabulary) is the same on a region.
 
     Exit code: 0 it holds, 1 error, 2 unknown or only estimated, 3 it fails.
     """
     from prooflens.verdicts.output import output as decide
     from prooflens.verdicts.output import output_radius
 
-    if radius == (eps is not None):
-        raise RegionError("give the radius of the ball with --eps, or --radius to search it")
+    placed = eps is not None or given.to is not None or given.hull is not None
+    if radius == placed:
+        raise RegionError("give a region (--eps, --to or --hull), or --radius to search the ball")
     asked = configuration(given, effort, eps=eps, layers=layers, top=top, radius=radius, tolerance=tolerance)
 
     def look(tell: Progress) -> Radii:
@@ -63,15 +64,16 @@ def output(
             **effort.options(tell),
         )
 
-    if eps is None:
+    if radius:
         show_radii(look, keep, asked)
         return
     make_room(keep.out)
     with shown(not keep.as_json) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
-        ball = given.ball(eps, prompt)
-        found = decide(held, prompt, ball, layers=layers, top=top, **effort.options(tell))
+        found = decide(
+            held, prompt, given.region(eps, prompt), layers=layers, top=top, **effort.options(tell)
+        )
     _show(found, keep)
     if keep.out is not None:
         found.save(keep.out, **asked)

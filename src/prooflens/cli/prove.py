@@ -36,13 +36,15 @@ FEW = 40
 @grouped
 def certify(
     given: InputOptions,
-    eps: Eps,
     claims: ClaimOptions,
     effort: EffortOptions,
     keep: KeepOptions,
+    eps: Eps = None,
     resume: Resume = False,
 ) -> None:
-    """Prove that attention holds on a whole ball around a prompt, head by head, or find what breaks it.
+    """Prove that attention holds on a whole region, head by head, or find what breaks it.
+
+    The region is a ball around the prompt (--eps), the way to another prompt (--to), or a hull of prompts (--hull).
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
@@ -53,10 +55,10 @@ def certify(
 @grouped
 def attack(
     given: InputOptions,
-    eps: Eps,
     claims: ClaimOptions,
     effort: AttackOptions,
     keep: KeepOptions,
+    eps: Eps = None,
     resume: Resume = False,
 ) -> None:
     """Only try to break claims: witnesses where it succeeds, `unknown` elsewhere. Nothing is proved."""
@@ -65,7 +67,7 @@ def attack(
 
 def _decide(
     given: InputOptions,
-    eps: float,
+    eps: float | None,
     claims: ClaimOptions,
     effort: EffortOptions | AttackOptions,
     keep: KeepOptions,
@@ -170,20 +172,20 @@ def circuit(
     circuit: Annotated[
         str, typer.Argument(help="'0.3:top1@-1 & 1.4:top1@-1', heads 0.3,1.4 or a .json file of nodes.")
     ],
-    eps: Eps,
     effort: EffortOptions,
     keep: KeepOptions,
+    eps: Eps = None,
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
 ) -> None:
-    """Several heads at once: does the circuit hold on the whole ball, and which part is the weakest link?"""
+    """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
     from prooflens.verdicts.circuit import circuit as decide
 
     make_room(keep.out)
     with shown(not keep.as_json) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
-        ball = given.ball(eps, prompt)
-        found = decide(held, prompt, ball, circuit, query=query, **effort.options(tell))
+        place = given.region(eps, prompt)
+        found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
     _show(found, keep)
     if keep.out is not None:
         found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.cli.common import app, print_json, print_table, say
-from prooflens.cli.options import AttackEffort, EngineName, Eps, Json, Model, Seed
+from prooflens.cli.options import AttackEffort, EngineName, Json, Model, Radius, Seed
 from prooflens.errors import PromptError
 from prooflens.progress import shown
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @app.command()
 def prune(
     model: Model,
-    eps: Eps,
+    eps: Radius,
     text: Annotated[list[str] | None, typer.Option(help="A prompt (may be repeated).")] = None,
     samples: Annotated[int, typer.Option(help="So many example inputs of a model without text.")] = 10,
     layer: Annotated[int, typer.Option(help="The layer whose heads are looked at.")] = 0,

@@ -9,6 +9,7 @@ its package says what it proves.
 from prooflens.engines import (
     attack,
     autolirpa,
+    chebyshev,
     crown,
     exact,
     interval,
@@ -30,6 +31,7 @@ __all__ = [
     "Guarantee",
     "attack",
     "autolirpa",
+    "chebyshev",
     "crown",
     "engine_names",
     "exact",

@@ -105,7 +105,7 @@ class Region:
     """An input set { x₀ + Gα | α ∈ [-1, 1]^p, A_eq α = b_eq, A_ub α ≤ b_ub }.
 
     Give exactly one of `radius` and `generators`; centre and generators are kept in the finer precision of the two.
-    Coordinates with radius 0 have no factor. Under constraints the centre itself may lie outside (`holds_center`).
+    Coordinates with radius 0 have no factor. Under constraints the centre itself may lie outside.
 
     Attributes:
         center: x₀, a post-embedding input of shape [S, d].
@@ -113,6 +113,7 @@ class Region:
         generators: the columns of G, shape [p, S, d].
         constraints: constraints on α; None for the whole box.
         label: the name that results and reports show.
+        anchor: the factors of the input that claims are made at, shape [p]; None for the centre.
         moving: the flat indices of the coordinates that move, of a region with radii.
 
     Example:
@@ -129,6 +130,7 @@ class Region:
     generators: Float[Tensor, "p S d"] | None = None
     constraints: Constraints | None = None
     label: str = "region"
+    anchor: Float[Tensor, " p"] | None = None
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +165,10 @@ class Region:
             raise RegionError("constraints are made by Constraints.of(n_factors, A_eq, b_eq, A_ub, b_ub)")
         if self.constraints is not None and self.constraints.A_eq.shape[1] != self.n_factors:
             raise RegionError(f"the constraints must be on {self.n_factors} factors")
+        if self.anchor is not None:
+            object.__setattr__(self, "anchor", numbers(self.anchor, "the anchor").to(self.center))
+            if self.anchor.shape != (self.n_factors,) or not bool((self.anchor.abs() <= 1.0).all()):
+                raise RegionError(f"the anchor must have {self.n_factors} factors between −1 and 1")
 
     @property
     def n_factors(self) -> int:
@@ -170,15 +176,33 @@ class Region:
         return self.generators.shape[0] if self.generators is not None else int(self.moving.numel())
 
     @property
-    def holds_center(self) -> bool:
-        """Whether α = 0 satisfies the constraints, so that the centre is a point of the set."""
-        if self.constraints is None:
-            return True
-        return bool(self.constraints.satisfied(self.center.new_zeros(self.n_factors), tolerance=0.0))
+    def anchor_factors(self) -> Float[Tensor, " p"]:
+        """The factors of the input that claims are made at: 0, unless the region has an anchor."""
+        return self.center.new_zeros(self.n_factors) if self.anchor is None else self.anchor
+
+    @property
+    def reference(self) -> Float[Tensor, "S d"]:
+        """The input that claims are made at: "the same key as there"."""
+        return self.center if self.anchor is None else self.point(self.anchor)
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the reference satisfies the constraints, so that it is a point of the set."""
+        return self.constraints is None or bool(
+            self.constraints.satisfied(self.anchor_factors, tolerance=0.0)
+        )
+
+    @property
+    def is_simplex(self) -> bool:
+        """Whether the constraints are those of a hull of p + 1 inputs, Σα ≤ 2 − p, and no others."""
+        held, p = self.constraints, self.n_factors
+        if held is None or len(held.A_eq) or tuple(held.A_ub.shape) != (1, p):
+            return False
+        return bool((held.A_ub == 1.0).all()) and float(held.b_ub[0]) == 2.0 - p
 
     def check(self) -> None:
         """Raise a `RegionError` if no point satisfies the constraints: on an empty set every claim would hold."""
-        if self.constraints is None or self.holds_center:
+        if self.constraints is None or self.holds_reference:
             return
         from prooflens.regions.membership import contradictory
 
@@ -243,6 +267,7 @@ class Region:
             None if self.generators is None else self.generators * factor,
             self.constraints,
             f"{factor:g} × {self.label}",
+            self.anchor,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Region:
@@ -260,7 +285,7 @@ class Region:
         if held is not None:
             held = Constraints(*(t.to(device=device, dtype=dtype) for t in vars(held).values()))
         center = self.center.to(device=device, dtype=dtype)
-        return Region(center, move(self.radius), move(self.generators), held, self.label)
+        return Region(center, move(self.radius), move(self.generators), held, self.label, move(self.anchor))
 
     def sample(
         self, n: int, seed: int = 0, corners: float = 0.5

@@ -102,11 +102,12 @@ def save_frame(
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:
-    """Return centre, radii or generators, and constraints of a region, under names that start with `name`."""
+    """Return centre, radii or generators, anchor and constraints of a region, under names that start with `name`."""
     held: dict[str, Tensor | None] = {
         "center": region.center,
         "radius": region.radius,
         "generators": region.generators,
+        "anchor": region.anchor,
         **(vars(region.constraints) if region.constraints is not None else {}),
     }
     return {f"{name}/{key}": _array(value) for key, value in held.items() if value is not None}

@@ -154,7 +154,7 @@ def _decide_chunks(
         waiting = list(chunks(problem, claims, settings.memory))
         while waiting:
             chunk = waiting.pop(0)
-            evidence = {i: Evidence.about(claims[i], problem.region.holds_center) for i in chunk}
+            evidence = {i: Evidence.about(claims[i], problem.region.holds_reference) for i in chunk}
             board.start(len(chunk))
             try:
                 gather_evidence(problem, list(evidence.values()), replace(settings, progress=board.tell))
@@ -216,7 +216,7 @@ def decide_claims(
     """
     if engine.guarantee is not Guarantee.PROVED:
         raise EngineError(f"{engine.name} only estimates: it cannot decide that a claim holds")
-    evidence = [Evidence.about(claim, problem.region.holds_center) for claim in claims]
+    evidence = [Evidence.about(claim, problem.region.holds_reference) for claim in claims]
     prove(problem, evidence, engine, required=True)
     if budget is not None:
         attack(problem, evidence, Settings(budget=budget, seed=seed))

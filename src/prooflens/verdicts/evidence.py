@@ -185,8 +185,8 @@ class Evidence:
         verdict, witness = self.verdict, self.witness
         clean = verdict is Verdict.FAILS and witness is None
         if clean:
-            zero = torch.zeros(problem.region.n_factors).to(problem.region.center)
-            witness = Witness(problem.region.center, zero, self.claim.clean)
+            region = problem.region
+            witness = Witness(region.reference, region.anchor_factors, self.claim.clean)
         attack = self.attack if witness is None else _least(witness.values)
         engine = (CLEAN if clean else ATTACK) if verdict is Verdict.FAILS else self.named()
         return Outcome(

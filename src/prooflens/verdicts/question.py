@@ -17,14 +17,14 @@ from prooflens.problem import Problem
 from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
-from prooflens.regions import Ball, Paraphrases, Pixels, Region, listed
+from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, listed
 from prooflens.results import Subject
 from prooflens.verdicts.settings import checked_device
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
 
-Place = Ball | Region | Paraphrases | Pixels
+Place = Ball | Region | Paraphrases | Pixels | Segment | Hull | Span
 """Where a claim is to hold."""
 
 
@@ -79,7 +79,8 @@ def ask(
     if model.dtype != torch.float64:
         raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
     prompt = as_prompt(model, prompt)
-    place = as_region(region.of(model) if isinstance(region, Paraphrases | Pixels) else region, prompt)
+    read = region.of(model) if isinstance(region, Paraphrases | Pixels | Segment | Hull | Span) else region
+    place = as_region(read, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
     problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
@@ -149,11 +150,15 @@ def as_region(place: Place, prompt: Prompt) -> Region:
     """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
     if isinstance(place, Ball):
         return _indexed(place, prompt).around(prompt)
-    region = place.region() if isinstance(place, Paraphrases) else place
+    region = place.region() if isinstance(place, Paraphrases | Segment | Hull | Span) else place
     if not isinstance(region, Region):
         raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")
     if len(region.center) != len(prompt):
         raise RegionError(f"the region has {len(region.center)} tokens, the prompt {len(prompt)}")
+    if isinstance(place, Segment | Hull | Span):
+        away = (region.reference - prompt.x.to(region.center)).abs().amax()
+        if float(away) > 1e-9 * (1.0 + float(prompt.x.abs().amax())):
+            raise RegionError(f"the {region.label} starts at another prompt: give the first prompt to both")
     return region
 
 

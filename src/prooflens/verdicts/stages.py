@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prooflens.engines import engine_names
 from prooflens.engines.attack import AttackBudget
+from prooflens.engines.chebyshev import MOST_FACTORS
 from prooflens.engines.crown import crown_work
 from prooflens.engines.taylor import taylor_work
 from prooflens.errors import EngineError
@@ -28,6 +29,11 @@ def is_small(problem: Problem) -> bool:
     return problem.region.n_factors <= SMALL_FACTORS and problem.model.architecture.d_model <= SMALL_WIDTH
 
 
+def has_few(problem: Problem) -> bool:
+    """Whether a region has so few factors that polynomials in them are affordable: segments, hulls, spans."""
+    return problem.region.n_factors <= MOST_FACTORS
+
+
 @dataclass(frozen=True)
 class Stage:
     """One line of the portfolio: an engine, the depths it is asked about, and whether only for small problems."""
@@ -37,6 +43,8 @@ class Stage:
     small_only: bool = False
     share: float = 1.0
     """Of an attack: the share of the whole budget."""
+    few: bool | None = None
+    """Whether it is for regions of few factors, or for all others; None for both."""
     work: Callable[[Problem, int], float] | None = None
     """About how many multiplications it takes at a depth; beyond `MOST_WORK` it is not asked."""
 
@@ -44,7 +52,8 @@ class Stage:
         """Whether it is worth asking; depth is the deepest layer read, the number of layers for outputs."""
         known = self.engine == ATTACK or self.engine in engine_names()
         cheap = self.work is None or self.work(problem, depth) <= MOST_WORK
-        return known and depth in self.depths and cheap and (is_small(problem) or not self.small_only)
+        small = is_small(problem) or not self.small_only
+        return known and depth in self.depths and cheap and small and self.few in (None, has_few(problem))
 
 
 def work_of_lines(problem: Problem, depth: int) -> float:
@@ -64,7 +73,8 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
-    Stage("taylor", DEEPER, work=work_of_walks),
+    Stage("chebyshev", few=True),
+    Stage("taylor", DEEPER, few=False, work=work_of_walks),
     Stage("crown", work=work_of_lines),
     Stage("cpz", small_only=True),
     Stage(ATTACK),

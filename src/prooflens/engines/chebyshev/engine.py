@@ -1,0 +1,231 @@
+"""The engine `chebyshev`; the method is explained in the package's docstring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.chebyshev.grid import Grid
+from prooflens.engines.chebyshev.pieces import Box, Chart
+from prooflens.engines.chebyshev.ranges import polynomial_range
+from prooflens.engines.chebyshev.readings import Reading, reading_of
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.numerics import down, up
+from prooflens.problem import Problem
+
+MOST_FACTORS = 6
+"""Regions with more factors are refused: a grid has (D + 1)^k points."""
+
+DEGREES = {1: 10, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2}
+"""The degree in each factor, by how many factors there are."""
+
+SMALLEST = {1: 2.0**-9, 2: 2.0**-12, 3: 2.0**-12}
+"""The smallest share of the region that is asked about; 2⁻¹² for more factors."""
+
+TIGHT = 0.02
+"""Where ranges are wanted and not signs: pieces are cut until errors are at most this share of the range."""
+
+
+MOST_WALKS = 256
+"""Where ranges are wanted and not signs: no more pieces are walked than this."""
+
+
+@register("chebyshev")
+@dataclass(frozen=True)
+class Chebyshev(EngineBase):
+    """Bound linear forms over regions of few factors (segments, hulls, spans) at any depth; the bounds are proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: proved.
+        degree: the degree in each factor; None for one that goes with the number of factors.
+
+    Example:
+        >>> import prooflens as pl
+        >>> from prooflens.queries import Row
+        >>> model = pl.load("toy")
+        >>> x = model.example()
+        >>> problem = Problem(model, pl.Segment(x, x.flip(0)).region())
+        >>> margin = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
+        >>> found = Chebyshev().bound_forms(problem, margin)
+        >>> bool(found.lower < found.upper)
+        True
+    """
+
+    name: str = "chebyshev"
+    guarantee: Guarantee = Guarantee.PROVED
+    degree: int | None = None
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """Refuse regions of many factors."""
+        k = problem.region.n_factors
+        if k > MOST_FACTORS:
+            return f"chebyshev is for regions of at most {MOST_FACTORS} factors (segments, hulls, spans), not {k}"
+        return None
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bound every form on pieces that cover the region, the most open piece first."""
+        search = Search.start(problem, forms, options, self.degree)
+        while search.step():
+            pass
+        return search.found()
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A piece and what is known of the forms on it."""
+
+    box: Box
+    lower: Float[Tensor, " F"]
+    upper: Float[Tensor, " F"]
+    axis: int = 0
+    """Where to cut it."""
+
+    @property
+    def rank(self) -> float:
+        """Large pieces first."""
+        return self.box.share
+
+
+@dataclass(eq=False)
+class Search:
+    """Pieces that cover a region: those that are done, and those that are still to be asked or cut.
+
+    Attributes:
+        problem: the model and the region.
+        forms: what is asked.
+        options: memory, and who is told of progress.
+        grid: the points of a piece.
+        reading: walks pieces and reads the forms off.
+        chart: how coordinates stand for inputs.
+        waiting: pieces that were not walked yet, with what is known of the piece they were cut from.
+        done: pieces that are left as they are.
+        provable: forms whose sign may be proved: no two points with opposite signs are known.
+        sign: the sign that every piece must have, 0 while no point is known.
+        corners: coordinates of the points with the least and the greatest value so far.
+        extremes: these values.
+        walks: how many pieces were walked.
+    """
+
+    problem: Problem
+    forms: Forms
+    options: EngineOptions
+    grid: Grid
+    reading: Reading
+    chart: Chart
+    waiting: list[Leaf]
+    provable: Tensor
+    sign: Tensor
+    corners: Float[Tensor, "2 F k"]
+    extremes: Float[Tensor, "2 F"]
+    done: list[Leaf] = field(default_factory=list)
+    walks: int = 0
+
+    @classmethod
+    def start(
+        cls, problem: Problem, forms: Forms, options: EngineOptions, degree: int | None = None
+    ) -> Search:
+        """Prepare what all pieces share: the tokens that do not move are walked once."""
+        region, like = problem.region, problem.region.center
+        k = region.n_factors
+        grid = Grid((degree or DEGREES.get(k, 2),) * k, like)
+        reading = reading_of(problem, forms)
+        F = forms.size
+        infinite = like.new_full((F,), torch.inf)
+        leaf = Leaf(Box.whole(k), -infinite, infinite)
+        zero = like.new_zeros(2, F, k)
+        extremes = torch.stack((infinite, -infinite))
+        unknown = torch.zeros(F, dtype=torch.long, device=like.device)
+        provable = torch.ones(F, dtype=torch.bool, device=like.device)
+        return cls(
+            problem, forms, options, grid, reading, Chart(region), [leaf], provable, unknown, zero, extremes
+        )
+
+    def step(self) -> bool:
+        """Walk the next pieces; False if none is left."""
+        if not self.waiting:
+            return False
+        self.waiting.sort(key=lambda leaf: leaf.rank)
+        batch = [self.waiting.pop() for _ in range(min(self._batch(), len(self.waiting)))]
+        batch = [leaf for leaf in batch if not self.chart.excludes(leaf.box)]
+        if batch:
+            self._ask(batch)
+        covered = sum(leaf.box.share for leaf in self.done)
+        self.options.progress(f"{self.walks} pieces", min(1.0, covered))
+        return True
+
+    def _batch(self) -> int:
+        """How many pieces are walked at a time: as many as fit; on a processor a few, which saves calls and no more."""
+        device, each = self.problem.region.center.device, self.reading.memory(self.grid.size)
+        if device.type == "cpu":
+            return max(1, min(8, 2**26 // each))
+        allowed = self.options.memory or torch.cuda.mem_get_info(device)[0]
+        return max(1, int(0.5 * allowed // each))
+
+    def _ask(self, batch: list[Leaf]) -> None:
+        coordinates = torch.stack([leaf.box.at(self.grid.points) for leaf in batch])
+        points = self.chart.inputs(coordinates)
+        runs, missed = self.reading.read(self.grid, points)
+        missed = missed.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        self.walks += len(batch)
+        coefficients, off = self.grid.coefficients(runs)
+        lower, upper = polynomial_range(self.grid, coefficients, off)
+        lower, upper = down(lower - missed), up(upper + missed)
+        known = missed.isfinite() & runs.isfinite().all(1)
+        lower, upper = torch.where(known, lower, -torch.inf), torch.where(known, upper, torch.inf)
+        self._note(coordinates, runs, missed)
+        slopes = self._slopes(coefficients)
+        for number, leaf in enumerate(batch):
+            leaf.lower = torch.maximum(leaf.lower, lower[number])
+            leaf.upper = torch.minimum(leaf.upper, upper[number])
+            leaf.axis = int(slopes[number].argmax()) if len(self.grid.degrees) else 0
+            if not self._is_open(leaf, missed[number]) or leaf.box.share <= self._smallest():
+                self.done.append(leaf)
+            else:
+                halves = leaf.box.cut(leaf.axis)
+                self.waiting += [Leaf(half, leaf.lower.clone(), leaf.upper.clone()) for half in halves]
+
+    def _smallest(self) -> float:
+        return SMALLEST.get(len(self.grid.degrees), 2.0**-12) if self.grid.degrees else 1.0
+
+    def _slopes(self, coefficients: Float[Tensor, "b N F"]) -> Float[Tensor, "b k"]:
+        """How much the open forms change along each factor."""
+        weights = self.provable.to(coefficients) / (coefficients[:, 0].abs() + 1e-9)
+        size = (coefficients.abs() * weights[:, None]).sum(-1)
+        return torch.einsum("kn,bn->bk", (self.grid.exponents > 0).to(size), size)
+
+    def _note(self, coordinates: Tensor, runs: Float[Tensor, "b N F"], missed: Float[Tensor, "b F"]) -> None:
+        """Remember where forms are least and greatest, and drop those that surely take both signs."""
+        for side, best in enumerate((runs.amin(1), runs.amax(1))):
+            value, piece = best.min(0) if side == 0 else best.max(0)
+            better = value < self.extremes[0] if side == 0 else value > self.extremes[1]
+            places = (runs.argmin(1) if side == 0 else runs.argmax(1)).gather(0, piece[None])[0]
+            self.corners[side] = torch.where(better[:, None], coordinates[piece, places], self.corners[side])
+            self.extremes[side] = torch.where(better, value, self.extremes[side])
+        sure = missed[:, None].isfinite()
+        positive = ((runs > missed[:, None]) & sure).any(1).any(0)
+        negative = ((runs < -missed[:, None]) & sure).any(1).any(0)
+        self.provable &= ~((positive | (self.sign > 0)) & (negative | (self.sign < 0)))
+        self.sign = torch.where(self.sign == 0, positive.long() - negative.long(), self.sign)
+
+    def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"]) -> bool:
+        """Say whether cutting a piece may say more of what is asked."""
+        if self.forms.signs:
+            undecided = (leaf.lower <= 0.0) & (leaf.upper >= 0.0)
+            return bool((undecided & self.provable).any())
+        width = (self.extremes[1] - self.extremes[0]).clamp(min=0.0)
+        if self.walks + len(self.waiting) > MOST_WALKS:
+            return False
+        return bool((missed > TIGHT * width + 1e-12).any())
+
+    def found(self) -> FormBounds:
+        """What holds on all pieces."""
+        lower = torch.stack([leaf.lower for leaf in self.done]).amin(0)
+        upper = torch.stack([leaf.upper for leaf in self.done]).amax(0)
+        corners = [self.chart.factors(side) for side in self.corners]
+        return FormBounds(lower, upper, corners[0], corners[1])

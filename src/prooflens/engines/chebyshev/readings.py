@@ -1,0 +1,182 @@
+"""Forms read off the end of a walk: scores of some layers, and the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.engines.chebyshev.attention import Prefix, ScoreValue
+from prooflens.engines.chebyshev.grid import Grid
+from prooflens.engines.chebyshev.tokens import opened
+from prooflens.engines.chebyshev.values import Value
+from prooflens.engines.chebyshev.walk import ChebyshevWalk
+from prooflens.engines.forms import Forms
+from prooflens.engines.relaxations.ellipsoids import supports_of
+from prooflens.engines.relaxations.norms import grow, length
+from prooflens.models.program import OUTPUT, Program, scores_name
+from prooflens.models.sites import Affine
+from prooflens.numerics import gamma
+from prooflens.problem import Problem
+
+BLUR = 2.0**-44
+"""How far an input may be off, relative to its token's size: points of the grid, factors and sums are rounded."""
+
+
+def first_moving(problem: Problem) -> int:
+    """The first token that moves, if all before it are constants at every depth; 0 if tokens see later ones."""
+    if not problem.model.architecture.causal or problem.model.architecture.pool != "none":
+        return 0
+    moves = (problem.region.half_widths() != 0).any(-1).nonzero()
+    return int(moves[0, 0]) if len(moves) else len(problem.region.center) - 1
+
+
+@dataclass(eq=False)
+class Reading:
+    """Walks pieces and reads forms off.
+
+    Attributes:
+        problem: the model and the region.
+        forms: what is asked.
+        program: the steps up to what the forms read.
+        first: the first token that is walked.
+        prefixes: what later tokens read of the constants before it.
+        fixed: the scores of the constants, by layer.
+    """
+
+    problem: Problem
+    forms: Forms
+    program: Program
+    first: int
+    prefixes: dict[str, Prefix] = field(default_factory=dict)
+    fixed: dict[int, ScoreValue] = field(default_factory=dict)
+
+    def memory(self, points: int) -> int:
+        """About how many bytes one piece takes."""
+        architecture = self.problem.model.architecture
+        d, tokens = architecture.d_model, self.problem.n_tokens - self.first
+        wide = architecture.d_ff if architecture.has_network else d
+        keys = self.problem.n_tokens * architecture.n_heads * architecture.head_dim
+        return 8 * tokens * (5 * wide * d + 16 * d * d + points * (30 * wide + 6 * keys))
+
+    def read(
+        self, grid: Grid, points: Float[Tensor, "b N S d"]
+    ) -> tuple[Float[Tensor, "b N F"], Float[Tensor, "b F"]]:
+        """Return the forms at the points of the grid, and how far they may be from the polynomial through these.
+
+        Args:
+            grid: the points of the factors.
+            points: the inputs there.
+        """
+        wanted = frozenset(scores_name(layer) for layer in self.forms.layers)
+        walk = ChebyshevWalk(self.program, self.first, self.prefixes, wanted)
+        values = walk.run(grid, points[:, :, self.first :], BLUR)
+        b, F = len(points), self.forms.size
+        runs, missed = points.new_zeros(b, grid.size, F), points.new_zeros(b, F)
+        for layer in self.forms.layers:
+            made = values[scores_name(layer)]
+            assert isinstance(made, ScoreValue)
+            more, off = self._scores(layer, made)
+            runs, missed = runs + more, missed + off
+        if self.forms.logits is not None:
+            value = values.get("head", values.get(OUTPUT))
+            assert isinstance(value, Value)
+            more, off = self._output(opened(value))
+            runs, missed = runs + more, missed + off
+        parts = len(self.forms.layers) + (self.forms.logits is not None)
+        rounding = grid.lebesgue * gamma(8 + parts) * runs.abs().amax(1)
+        return runs, grow(missed + rounding) + 2.0**-400
+
+    def _scores(self, layer: int, made: ScoreValue) -> tuple[Tensor, Tensor]:
+        here = self.forms.layer == layer
+        device = made.runs.device
+        form, h, i, j = (
+            x[here].to(device)
+            for x in (self.forms.index, self.forms.head, self.forms.position, self.forms.key)
+        )
+        weight = self.forms.weight[here].to(made.runs)
+        b, N, F = len(made.runs), made.runs.shape[1], self.forms.size
+        constant = i < self.first
+        row = (i - self.first).clamp(min=0)
+        entries, errors = made.runs[:, :, h, row, j], made.error[:, h, row, j]
+        if bool(constant.any()):
+            fixed = self.fixed[layer]
+            row, key = i.clamp(max=self.first - 1), j.clamp(max=self.first - 1)
+            entries = torch.where(constant, fixed.runs[:, :1, h, row, key], entries)
+            errors = torch.where(constant, fixed.error[:, h, row, key], errors)
+        runs = made.runs.new_zeros(b, N, F).index_add(2, form, entries * weight)
+        missed = made.runs.new_zeros(b, F).index_add(1, form, errors * weight.abs())
+        sizes = made.runs.new_zeros(b, F).index_add(1, form, (entries.abs().amax(1) + errors) * weight.abs())
+        rounding = made.piece.grid.lebesgue * gamma(2 * len(form) + 16) * sizes
+        return runs, missed + rounding
+
+    def _output(self, value: Value) -> tuple[Tensor, Tensor]:
+        """The output of the last token, or the pooled one."""
+        assert self.forms.logits is not None
+        weights = self.forms.logits.to(value.runs)
+        head = self.program.steps[-1]
+        t = self._token(value)
+        covectors, bias = weights, None
+        if isinstance(head, Affine) and head.out == OUTPUT:
+            covectors = weights @ head.weight
+            bias = None if head.bias is None else weights @ head.bias
+        hidden = value.runs[:, :, t]
+        runs = hidden @ covectors.T
+        runs = runs if bias is None else runs + bias
+        missed = supports_of(value.shape[:, t], covectors)
+        largest = length(hidden).amax(1)[:, None]
+        size = length(covectors) * largest
+        if isinstance(head, Affine) and head.out == OUTPUT:
+            used = (weights != 0).any(0)
+            rows = torch.linalg.vector_norm(head.weight[used], dim=-1)
+            size = size + (weights[:, used].abs() @ rows) * 2.0 * (
+                largest + value.reach[:, t].square().sum(-1).sqrt()[:, None]
+            )
+            if head.bias is not None:
+                size = size + weights[:, used].abs() @ head.bias[used].abs()
+        terms = weights.shape[-1] + covectors.shape[-1] + 64
+        return runs, missed + value.piece.grid.lebesgue * gamma(4 * terms) * size
+
+    def _token(self, value: Value) -> int:
+        if self.problem.model.architecture.pool != "none":
+            return 0
+        padding = self.problem.padding
+        last = self.problem.n_tokens - 1 if padding is None else int(padding.nonzero().max())
+        return last - self.first
+
+
+def constants(problem: Problem, program: Program, first: int, wanted: frozenset[str]) -> ChebyshevWalk:
+    """Walk the tokens that do not move."""
+    short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
+    walk = ChebyshevWalk(short, 0, {}, wanted)
+    grid = Grid((), problem.region.center)
+    walk.values = walk.run(grid, problem.region.center[None, None, :first], BLUR)
+    return walk
+
+
+def _front(problem: Problem, first: int) -> Tensor | None:
+    return None if problem.padding is None else problem.padding[:first]
+
+
+def reading_of(problem: Problem, forms: Forms) -> Reading:
+    """Prepare to read forms off pieces of a region: walk the tokens that do not move, once.
+
+    Args:
+        problem: the model and the region.
+        forms: what is asked.
+    """
+    names = [scores_name(layer) for layer in forms.layers]
+    wanted = names + ([OUTPUT] if forms.logits is not None else [])
+    program = problem.model.program(problem.n_tokens, wanted, problem.padding)
+    first = first_moving(problem)
+    reading = Reading(problem, forms, program, first)
+    if first:
+        walk = constants(problem, program, first, frozenset(names))
+        reading.prefixes = walk.kept
+        for layer in forms.layers:
+            made = walk.values[scores_name(layer)]
+            assert isinstance(made, ScoreValue)
+            reading.fixed[layer] = made
+    return reading
