@@ -116,8 +116,7 @@ class BatchNormed(nn.Module):
         self.norms = nn.ModuleList([nn.BatchNorm1d(8) for _ in range(3)])
         for norm in self.norms:
             norm.running_mean, norm.running_var = torch.randn(8), torch.rand(8) + 0.5
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
+            norm.weight, norm.bias = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits."""

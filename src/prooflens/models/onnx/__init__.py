@@ -47,7 +47,8 @@ def convert(path: Path) -> tuple[Architecture, dict[str, Tensor]]:
     first: ModelError | None = None
     for n_tokens in (LENGTH, LENGTH // 2, LENGTH // 4) if graph.is_free else (LENGTH,):
         try:
-            return _read(graph, n_tokens)
+            with np.errstate(all="ignore"):
+                return _read(graph, n_tokens)
         except ModelError as error:
             first = first or error
         except (AssertionError, ValueError, TypeError, IndexError, KeyError, StopIteration) as error:

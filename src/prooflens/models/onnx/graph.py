@@ -145,7 +145,8 @@ def apply(node: Any, given: Sequence[Array | None]) -> tuple[Array, ...]:
 
 
 def _double(x: Array) -> Array:
-    return x.astype(np.float64) if x.dtype.kind == "f" and x.dtype != np.float64 else x
+    with np.errstate(all="ignore"):
+        return x.astype(np.float64) if x.dtype.kind == "f" and x.dtype != np.float64 else x
 
 
 def _size(node: Any, given: list[Array]) -> float:
