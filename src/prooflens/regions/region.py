@@ -113,6 +113,7 @@ class Region:
         generators: the columns of G, shape [p, S, d].
         constraints: constraints on α; None for the whole box.
         label: the name that results and reports show.
+        image: the image that tokens were made of, pixels in [0, 1] of shape [C, H, W]; reports draw on it.
         moving: the flat indices of the coordinates that move, of a region with radii.
 
     Example:
@@ -129,6 +130,7 @@ class Region:
     generators: Float[Tensor, "p S d"] | None = None
     constraints: Constraints | None = None
     label: str = "region"
+    image: Float[Tensor, "C H W"] | None = None
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -243,6 +245,7 @@ class Region:
             None if self.generators is None else self.generators * factor,
             self.constraints,
             f"{factor:g} × {self.label}",
+            self.image,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Region:
@@ -260,7 +263,7 @@ class Region:
         if held is not None:
             held = Constraints(*(t.to(device=device, dtype=dtype) for t in vars(held).values()))
         center = self.center.to(device=device, dtype=dtype)
-        return Region(center, move(self.radius), move(self.generators), held, self.label)
+        return Region(center, move(self.radius), move(self.generators), held, self.label, self.image)
 
     def sample(
         self, n: int, seed: int = 0, corners: float = 0.5
