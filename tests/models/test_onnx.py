@@ -104,6 +104,15 @@ def test_a_fused_attention_comes_apart(tmp_path: Path) -> None:
     assert_same(pl.load(exported(module, tmp_path / "tiny.onnx", opset=14)), module)
 
 
+def test_a_long_table_of_positions(tmp_path: Path) -> None:
+    """More positions than are read: the model's context is what was read."""
+    config = transformers.AutoConfig.for_model("bert", **(COMMON | {"max_position_embeddings": 200}))
+    module = randomised(transformers.AutoModel.from_config(config, attn_implementation="eager"))
+    model = pl.load(exported(module, tmp_path / "tiny.onnx"))
+    assert model.architecture.context == 32
+    assert_same(model, module)
+
+
 class BatchNormed(nn.Module):
     """A vision transformer as VNN-COMP has it: batch norms, ReLU, mean pooling, a head behind a batch norm."""
 
