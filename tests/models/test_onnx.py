@@ -13,8 +13,10 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import prooflens as pl
+from prooflens.cli import app
 from prooflens.errors import ModelError
 from prooflens.models import Transformer
 from prooflens.models.onnx.recognise import Recogniser
@@ -188,6 +190,12 @@ def test_a_certificate_of_such_a_model(tiny: Path) -> None:
     model = pl.load(tiny)
     found = pl.certify(model, model.prompt([3, 4, 5]), pl.Ball(1e-6), "0.0", positions=[-1])
     assert found["0.0"].verdict == "holds"
+
+
+def test_the_command_line_reads_such_a_file(tiny: Path) -> None:
+    found = CliRunner().invoke(app, ["show", str(tiny)])
+    assert found.exit_code == 0
+    assert "onnx: 2 layers, 2 heads" in found.output
 
 
 @pytest.mark.parametrize("keep", [0, 7, 300, -50])
