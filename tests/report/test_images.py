@@ -15,7 +15,8 @@ import prooflens as pl
 from prooflens.checker import check
 from prooflens.models.export import export
 from prooflens.report import collect, render
-from prooflens.report.images import data_uri, image_map
+from prooflens.report.images import data_uri, image_attention, image_map
+from prooflens.report.source import read_source
 from prooflens.results import Results
 from tests.models.hf_families import IMAGE, randomised
 
@@ -82,3 +83,10 @@ def test_the_image_follows_the_region(results: Results) -> None:
     region = results.subject.region
     assert region.scaled(0.5).image is region.image
     assert region.to(dtype=torch.float32).image is region.image
+
+
+def test_an_image_that_is_none_is_left_out(results: Results) -> None:
+    """A damaged run may say anything: odd types, no colours, and sides that nobody wants to divide."""
+    source = read_source(results)
+    for wrong in (np.zeros((3, 8, 8)), np.zeros((0, 2**30, 2**30), np.uint8), np.zeros((3, 7, 8), np.uint8)):
+        assert image_attention([replace(source, pixels=wrong)]) == ()

@@ -20,6 +20,8 @@ MOST_IMAGES = 48
 """How many rows of attention are drawn over the image."""
 SIDE = 360.0
 """The longer side of the picture."""
+OUTLINED = "fill:#fff;stroke:#000;stroke-width:2.5px;paint-order:stroke"
+"""Text that can be read on any image."""
 LARGEST = 1 << 22
 """How many pixels an image may have to be put into a page."""
 
@@ -57,10 +59,11 @@ def image_attention(sources: Sequence[RowSource]) -> tuple[ImageAttention, ...]:
     found: list[ImageAttention] = []
     for source in sources:
         image = source.image
-        if image is None or source.circuit:
+        if image is None or source.circuit or image.ndim != 3 or image.dtype != np.uint8:
             continue
-        laid = _grid(image.shape, len(source.tokens)) if image.ndim == 3 else None
-        if laid is None or image.size > LARGEST:
+        fits = image.shape[0] in (1, 3) and image.size <= LARGEST
+        laid = _grid(image.shape, len(source.tokens)) if fits else None
+        if laid is None:
             continue
         picture = data_uri(image)
         for head in attention_heads([source], balls=False):
@@ -134,8 +137,13 @@ def image_map(shown: ImageAttention) -> Drawing:
         )
         here = hit(tip, layer=shown.layer, head=shown.head, position=shown.row.position)
         x, y = left + size * (patch % columns), top + size * (patch // columns)
-        shade = f"fill:#000;fill-opacity:{0.85 * (1.0 - clean / largest):.3f}"
+        shade = f"fill:#000;fill-opacity:{0.8 * (1.0 - math.sqrt(clean / largest)):.3f}"
         drawing.rect(x, y, size, size, kind="hit", style=shade, **here)
+        if size > 30.0:
+            told = f"{clean:.2f}".lstrip("0") or "0"
+            drawing.text(
+                x + size / 2, y + size / 2 + 4.0, told, "small", style=OUTLINED, pointer_events="none"
+            )
     base = top + size * rows + 22.0
     if shown.row.top >= shown.front:
         x, y = divmod(shown.row.top - shown.front, columns)[::-1]
