@@ -13,6 +13,7 @@ from prooflens.version import __version__
 _CORE = ("torch", "numpy", "scipy", "einops", "safetensors", "typer", "rich")
 _EXTRAS = {
     "hf": ("transformers", "tokenizers", "gguf"),
+    "onnx": ("onnx",),
     "tl": ("transformer_lens",),
     "viz": ("plotly", "matplotlib"),
     "ray": ("ray",),

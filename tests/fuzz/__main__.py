@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-NAMES = ("query", "spec", "circuit", "run_json", "certificate", "weights", "config")
+NAMES = ("query", "spec", "circuit", "run_json", "certificate", "weights", "config", "onnx")
 
 
 def main() -> None:

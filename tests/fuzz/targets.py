@@ -154,6 +154,12 @@ def config(data: bytes, folder: Path) -> None:
     load_folder(folder, "untrusted")
 
 
+def onnx(data: bytes, folder: Path) -> None:
+    """An ONNX graph of a model."""
+    (folder / "model.onnx").write_bytes(data)
+    pl.load(folder / "model.onnx")
+
+
 TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "query": query,
     "spec": spec,
@@ -162,6 +168,7 @@ TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "certificate": certificate,
     "weights": weights,
     "config": config,
+    "onnx": onnx,
 }
 
 

@@ -27,6 +27,7 @@ CHANGES = {
     "weights": 150,
     "run_json": 60,
     "certificate": 25,
+    "onnx": 60,
 }
 """How many changed inputs of each kind a test run tries."""
 

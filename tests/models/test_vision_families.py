@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from prooflens.errors import ModelError
 from prooflens.models import Transformer, load, pattern_name
 from prooflens.models.huggingface import convert
 from tests.models.hf_families import IMAGE, randomised, true_double
@@ -69,3 +70,8 @@ def test_older_names_are_the_same_model(name: str) -> None:
     architecture, weights = convert(module.config.to_dict(), old_state(module))
     held = {key: tensor.double().contiguous() for key, tensor in weights.items()}
     assert Transformer(architecture, held).sha256 == load(module).sha256
+
+
+def test_dinov2s_classifier_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"classifier.*load the encoder \(Dinov2Model\)"):
+        load(made("Dinov2ForImageClassification"))

@@ -1,8 +1,8 @@
 """A model from its weight folder, without torch: config.json and safetensors, its fingerprint, and its forward pass.
 
 The forward pass is in Arb balls, with more bits the deeper it goes, so its values contain those of the network over
-the reals. Four Hugging Face layouts and prooflens' own are read. Models of other families are checked from a folder in
-prooflens' own layout (`prooflens export`), whose fingerprint is that of the run.
+the reals. The Hugging Face layouts of `families` and prooflens' own are read. Models of other families are checked from
+a folder in prooflens' own layout (`prooflens export`), whose fingerprint is that of the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from flint import arb, arb_mat, ctx
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from prooflens.checker.families import Folder, Powers
+
 Array = NDArray[np.float64]
 Balls = NDArray[Any]
 """numpy arrays of Arb balls."""
-Tensors = dict[str, NDArray[Any]]
 Tables = Callable[[int, int, float], tuple[Array, Array]]
 """RoPE's cosines and sines for a number of tokens, a head's width and θ."""
 
@@ -32,81 +33,6 @@ _DEFAULTS: dict[str, Any] = json.loads(
     '"gated": false, "causal": false, "rope_theta": null, "relative_buckets": null, "relative_max_distance": 128,'
     '"pool": "none", "pooler": false, "d_vocab": null, "context": null, "position_offset": 0}'
 )
-_KEYS = ("n_layers", "n_heads", "d_model", "activation", "norm_eps", "context")
-# Per family: its names of _KEYS; where its blocks are; its names of our parts; what is always so.
-_FAMILIES = """
-bert | num_hidden_layers num_attention_heads hidden_size hidden_act layer_norm_eps max_position_embeddings
- | encoder.layer | q attention.self.query k attention.self.key v attention.self.value o attention.output.dense
- norm1 attention.output.LayerNorm up intermediate.dense down output.dense norm2 output.LayerNorm | {}
-
-mpnet | num_hidden_layers num_attention_heads hidden_size hidden_act layer_norm_eps max_position_embeddings
- | encoder.layer | q attention.attn.q k attention.attn.k v attention.attn.v o attention.attn.o
- norm1 attention.LayerNorm up intermediate.dense down output.dense norm2 output.LayerNorm | {"relative_buckets": 32}
-
-gpt2 | n_layer n_head n_embd activation_function layer_norm_epsilon n_positions
- | h | q attn.c_attn k attn.c_attn v attn.c_attn o attn.c_proj up mlp.c_fc down mlp.c_proj norm1 ln_1 norm2 ln_2
- | {"norm_place": "pre", "causal": true}
-
-llama | num_hidden_layers num_attention_heads hidden_size hidden_act rms_norm_eps max_position_embeddings
- | layers | q self_attn.q_proj k self_attn.k_proj v self_attn.v_proj o self_attn.o_proj
- gate mlp.gate_proj up mlp.up_proj down mlp.down_proj norm1 input_layernorm norm2 post_attention_layernorm
- | {"norm_place": "pre", "causal": true, "norm_kind": "rms", "gated": true}
-"""
-
-
-def _convert(config: dict[str, Any], state: Tensors, pool: str | None) -> tuple[dict[str, Any], Tensors]:
-    """Architecture and canonical names of a Hugging Face folder."""
-    family = str(config.get("model_type"))
-    known = {text.split()[0]: text.split("|") for text in _FAMILIES.strip().split("\n\n")}
-    if family not in known:
-        raise ValueError(f"model type {family!r} is not known to the checker")
-    keys, blocks, parts = (part.strip() for part in known[family][1:4])
-    constants = json.loads(known[family][4])
-    trunk = {"gpt2": "transformer.", "llama": "model."}.get(family, f"{family}.")
-    decoder, names = constants.get("causal", False), parts.split()
-    head = "lm_head.weight" in state or any(name.startswith(trunk) for name in state)
-    head = head if decoder else "classifier.weight" in state
-    state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
-    arch: dict[str, Any] = {"family": family, **dict(zip(_KEYS, map(config.get, keys.split()), strict=True))}
-    act, arch = str(arch["activation"]), arch | constants
-    arch["activation"] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}.get(act, act)
-    pooler = not decoder and "pooler.dense.weight" in state and (head or pool is None)
-    encoder = {"embed.norm": "embeddings.LayerNorm", "head": "classifier"}
-    encoder |= {"pooler": "pooler.dense"} if pooler else {}
-    where = {"gpt2": {"final_norm": "ln_f"}, "llama": {"final_norm": "norm"}}.get(family, encoder)
-    for layer in range(arch["n_layers"]):
-        for ours, theirs in zip(names[::2], names[1::2], strict=True):
-            where[f"blocks.{layer}.{ours}"] = f"{blocks}.{layer}.{theirs}"
-    both = [(f"{a}.{kind}", f"{b}.{kind}") for a, b in where.items() for kind in ("weight", "bias")]
-    held = {ours: state[theirs] for ours, theirs in both if theirs in state}
-    tables = {"wte": "tokens", "embed_tokens": "tokens", "embeddings.word_embeddings": "tokens"}
-    tables |= {"wpe": "positions", "embeddings.position_embeddings": "positions"}
-    tables |= {"embeddings.token_type_embeddings": "types"}
-    held |= {
-        f"embed.{ours}": state[f"{name}.weight"] for name, ours in tables.items() if f"{name}.weight" in state
-    }
-    if family == "gpt2":  # transposed matrices; queries, keys and values in one
-        for name in [name for name in held if name.startswith("blocks.")]:
-            part = "qkv".find(name.split(".")[2])
-            held[name] = (held[name] if part < 0 else np.split(held[name], 3, axis=-1)[part]).T
-    if family == "mpnet":
-        held["relative_bias"] = state["encoder.relative_attention_bias.weight"]
-        arch |= {"position_offset": 2, "context": arch["context"] - 2}
-    if family == "llama":
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        arch["rope_theta"] = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-        arch["d_head"] = config.get("head_dim")
-        arch["n_kv_heads"] = config.get("num_key_value_heads") or arch["n_heads"]
-    own = state.get("lm_head.weight", held["embed.tokens"])
-    tied = config.get("tie_word_embeddings", family == "gpt2") and np.array_equal(own, held["embed.tokens"])
-    if decoder and head and not tied:
-        held["head.weight"] = state["lm_head.weight"]
-    arch |= {"d_ff": held["blocks.0.up.weight"].shape[0], "d_vocab": held["embed.tokens"].shape[0]}
-    arch["d_out"] = (arch["d_vocab"] if decoder else held["head.weight"].shape[0]) if head else None
-    if not decoder:
-        arch |= {"pooler": pooler, "pool": "first" if pooler or head else (pool or "none")}
-    return arch, held
-
 
 _ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
     "relu": lambda v: v.max(arb(0)),
@@ -135,8 +61,8 @@ class Network:
     tables: Tables | None = None
 
     @classmethod
-    def read(cls, folder: Path, tables: Tables | None = None) -> Network:
-        """The model of a folder; `tables` are the RoPE constants of the library that runs it."""
+    def read(cls, folder: Path, tables: Tables | None = None, powers: Powers | None = None) -> Network:
+        """The model of a folder; `tables` and `powers` are the RoPE constants of the library that runs it."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         paths = sorted(folder.glob("model*.safetensors"))
         state = {name: t for path in paths for name, t in load_file(path).items()}
@@ -146,7 +72,7 @@ class Network:
             pooling, pool = folder / "1_Pooling" / "config.json", None
             if pooling.is_file():
                 pool = "mean" if json.loads(pooling.read_text()).get("pooling_mode_mean_tokens") else "first"
-            arch, held = _convert(config, state, pool)
+            arch, held = Folder(config, state, pool, powers).read()
         weights = {name: np.ascontiguousarray(t, dtype=np.float64) for name, t in held.items()}
         return cls(_DEFAULTS | arch, weights, tables)
 

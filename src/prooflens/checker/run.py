@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from prooflens.checker.claims import OUTPUTS, Functional, bounds, keys_of, value
+from prooflens.checker.families import Powers
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
 from prooflens.checker.query_reader import QueryReader
@@ -72,7 +73,9 @@ class CheckReport:
         return not self.problems and not self.counts["WRONG"]
 
 
-def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport:
+def check(
+    run: Path, weights: Path, tables: Tables | None = None, powers: Powers | None = None
+) -> CheckReport:
     """Check every row of a run directory against the weights, by code that shares nothing with the engines.
 
     Args:
@@ -80,6 +83,8 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport
         weights: the folder of the model's weights.
         tables: RoPE's float32 constants as the library that ran the model makes them; they are compared with the
             checker's own. Without them claims beyond layer 0 of a Llama model are mostly `not checkable`.
+        powers: the powers of RoPE's base, likewise. Where only a part of each head turns, or turns more slowly, they
+            are a part of the fingerprint, and libraries differ in their last place.
 
     Returns:
         Problems of the run as a whole, and one of four words per row: `re-proved`, `witness confirmed`, `not
@@ -108,7 +113,7 @@ def check(run: Path, weights: Path, tables: Tables | None = None) -> CheckReport
         tensors: dict[str, Any] = {}
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
-        whole, layers = Network.read(weights, tables), info.get("layers")
+        whole, layers = Network.read(weights, tables, powers), info.get("layers")
         if layers is not None and layers != whole.arch["n_layers"]:
             told = info["model"]["name"].endswith(f", first {layers} layers")
             _need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")

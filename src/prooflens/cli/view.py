@@ -55,7 +55,7 @@ def check(
             f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
         )
     folder = weights or _weights_of(run)
-    found = examine(run, folder, _rotary_tables)
+    found = examine(run, folder, _rotary_tables, _rotary_powers)
     if as_json:
         print_json(
             {
@@ -140,6 +140,13 @@ def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
 
     tables = rotary_tables(n_tokens, d_head, theta, torch.zeros(1, dtype=torch.float64))
     return tuple(table.numpy() for table in tables)
+
+
+def _rotary_powers(theta: float, width: int) -> Any:
+    """The powers of RoPE's base as torch makes them, in float32."""
+    import torch
+
+    return (theta ** (torch.arange(0, width, 2).float() / width)).numpy()
 
 
 def _weights_of(run: Path) -> Path:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.json_files import read_json
-from prooflens.models import huggingface
+from prooflens.models import huggingface, onnx
 from prooflens.models import transformer_lens as lens
 from prooflens.models.architecture import Architecture
 from prooflens.models.cache import model_folder
@@ -43,11 +43,11 @@ def load(x: Any, progress: Progress | None = None, tokenizer: Any = None) -> Tra
 
     Args:
         x: a short name (`toy`, `minilm`, `mpnet`, `smollm2`, …), a local folder with config.json and safetensors, a
-            .gguf file, a name on the Hugging Face hub, a `transformers` module, an object of TransformerLens,
+            .gguf or .onnx file, a name on the Hugging Face hub, a `transformers` module, an object of TransformerLens,
             nnsight or sentence-transformers, or a `Transformer`, which comes back as it is.
         progress: called with a stage and a share from 0 to 1 while a model is downloaded; None for silence.
         tokenizer: a tokenizer of `transformers` or `tokenizers`, for a module that has to read texts. The tokenizer
-            of a folder, of a .gguf file or of such an object is found without it.
+            of a folder, of a .gguf file or of such an object is found without it, and one beside an .onnx file too.
 
     Returns:
         The model, on the CPU and in float64.
@@ -98,6 +98,10 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
         reader = read_gguf_tokenizer(path)
         held = None if reader is None else GivenTokenizer(reader)
         return _build(*huggingface.convert(config, state), name=path.stem, tokenizer=held)
+    if path.suffix == ".onnx":
+        beside = path.parent / "tokenizer.json"
+        file = FileTokenizer(beside) if beside.is_file() else None
+        return _build(*onnx.convert(path), name=path.stem, tokenizer=file)
     if path.is_dir():
         return load_folder(path, path.name)
     if name in SOURCES:
@@ -109,7 +113,7 @@ def _load_named(name: str, progress: Progress | None) -> Transformer:
         raise ModelError(f"{name} is not trained yet: run `prooflens train {name}`")
     known = [*EMBEDDED, *SOURCES, *TRAINED]
     if path.exists():
-        raise ModelError(f"{name} is a file: give its folder, or a .gguf file")
+        raise ModelError(f"{name} is a file: give its folder, or a .gguf or .onnx file")
     if "/" not in name and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.7)):
         raise ModelError(f"there is no model {name!r}; did you mean {close[0]!r}?")
     try:

@@ -95,4 +95,5 @@ class Pixels:
             rows = slice(token * width, (token + 1) * width)
             generators[rows, first + token] = (weight * reach[token].to(weight)).T
         moving = generators.flatten(1).abs().sum(1) > 0
-        return Region(center, generators=generators[moving], label=f"pixels ε={self.eps:g}")
+        label = f"pixels ε={self.eps:g}"
+        return Region(center, generators=generators[moving], label=label, image=self.image)

@@ -114,6 +114,7 @@ class Region:
         constraints: constraints on α; None for the whole box.
         label: the name that results and reports show.
         anchor: the factors of the input that claims are made at, shape [p]; None for the centre.
+        image: the image that tokens were made of, pixels in [0, 1] of shape [C, H, W]; reports draw on it.
         moving: the flat indices of the coordinates that move, of a region with radii.
 
     Example:
@@ -131,6 +132,7 @@ class Region:
     constraints: Constraints | None = None
     label: str = "region"
     anchor: Float[Tensor, " p"] | None = None
+    image: Float[Tensor, "C H W"] | None = None
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -268,6 +270,7 @@ class Region:
             self.constraints,
             f"{factor:g} × {self.label}",
             self.anchor,
+            self.image,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Region:
@@ -285,7 +288,7 @@ class Region:
         if held is not None:
             held = Constraints(*(t.to(device=device, dtype=dtype) for t in vars(held).values()))
         center = self.center.to(device=device, dtype=dtype)
-        return Region(center, move(self.radius), move(self.generators), held, self.label, move(self.anchor))
+        return Region(center, move(self.radius), move(self.generators), held, self.label, move(self.anchor), self.image)
 
     def sample(
         self, n: int, seed: int = 0, corners: float = 0.5

@@ -87,8 +87,13 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700.0 else math.inf
 
 
-def attention_heads(sources: Sequence[RowSource]) -> tuple[AttentionHead, ...]:
-    """Heat maps of the heads whose rows were asked for their most attended key (`top1`) on a ball."""
+def attention_heads(sources: Sequence[RowSource], balls: bool = True) -> tuple[AttentionHead, ...]:
+    """Heat maps of the heads whose rows were asked for their most attended key (`top1`).
+
+    Args:
+        sources: the rows.
+        balls: only rows about balls; without it rows about any region, which have the radius 0 where they have none.
+    """
     wanted: dict[tuple[int, int], None] = {}
     chosen: list[tuple[RowSource, list[int]]] = []
     for source in sources:
@@ -96,7 +101,8 @@ def attention_heads(sources: Sequence[RowSource]) -> tuple[AttentionHead, ...]:
         columns = [source.table.column(name).to_pylist() for name in names]
         rows = []
         for i, (layer, head, query, eps, _, guarantee) in enumerate(zip(*columns, strict=True)):
-            if query == "top1" and eps is not None and layer is not None and guarantee in ("proved", "none"):
+            there = query == "top1" and layer is not None and (eps is not None or not balls)
+            if there and guarantee in ("proved", "none"):
                 if (layer, head) not in wanted and len(wanted) == MOST_HEADS:
                     continue
                 wanted[layer, head] = None
@@ -109,7 +115,7 @@ def attention_heads(sources: Sequence[RowSource]) -> tuple[AttentionHead, ...]:
         ]
         for i, (claim, low, high) in zip(rows, source.bounds(rows), strict=True):
             layer, head, position, eps, verdict = (column[i] for column in columns)
-            if row := _row(claim, low, high, position, eps, verdict):
+            if row := _row(claim, low, high, position, eps or 0.0, verdict):
                 found[layer, head].append(row)
     return tuple(
         AttentionHead(*place, tuple(sorted(rows, key=lambda row: (row.eps, row.position))))

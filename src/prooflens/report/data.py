@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
+from prooflens.report.images import ImageAttention, image_attention
 from prooflens.report.outputs import Answer, answers
 from prooflens.report.source import RowSource, read_source
 from prooflens.results.outcome import STRENGTH, Verdict
@@ -113,6 +114,7 @@ class ReportData:
     circuits: tuple[CircuitGraph, ...] = ()
     strip: tuple[TokenRadius, ...] = ()
     answers: tuple[Answer, ...] = ()
+    images: tuple[ImageAttention, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
 
@@ -178,6 +180,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         curves=_curves(verdicts),
         circuits=tuple(_circuit(s) for s in verdict_sources if s.circuit),
         strip=_strip(radii, first),
+        images=image_attention(verdict_sources),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )

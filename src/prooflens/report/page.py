@@ -17,6 +17,7 @@ from prooflens.errors import RunError
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
+from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
 from prooflens.version import __version__
@@ -39,6 +40,9 @@ CAPTIONS = {
     "attention": "Rows are queries, columns keys. The fill and the number are the clean attention weight; the bar is "
     "the range that is <b>proved</b> for every point of the ball, from 0 at the left of the cell to 1 at its right, "
     "the tick the clean weight on it. The slider moves through the radii that were computed.",
+    "image": "Attention from one token of a head to the patches of the image: a patch is the brighter, the more of the "
+    "weight it has, the brightest being the most attended one. The frame says whether the most attended patch is "
+    "<b>proved</b> to stay so on the whole region; a tip gives a patch's clean weight and the range proved for it.",
     "curve": "Every point of the ball has a margin on or above the solid line: that is <b>proved</b>. The dashed line "
     "was <b>attained</b>, by the attack or by the clean input. Where the solid line is above 0 the claim holds; where "
     "the dashed line is below, it fails; the shaded gap is open.",
@@ -102,6 +106,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
             f"attention-{head.layer}.{head.head}",
             attention_map(head, data.tokens, telling_radius(data.attention)),
         )
+    for shown in data.images:
+        yield f"image-{slug(shown.name)}", image_map(shown)
     for curve in data.curves:
         layer, at, position, query = curve.key
         yield f"margin-{layer}.{at}@{position}-{slug(query)}", sandwich(curve)
@@ -226,6 +232,9 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield _section("radius", "How far each head is proved", _radius_body(data))
     if data.attention:
         yield _section("attention", "Attention with proved ranges", _attention_body(data))
+    if data.images:
+        body = panels("row", "image", [i.name for i in data.images], [image_map(i) for i in data.images])
+        yield _section("image", "Attention over the image", body)
     if data.curves:
         names = ["{}.{}@{} {}".format(*curve.key) for curve in data.curves]
         body = panels("row", "curve", names, [sandwich(curve) for curve in data.curves])

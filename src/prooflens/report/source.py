@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,15 @@ class RowSource:
     command: str | None
     held: Any = field(default=None, repr=False)
     """The tensors of a run, or the outcomes of results."""
+    pixels: Any = field(default=None, repr=False)
+    """The image of a region in memory, bytes [C, H, W]."""
+
+    @property
+    def image(self) -> Any | None:
+        """The image that the tokens were made of, bytes [C, H, W], where the region has one."""
+        if self.pixels is not None or not isinstance(self.held, Mapping):
+            return self.pixels
+        return self.held.get("image")
 
     @property
     def circuit(self) -> bool:
@@ -129,6 +138,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         return _from_run(Path(item))
     from prooflens.results import Radii, Results
     from prooflens.results.frame import Frame
+    from prooflens.results.record import region_tensors
 
     if not isinstance(item, Frame):
         raise RunError(
@@ -150,6 +160,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         SEARCHED if kind == "radii" else subject.region.label,
         None,
         item.outcomes if isinstance(item, Results) else None,
+        region_tensors(subject.region, "region").get("image"),
     )
 
 

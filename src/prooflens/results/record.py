@@ -102,7 +102,7 @@ def save_frame(
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:
-    """Return centre, radii or generators, anchor and constraints of a region, under names that start with `name`."""
+    """Return centre, radii or generators, anchor and constraints of a region, named `name`/…, and its image."""
     held: dict[str, Tensor | None] = {
         "center": region.center,
         "radius": region.radius,
@@ -110,7 +110,10 @@ def region_tensors(region: Region, name: str) -> dict[str, Array]:
         "anchor": region.anchor,
         **(vars(region.constraints) if region.constraints is not None else {}),
     }
-    return {f"{name}/{key}": _array(value) for key, value in held.items() if value is not None}
+    found = {f"{name}/{key}": _array(value) for key, value in held.items() if value is not None}
+    if region.image is not None:  # for pictures only: no part of the set
+        found["image"] = _array((region.image.detach().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8))
+    return found
 
 
 def _evidence(outcome: Outcome, name: str, tensors: dict[str, Array]) -> None:

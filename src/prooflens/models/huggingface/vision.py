@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.huggingface.common import (
     Config,
@@ -86,7 +87,10 @@ def dinov2(config: Config, state: State, pool: str | None) -> Converted:
     refuse(config, use_swiglu_ffn=False)
     held = strip(state, "dinov2.")
     if any(name.startswith("classifier.") for name in held):
-        held = {name: tensor for name, tensor in held.items() if not name.startswith("classifier.")}
+        raise ModelError(
+            "DINOv2's classifier, which reads the token in front beside the mean of the others, is not supported: load "
+            "the encoder (Dinov2Model)"
+        )
     where = "encoder.layer.{}" if "encoder.layer.0.norm1.weight" in held else "layer.{}"
     new = f"{where.format(0)}.attention.q_proj.weight" in held
     architecture, weights = _vision(config, held, DINO_NEW if new else DINO, where, pool=pool or "none")
