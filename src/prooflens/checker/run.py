@@ -23,7 +23,7 @@ from prooflens.checker.families import Powers
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
 from prooflens.checker.query_reader import QueryReader
-from prooflens.checker.region import Region, balls
+from prooflens.checker.region import Region
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
 WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
