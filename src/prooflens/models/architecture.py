@@ -112,6 +112,9 @@ class Architecture:
         for name, kind in CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
+        for name in ("score_cap", "logit_cap"):
+            if getattr(self, name) == 0:
+                raise ModelError(f"{name} cannot be 0; leave it out for a model without one")
         if not (self.has_attention or self.has_network):
             raise ModelError("blocks without attention and without a network do nothing")
 

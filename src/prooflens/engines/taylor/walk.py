@@ -18,9 +18,10 @@ from prooflens.engines.relaxations.ellipsoids import ball, image, support, total
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
 from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn, turning_norm
+from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
-from prooflens.engines.taylor.mixing import Grams, MixShape
+from prooflens.engines.taylor.mixing import MixShape
 from prooflens.engines.taylor.network import NetworkSite, affine_noise
 from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
@@ -71,8 +72,9 @@ class TaylorWalk:
             if segment.scores is not None:
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
                 q, k = (chain.values[name] for name in names)
+                heads = Heads.of(q, q.heads), Heads.of(k, q.heads)
                 chain.scores = ScoreSite(
-                    segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads), self.quick
+                    segment.scores, names, *heads, root.half_widths, self.quick, segment.cap
                 )
             self.visit(chain)
             if number + 1 < len(segments):
