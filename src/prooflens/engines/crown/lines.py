@@ -62,9 +62,9 @@ class LineRelaxation(NamedTuple):
     lower: Lines
     upper: Lines
 
-    def at(self, token: int) -> LineRelaxation:
-        """Return the lines of one token."""
-        return LineRelaxation(self.lower.part(token), self.upper.part(token))
+    def at(self, token: int, dim: int = 0) -> LineRelaxation:
+        """Return the lines of one token, which is counted along a dimension."""
+        return LineRelaxation(self.lower.part(token, dim), self.upper.part(token, dim))
 
 
 def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | None) -> Tensor:

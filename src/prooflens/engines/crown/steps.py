@@ -192,16 +192,18 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The rule of a coordinate-wise function between its lines."""
+    """The rule of a coordinate-wise function between its lines; `dim` counts tokens, for scores those of queries."""
 
     lines: LineRelaxation
     size: Tensor
+    dim: int = 0
 
     @classmethod
-    def of(cls, lines: LineRelaxation, box: Box) -> Curve:
+    def of(cls, lines: LineRelaxation, box: Box, dim: int = 0) -> Curve:
         """Compute sizes from the lines and the input's box."""
         (low, below), (high, above) = lines.lower.size, lines.upper.size
-        return cls(lines, 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above)))
+        size = 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above))
+        return cls(lines, size, dim)
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -220,7 +222,7 @@ class Curve:
 
     def at(self, token: int) -> Curve:
         """Return one token's lines."""
-        return Curve(self.lines.at(token), cut(self.size, token))
+        return Curve(self.lines.at(token, self.dim), cut(self.size, token, self.dim), self.dim)
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """Take the line above where A is positive, and the one below where it is negative."""
