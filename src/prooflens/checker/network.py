@@ -114,6 +114,7 @@ _ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
     "gelu_tanh": lambda v: v / 2 * (1 + ((2 / arb.pi()).sqrt() * (v + arb("0.044715") * v**3)).tanh()),
     "silu": lambda v: v / (1 + (-v).exp()),
     "tanh": arb.tanh,
+    "relu2": lambda v: v.max(arb(0)) ** 2,
 }
 
 

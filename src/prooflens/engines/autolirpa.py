@@ -43,7 +43,7 @@ from prooflens.models.sites import (
 from prooflens.problem import Problem
 
 LIBRARY = "auto_LiRPA"
-UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU"}
+UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU", "relu2": "ReLU²"}
 """Activations that auto_LiRPA 0.7.1 cannot relax."""
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from prooflens.errors import ModelError
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"]
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "none", "sandwich", "output"]
 PoolKind = Literal["none", "mean", "first", "last"]

@@ -26,12 +26,17 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": torch.nn.functional.silu,
     "tanh": torch.tanh,
+    "relu2": _relu2,
 }
 
 

@@ -96,7 +96,7 @@ def test_norms(centred: bool, sizes: tuple[float, float]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
+@pytest.mark.parametrize("function", ["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_networks(function: Activation, gated: bool, sizes: tuple[float, float]) -> None:

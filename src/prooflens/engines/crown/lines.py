@@ -114,6 +114,8 @@ def activation(function: Activation, box: Box) -> LineRelaxation:
     """Return lines of a model's activation on a box of its inputs."""
     if function == "relu":
         return _relu(box)
+    if function == "relu2":
+        return convex(ACTIVATIONS[function], lambda x: 2.0 * torch.relu(x), box)
     low, high = box
     c = 0.5 * low + 0.5 * high
     tried = _slopes(function, box)

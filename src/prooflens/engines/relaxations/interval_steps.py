@@ -303,6 +303,9 @@ DIPS: dict[Activation, _Dip] = {
 def _activation(function: Activation, x: Box) -> Box:
     if function == "relu":
         return Box(x.lower.clamp(min=0.0), x.upper.clamp(min=0.0))
+    if function == "relu2":
+        low, high = (end.clamp(min=0.0).square() for end in x)
+        return Box(down(low).clamp(min=0.0), torch.where(x.upper > 0.0, up(high), 0.0))
     if function == "tanh":
         low, high = x.lower.tanh(), x.upper.tanh()
         error = (LIBM_ROUNDINGS + 2) * UNIT_ROUNDOFF
