@@ -117,6 +117,10 @@ class Architecture:
                 raise ModelError(f"{name} cannot be 0; leave it out for a model without one")
         if not (self.has_attention or self.has_network):
             raise ModelError("blocks without attention and without a network do nothing")
+        if self.parallel and not (self.has_attention and self.has_network):
+            raise ModelError("parallel blocks have attention and a network: one of them is missing")
+        if self.parallel and self.norm_place == "post":
+            raise ModelError("parallel blocks have no norm behind a sum: norm_place cannot be 'post'")
 
     def _check_types(self) -> None:
         """Raise unless numbers are numbers, of a size that a model can have; a file may say anything."""
