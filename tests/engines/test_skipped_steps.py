@@ -42,6 +42,7 @@ SKIPPED: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "first norm": ({"first_norm": True}, {"first_norm": False}),
     "network": ({"has_network": True}, {"has_network": False}),
     "gate": ({"gated": True}, {"gated": False}),
+    "positions of queries and keys": ({"head_positions": True, "context": 5}, {"head_positions": False}),
     "scale": ({"attention_scale": 1.0}, {"attention_scale": None}),
     "scale by layer": ({"scale_by_layer": True}, {"scale_by_layer": False}),
     "rotation": ({"rope_theta": 100.0}, {"rope_theta": None}),

@@ -37,6 +37,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
 )
@@ -101,7 +102,7 @@ def apply(step: AnyStep, *values: Tensor) -> Tensor:
             return ACTIVATIONS[step.function](values[0])
         case Pool():
             return (values[0] * step.weights[:, None]).sum(1)
-        case Add() | Product() | Rotary() | Softcap():
+        case Add() | Product() | Rotary() | Shift() | Softcap():
             return step(*values)
 
 

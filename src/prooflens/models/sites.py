@@ -85,6 +85,17 @@ class Rotary(Step):
 
 
 @dataclass(frozen=True, eq=False)
+class Shift(Step):
+    """A vector of its own for every position and head: y_s = x_s + b_s. Affine."""
+
+    offset: Float[Tensor, "S h d_h"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return x + self.offset
+
+
+@dataclass(frozen=True, eq=False)
 class Add(Step):
     """A residual connection: the sum of two values. Linear."""
 
@@ -189,7 +200,9 @@ class Pool(Step):
         return torch.einsum("s,...sd->...d", self.weights, x)
 
 
-AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
+AnyStep = (
+    Affine | Rotary | Shift | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
+)
 
 
 def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, "... S H d_h"]:

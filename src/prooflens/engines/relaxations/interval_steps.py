@@ -41,6 +41,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
     share_heads,
@@ -83,6 +84,8 @@ def _apply(step: AnyStep, *boxes: Box) -> Box:
             return Box(*(end.reshape(*end.shape[:-1], *step.out_shape) for end in image))
         case Rotary():
             return _rotary(step, boxes[0])
+        case Shift():
+            return _shift(boxes[0], step.offset)
         case Add():
             return _add(*boxes)
         case Norm():

@@ -26,6 +26,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
 )
@@ -48,7 +49,7 @@ class FeedForward:
         return self.up if self.gate is None else self.gate
 
 
-TokenStep = Norm | FeedForward | Affine | Rotary | Add
+TokenStep = Norm | FeedForward | Affine | Rotary | Shift | Add
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,7 @@ def segments_of(program: Program) -> list[Segment]:
             swallowed |= network[1]
         elif isinstance(step, Affine) and step.out == OUTPUT:
             here.head, here.final = step, step.inputs[0]
-        elif isinstance(step, Norm | Affine | Rotary | Add):
+        elif isinstance(step, Norm | Affine | Rotary | Shift | Add):
             here.steps.append(step)
         elif not isinstance(step, Softmax):
             raise EngineError(f"taylor has no rule for the step that makes {step.out}")

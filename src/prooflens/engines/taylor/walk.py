@@ -26,7 +26,7 @@ from prooflens.engines.taylor.network import NetworkSite, affine_noise
 from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
 from prooflens.engines.taylor.values import Root, Value, input_root
-from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
+from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary, Shift
 from prooflens.numerics import gamma
 
 FLOOR = 0.3
@@ -136,6 +136,11 @@ class TaylorWalk:
                 noise,
                 source.heads,
             )
+        elif isinstance(step, Shift):
+            source = values[step.inputs[0]]
+            offset = step.offset.flatten(1)
+            noise = source.noise + gamma(8) * (source.size + source.stretch + length(offset))
+            values[step.out] = moved(source, source.u + offset, lambda J: J, noise, source.heads)
         else:
             a, b = (values[name] for name in step.inputs)
             sources = dict(a.sources)
@@ -366,7 +371,7 @@ class TaylorWalk:
                 missed = missed + (gamma(16) * 2.0 * size)[:, None]
                 _put(seeds, step.inputs[0], turn(step, v[:, None, :], back=True, position=t)[:, 0])
             else:
-                assert isinstance(step, Add)
+                assert isinstance(step, Add | Shift)
                 missed = missed + (gamma(8) * length(v) * chain.values[step.out].size[t])[:, None]
                 for name in step.inputs:
                     _put(seeds, name, v)

@@ -146,16 +146,19 @@ def _drawn(choose: random.Random, heads: int, attends: bool) -> dict[str, object
         "relative": {"relative_buckets": 8},
     }
     own |= turning[choose.choice(sorted(turning))] | biases[choose.choice(sorted(biases))]
+    normed = choose.choice(("none", *get_args(HeadNorm)))
     return own | {
         "parallel": bent and place != "post" and maybe() < 0.3,
         "shared_norm": maybe() < 0.5,
         "window": choose.choice((None, 1, 2)),
         "window_layers": choose.choice(((0, 2, 4), (1, 3, 5))),
         "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
-        "qk_norm": choose.choice(("none", *get_args(HeadNorm))),
+        "qk_norm": normed,
         "score_cap": choose.choice((None, None, 0.5, 2.0, 30.0)),
         "attention_scale": choose.choice((None, 0.3, 1.0)),
         "scale_by_layer": maybe() < 0.2,
+        "head_positions": normed == "none" and maybe() < 0.4,
+        "context": 8,
     }
 
 
