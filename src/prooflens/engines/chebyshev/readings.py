@@ -12,7 +12,7 @@ from prooflens.engines.chebyshev.attention import Prefix, ScoreValue
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.tokens import opened
 from prooflens.engines.chebyshev.values import Value
-from prooflens.engines.chebyshev.walk import ChebyshevWalk
+from prooflens.engines.chebyshev.walk import HIDDEN, ChebyshevWalk
 from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import supports_of
 from prooflens.engines.relaxations.norms import grow, length
@@ -21,8 +21,13 @@ from prooflens.models.sites import Affine
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
 
-BLUR = 2.0**-44
-"""How far an input may be off, relative to its token's size: points of the grid, factors and sums are rounded."""
+BLUR = 2.0**-46
+"""How far an input may be off, relative to |c| + Σ|G|: points of the grid, factors and sums of six are rounded."""
+
+
+def blurred(problem: Problem) -> Float[Tensor, "S d"]:
+    """How far computed inputs may be from those of the region at the exact points."""
+    return BLUR * (problem.region.center.abs() + problem.region.half_widths())
 
 
 def first_moving(problem: Problem) -> int:
@@ -72,7 +77,7 @@ class Reading:
         """
         wanted = frozenset(scores_name(layer) for layer in self.forms.layers)
         walk = ChebyshevWalk(self.program, self.first, self.prefixes, wanted)
-        values = walk.run(grid, points[:, :, self.first :], BLUR)
+        values = walk.run(grid, points[:, :, self.first :], blurred(self.problem)[self.first :])
         b, F = len(points), self.forms.size
         runs, missed = points.new_zeros(b, grid.size, F), points.new_zeros(b, F)
         for layer in self.forms.layers:
@@ -81,7 +86,7 @@ class Reading:
             more, off = self._scores(layer, made)
             runs, missed = runs + more, missed + off
         if self.forms.logits is not None:
-            value = values.get("head", values.get(OUTPUT))
+            value = values.get(HIDDEN, values.get(OUTPUT))
             assert isinstance(value, Value)
             more, off = self._output(opened(value))
             runs, missed = runs + more, missed + off
@@ -152,7 +157,7 @@ def constants(problem: Problem, program: Program, first: int, wanted: frozenset[
     short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
     walk = ChebyshevWalk(short, 0, {}, wanted)
     grid = Grid((), problem.region.center)
-    walk.values = walk.run(grid, problem.region.center[None, None, :first], BLUR)
+    walk.values = walk.run(grid, problem.region.center[None, None, :first], blurred(problem)[:first])
     return walk
 
 
