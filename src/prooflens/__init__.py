@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.radius import radius
+    from prooflens.verdicts.way import way
 
 
 _HOMES = {
@@ -48,6 +49,7 @@ _HOMES = {
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "radius": "prooflens.verdicts.radius",
+    "way": "prooflens.verdicts.way",
     "report": "prooflens.report",
     "Results": "prooflens.results",
     "Radii": "prooflens.results",
@@ -76,6 +78,7 @@ __all__ = [
     "pull",
     "radius",
     "report",
+    "way",
 ]
 
 

@@ -17,6 +17,7 @@ from prooflens.engines.vocabulary import is_tail
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional
+from prooflens.verdicts.breaks import is_way, moved_to_first_break
 from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.settings import Settings
 from prooflens.verdicts.stages import default_budget, is_small
@@ -113,6 +114,9 @@ def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, s
     found = zip(targets, result.witnesses, result.values.tolist(), result.alpha, strict=True)
     for item, witness, value, alpha in found:
         item.witness = witness
+        if witness is not None and is_way(problem.region):
+            moved = moved_to_first_break(problem, item.claim, witness)
+            item.witness, item.share = moved if moved is not None else (witness, None)
         item.seconds += seconds
         if math.isfinite(value) and (item.attack is None or value < item.attack):
             item.attack, item.reached = value, alpha

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.bounds import Cover, FormBounds, Guarantee
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.pieces import Box, Chart
 from prooflens.engines.chebyshev.ranges import polynomial_range
@@ -31,6 +31,7 @@ TIGHT = 0.02
 """Where ranges are wanted and not signs: pieces are cut until errors are at most this share of the range."""
 
 
+ENDS = ("low", "high")
 MOST_WALKS = 256
 """Where ranges are wanted and not signs: no more pieces are walked than this."""
 
@@ -125,6 +126,8 @@ class Search:
     extremes: Float[Tensor, "2 F"]
     done: list[Leaf] = field(default_factory=list)
     walks: int = 0
+    resolution: float | None = None
+    """Where a map is wanted: pieces on which a form has both signs are cut down to this share of the region."""
 
     @classmethod
     def start(
@@ -152,8 +155,14 @@ class Search:
             return False
         self.waiting.sort(key=lambda leaf: leaf.rank)
         batch = [self.waiting.pop() for _ in range(min(self._batch(), len(self.waiting)))]
-        batch = [leaf for leaf in batch if not self.chart.excludes(leaf.box)]
-        if batch:
+        outside = [leaf for leaf in batch if self.chart.excludes(leaf.box)]
+        for leaf in outside:  # everything holds on a piece without a point
+            leaf.lower, leaf.upper = (
+                torch.full_like(leaf.lower, torch.inf),
+                torch.full_like(leaf.upper, -torch.inf),
+            )
+        self.done += outside
+        if batch := [leaf for leaf in batch if leaf not in outside]:
             self._ask(batch)
         covered = sum(leaf.box.share for leaf in self.done)
         self.options.progress(f"{self.walks} pieces", min(1.0, covered))
@@ -184,7 +193,8 @@ class Search:
             leaf.lower = torch.maximum(leaf.lower, lower[number])
             leaf.upper = torch.minimum(leaf.upper, upper[number])
             leaf.axis = int(slopes[number].argmax()) if len(self.grid.degrees) else 0
-            if not self._is_open(leaf, missed[number]) or leaf.box.share <= self._smallest():
+            mixed = (runs[number] < -missed[number]).any(0) & (runs[number] > missed[number]).any(0)
+            if not self._is_open(leaf, missed[number], mixed) or leaf.box.share <= self._smallest():
                 self.done.append(leaf)
             else:
                 halves = leaf.box.cut(leaf.axis)
@@ -213,10 +223,12 @@ class Search:
         self.provable &= ~((positive | (self.sign > 0)) & (negative | (self.sign < 0)))
         self.sign = torch.where(self.sign == 0, positive.long() - negative.long(), self.sign)
 
-    def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"]) -> bool:
+    def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"], mixed: Bool[Tensor, " F"]) -> bool:
         """Say whether cutting a piece may say more of what is asked."""
         if self.forms.signs:
             undecided = (leaf.lower <= 0.0) & (leaf.upper >= 0.0)
+            if self.resolution is not None:
+                return bool((undecided & ~(mixed & (leaf.box.share <= self.resolution))).any())
             return bool((undecided & self.provable).any())
         width = (self.extremes[1] - self.extremes[0]).clamp(min=0.0)
         if self.walks + len(self.waiting) > MOST_WALKS:
@@ -228,4 +240,15 @@ class Search:
         lower = torch.stack([leaf.lower for leaf in self.done]).amin(0)
         upper = torch.stack([leaf.upper for leaf in self.done]).amax(0)
         corners = [self.chart.factors(side) for side in self.corners]
-        return FormBounds(lower, upper, corners[0], corners[1])
+        return FormBounds(lower, upper, corners[0], corners[1], cover=self.cover())
+
+    def cover(self) -> Cover:
+        """All pieces, and what is proved on each."""
+        ends = [
+            torch.tensor([getattr(leaf.box, side) for leaf in self.done], dtype=torch.float64)
+            for side in ENDS
+        ]
+        lower, upper = (
+            torch.stack([getattr(leaf, side) for leaf in self.done]).cpu() for side in ("lower", "upper")
+        )
+        return Cover(ends[0], ends[1], lower, upper)
