@@ -13,7 +13,7 @@ from prooflens.engines import Engine, get_engine
 from prooflens.engines.attack import attack_claims
 from prooflens.engines.functionals import bound_functionals, refusal
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
-from prooflens.engines.vocabulary import is_tail
+from prooflens.engines.rivals import is_tail
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional

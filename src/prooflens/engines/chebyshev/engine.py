@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,8 @@ from prooflens.engines.chebyshev.pieces import Box, Chart
 from prooflens.engines.chebyshev.ranges import polynomial_range
 from prooflens.engines.chebyshev.readings import Reading, reading_of
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.errors import EngineError
 from prooflens.numerics import down, up
 from prooflens.problem import Problem
 
@@ -32,6 +33,8 @@ TIGHT = 0.02
 
 
 ENDS = ("low", "high")
+AT_ONCE = 8
+"""On a device that walks many pieces as fast as one, regions are cut into so many before the first is walked."""
 MOST_WALKS = 256
 """Where ranges are wanted and not signs: no more pieces are walked than this."""
 
@@ -71,10 +74,25 @@ class Chebyshev(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form on pieces that cover the region, the most open piece first."""
-        search = Search.start(problem, forms, options, self.degree)
-        while search.step():
-            pass
-        return search.found()
+        return Search.start(problem, forms, options, self.degree).run()
+
+    def bound_rivals(self, problem: Problem, winner: int, options: EngineOptions = NO_OPTIONS) -> FormBounds:
+        """Bound one output's margin over every other, over the whole vocabulary; the winner's own margin is 1.
+
+        Args:
+            problem: the model and the region.
+            winner: the output that is to be the largest.
+            options: memory that may be used, and who is told of progress.
+
+        Raises:
+            EngineError: where `refuses` has a reason.
+        """
+        outputs = len(problem.model.head[0])
+        forms = replace(Forms.of([], outputs), logits=torch.zeros(1, 1, dtype=torch.float64), signs=True)
+        if reason := self.refuses(problem, forms, options):
+            raise EngineError(reason)
+        with torch.no_grad():
+            return Search.start(problem, forms, options, self.degree, winner).run()
 
 
 @dataclass(eq=False)
@@ -86,6 +104,11 @@ class Leaf:
     upper: Float[Tensor, " F"]
     axis: int = 0
     """Where to cut it."""
+
+    def halves(self) -> list[Leaf]:
+        """Both halves, with what is known of the whole; the next cut is across another factor."""
+        after = (self.axis + 1) % max(1, len(self.box.low))
+        return [Leaf(half, self.lower.clone(), self.upper.clone(), after) for half in self.box.cut(self.axis)]
 
     @property
     def rank(self) -> float:
@@ -131,13 +154,18 @@ class Search:
 
     @classmethod
     def start(
-        cls, problem: Problem, forms: Forms, options: EngineOptions, degree: int | None = None
+        cls,
+        problem: Problem,
+        forms: Forms,
+        options: EngineOptions,
+        degree: int | None = None,
+        winner: int | None = None,
     ) -> Search:
         """Prepare what all pieces share: the tokens that do not move are walked once."""
         region, like = problem.region, problem.region.center
         k = region.n_factors
         grid = Grid((degree or DEGREES.get(k, 2),) * k, like)
-        reading = reading_of(problem, forms)
+        reading = reading_of(problem, forms, winner)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
         leaf = Leaf(Box.whole(k), -infinite, infinite)
@@ -149,10 +177,19 @@ class Search:
             problem, forms, options, grid, reading, Chart(region), [leaf], provable, unknown, zero, extremes
         )
 
+    def run(self) -> FormBounds:
+        """Walk pieces until none is left."""
+        while self.step():
+            pass
+        return self.found()
+
     def step(self) -> bool:
         """Walk the next pieces; False if none is left."""
         if not self.waiting:
             return False
+        if not self.walks and self.problem.region.center.device.type != "cpu":
+            while self.grid.degrees and len(self.waiting) < min(AT_ONCE, self._batch()):
+                self.waiting = [half for leaf in self.waiting for half in leaf.halves()]
         self.waiting.sort(key=lambda leaf: leaf.rank)
         batch = [self.waiting.pop() for _ in range(min(self._batch(), len(self.waiting)))]
         outside = [leaf for leaf in batch if self.chart.excludes(leaf.box)]
@@ -197,8 +234,7 @@ class Search:
             if not self._is_open(leaf, missed[number], mixed) or leaf.box.share <= self._smallest():
                 self.done.append(leaf)
             else:
-                halves = leaf.box.cut(leaf.axis)
-                self.waiting += [Leaf(half, leaf.lower.clone(), leaf.upper.clone()) for half in halves]
+                self.waiting += leaf.halves()
 
     def _smallest(self) -> float:
         return SMALLEST.get(len(self.grid.degrees), 2.0**-12) if self.grid.degrees else 1.0

@@ -152,6 +152,39 @@ class Reading:
         return last - self.first
 
 
+@dataclass(eq=False)
+class RivalReading(Reading):
+    """Reads one output's margins over all others: form c is logit(winner) − logit(c), the winner's own is 1.
+
+    Attributes:
+        winner: the output that is to be the largest.
+    """
+
+    winner: int = 0
+
+    def _output(self, value: Value) -> tuple[Tensor, Tensor]:
+        head = self.program.steps[-1]
+        assert isinstance(head, Affine)
+        t = self._token(value)
+        covectors = head.weight[self.winner] - head.weight
+        hidden = value.runs[:, :, t]
+        runs = hidden @ covectors.T
+        size = length(covectors) * length(hidden).amax(1)[:, None]
+        far = torch.linalg.vector_norm(value.reach[:, t], dim=-1)[:, None]
+        size = size + (length(head.weight) + length(head.weight[self.winner])) * far
+        if head.bias is not None:
+            shift = head.bias[self.winner] - head.bias
+            runs, size = runs + shift, size + head.bias[self.winner].abs() + head.bias.abs()
+        missed = torch.cat([supports_of(value.shape[:, t], some) for some in covectors.split(ROWS)], -1)
+        missed = missed + value.piece.grid.lebesgue * gamma(2 * covectors.shape[-1] + 64) * size
+        runs[..., self.winner], missed[..., self.winner] = 1.0, 0.0
+        return runs, missed
+
+
+ROWS = 2**14
+"""How many outputs are read at a time."""
+
+
 def constants(problem: Problem, program: Program, first: int, wanted: frozenset[str]) -> ChebyshevWalk:
     """Walk the tokens that do not move."""
     short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
@@ -165,18 +198,21 @@ def _front(problem: Problem, first: int) -> Tensor | None:
     return None if problem.padding is None else problem.padding[:first]
 
 
-def reading_of(problem: Problem, forms: Forms) -> Reading:
+def reading_of(problem: Problem, forms: Forms, winner: int | None = None) -> Reading:
     """Prepare to read forms off pieces of a region: walk the tokens that do not move, once.
 
     Args:
         problem: the model and the region.
         forms: what is asked.
+        winner: the output whose margins over all others are read, in place of forms of outputs; None for none.
     """
     names = [scores_name(layer) for layer in forms.layers]
     wanted = names + ([OUTPUT] if forms.logits is not None else [])
     program = problem.model.program(problem.n_tokens, wanted, problem.padding)
     first = first_moving(problem)
     reading = Reading(problem, forms, program, first)
+    if winner is not None:
+        reading = RivalReading(problem, forms, program, first, winner=winner)
     if first:
         walk = constants(problem, program, first, frozenset(names))
         reading.prefixes = walk.kept
