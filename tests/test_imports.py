@@ -49,7 +49,7 @@ FOLDERS: Mapping[str, set[str]] = {
 }
 """Left to right: a folder (or a module beside them) and what it may import."""
 
-SHARED = {"bounds", "forms", "protocol", "relaxations", "tensor_sets", "first_layer", "hidden", "vocabulary"}
+SHARED = {"bounds", "forms", "protocol", "relaxations", "tensor_sets", "first_layer", "hidden", "rivals", "vocabulary"}
 """What engines share: none of it belongs to one engine."""
 
 ENGINES: Mapping[str, set[str]] = {
@@ -60,7 +60,8 @@ ENGINES: Mapping[str, set[str]] = {
     "tensor_sets": {"bounds", "forms", "relaxations"},
     "first_layer": {"forms"},
     "hidden": {"bounds", "forms", "protocol", "relaxations"},
-    "vocabulary": {"bounds", "protocol", "relaxations", "hidden"},
+    "rivals": {"bounds", "forms", "protocol"},
+    "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},
     "functionals": {"bounds", "forms", "protocol", "vocabulary"},
     "interval": SHARED,
     "layer0": SHARED,
@@ -69,6 +70,7 @@ ENGINES: Mapping[str, set[str]] = {
     "zonotope": SHARED,
     "jacobian": SHARED,
     "taylor": SHARED,
+    "chebyshev": SHARED,
     "autolirpa": SHARED,
     "attack": SHARED,
     "exact": SHARED | {"attack", "layer0"},
