@@ -49,7 +49,17 @@ FOLDERS: Mapping[str, set[str]] = {
 }
 """Left to right: a folder (or a module beside them) and what it may import."""
 
-SHARED = {"bounds", "forms", "protocol", "relaxations", "tensor_sets", "first_layer", "hidden", "rivals", "vocabulary"}
+SHARED = {
+    "bounds",
+    "forms",
+    "protocol",
+    "relaxations",
+    "tensor_sets",
+    "first_layer",
+    "hidden",
+    "rivals",
+    "vocabulary",
+}
 """What engines share: none of it belongs to one engine."""
 
 ENGINES: Mapping[str, set[str]] = {
