@@ -201,3 +201,31 @@ def test_an_argmax_without_its_margins_is_caught(toy: pl.Transformer, tmp_path: 
 
     edit(tmp_path / "run", change)
     assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
+
+
+@pytest.fixture
+def cut(toy: pl.Transformer, tmp_path: Path) -> Path:
+    """An honest run about a way, with its pieces."""
+    a = toy.example(0).x
+    way = pl.Segment(a, a + 0.05 * (toy.example(1).x - a))
+    pl.certify(toy, a, way, "1.0", engine="chebyshev").save(tmp_path / "cut")
+    report = check(tmp_path / "cut", TOY)
+    assert report.ok
+    assert any("pieces cover" in finding.note for finding in report.findings)
+    return tmp_path / "cut"
+
+
+@pytest.mark.parametrize("side", ["low", "high", "lower", "anchor"])
+def test_pieces_that_do_not_cover_the_region_are_caught(cut: Path, side: str) -> None:
+    def change(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        row = next(r for r in rows if r["verdict"] == "holds")
+        if side == "anchor":
+            tensors["region/0/anchor"] = tensors["region/0/anchor"] * -1.0
+        else:
+            name = f"row/{row['row']}/cover/{side}"
+            step = {"low": 0.5, "high": -0.5, "lower": -100.0}[side]
+            tensors[name] = tensors[name] + step
+        return int(row["row"])
+
+    edit(cut, change)
+    assert check(cut, TOY).counts["WRONG"] > 0

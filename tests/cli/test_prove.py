@@ -291,3 +291,44 @@ def test_memory(text: str | None, value: int | None) -> None:
 def test_no_memory(text: str) -> None:
     with pytest.raises(EngineError, match="no amount of memory"):
         parse_memory(text)
+
+
+def test_certify_asks_about_ways_and_hulls(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("certify", "toy", "--to", "1", "--layer", "1", "--json", *FAST)
+    document = json.loads(out)
+    assert code == 3
+    assert all(row["region"].startswith("segment to") for row in document["rows"])
+    file = tmp_path / "hull.txt"
+    file.write_text("1\n\n2\n", encoding="utf-8")
+    _, out, _ = call("certify", "toy", "--hull", str(file), "--heads", "0.1", "--json", *FAST)
+    assert json.loads(out)["rows"][0]["region"] == "hull of 3 prompts"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "give one of --eps, --to and --hull"),
+        (("--eps", "0.1", "--to", "1"), "not --eps and --to"),
+        (("--to", "1", "--tokens", "0"), "--tokens is for balls"),
+        (("--hull", "/nowhere.txt"), "cannot read prompts"),
+    ],
+)
+def test_regions_that_cannot_be_meant_are_refused(call: Call, arguments: tuple[str, ...], line: str) -> None:
+    code, _, err = call("certify", "toy", "--layer", "0", *arguments)
+    assert code == 1
+    assert line in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_way_prints_how_far_claims_are_proved(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call(
+        "way", "toy", "--to", "1", "--heads", "1.0", "--json", "--plot", str(tmp_path / "plots")
+    )
+    rows = json.loads(out)["rows"]
+    assert code == 3
+    assert len(rows) == 4
+    assert all(0.0 <= row["proved"] <= (row["breaks"] or 1.0) for row in rows)
+    assert len(list((tmp_path / "plots").glob("*.svg"))) == 4
+    code, _, err = call("way", "toy", "--heads", "1.0")
+    assert code == 1
+    assert "--to" in err

@@ -49,7 +49,10 @@ class InputOptions:
     ] = None
     tokens: Annotated[str | None, typer.Option(help="Only these tokens move: 2,5 or their texts.")] = None
     to: Annotated[
-        str | None, typer.Option(help="Another prompt: ask about the whole way from --text to it.")
+        str | None,
+        typer.Option(
+            help="Another prompt: ask about the whole way from --text to it (or a sample's number)."
+        ),
     ] = None
     hull: Annotated[
         Path | None,
@@ -76,29 +79,24 @@ class InputOptions:
         named = named_tokens(self.tokens)
         return None if named is None else find_tokens(named, len(prompt), prompt.tokens)
 
-    def region(self, eps: float | None, prompt: Prompt) -> Place:
+    def region(self, eps: float | None, model: Transformer, prompt: Prompt) -> Place:
         """Where claims are to hold: a ball around the prompt, the way to another one, or the hull of several."""
         from prooflens.regions import Ball, Hull, Segment
 
-        given = [
-            name
-            for name, value in (("--eps", eps), ("--to", self.to), ("--hull", self.hull))
-            if value is not None
-        ]
+        options = {"--eps": eps, "--to": self.to, "--hull": self.hull}
+        given = [name for name, value in options.items() if value is not None]
         if len(given) != 1:
             raise RegionError(
                 f"give one of --eps, --to and --hull{', not ' + ' and '.join(given) if given else ''}"
             )
-        if eps is None and self.tokens is not None:
-            raise RegionError(
-                "--tokens is for balls: on the way to other prompts the tokens that differ move"
-            )
+        if eps is not None:
+            return Ball(eps, self.moving(prompt))
+        if self.tokens is not None:
+            raise RegionError("--tokens is for balls: between prompts the tokens that differ move")
         if self.to is not None:
-            return Segment(prompt, self.to)
-        if self.hull is not None:
-            return Hull([prompt, *prompts_of(self.hull)])
-        assert eps is not None
-        return Ball(eps, self.moving(prompt))
+            return Segment(prompt, other_prompt(model, self.to))
+        assert self.hull is not None
+        return Hull([prompt, *(other_prompt(model, text) for text in prompts_of(self.hull))])
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class ClaimOptions:
         return ask(
             held,
             prompt,
-            given.region(eps, prompt),
+            given.region(eps, held, prompt),
             self.heads,
             layer=self.layer,
             queries=self.queries,
@@ -191,6 +189,13 @@ def limit_memory(text: str | None) -> None:
 
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use
         cap(size)
+
+
+def other_prompt(model: Transformer, text: str) -> Prompt:
+    """Another prompt; of a model without text, one of its example inputs by number."""
+    if model.tokenizer is None and model.examples is not None and text.strip().isdigit():
+        return model.example(int(text))
+    return model.prompt(text)
 
 
 def prompts_of(path: Path) -> list[str]:

@@ -72,7 +72,7 @@ def output(
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         found = decide(
-            held, prompt, given.region(eps, prompt), layers=layers, top=top, **effort.options(tell)
+            held, prompt, given.region(eps, held, prompt), layers=layers, top=top, **effort.options(tell)
         )
     _show(found, keep)
     if keep.out is not None:

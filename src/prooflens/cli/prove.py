@@ -184,7 +184,7 @@ def circuit(
     with shown(not keep.as_json) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
-        place = given.region(eps, prompt)
+        place = given.region(eps, held, prompt)
         found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
     _show(found, keep)
     if keep.out is not None:

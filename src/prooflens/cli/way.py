@@ -9,7 +9,16 @@ import typer
 
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
-from prooflens.cli.options import ClaimOptions, Device, InputOptions, Json, Memory, limit_memory, named_tokens
+from prooflens.cli.options import (
+    ClaimOptions,
+    Device,
+    InputOptions,
+    Json,
+    Memory,
+    limit_memory,
+    named_tokens,
+    other_prompt,
+)
 from prooflens.errors import RegionError
 from prooflens.progress import shown
 
@@ -45,7 +54,7 @@ def way(
         found = walk(
             held,
             prompt,
-            given.to,
+            other_prompt(held, given.to),
             claims.queries,
             claims.heads,
             layer=claims.layer,

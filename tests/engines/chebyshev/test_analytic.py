@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.engines.chebyshev.analytic import second
@@ -51,6 +51,7 @@ CASES: dict[Activation, Callable[[complex], complex]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
+@settings(deadline=None)
 @given(st.floats(-6.0, 6.0), st.floats(0.0, 2.5), st.floats(0.0, 1.0), st.floats(0.0, 2.0 * math.pi))
 def test_no_point_of_a_disc_has_a_larger_second_derivative(
     name: Activation, c: float, R: float, share: float, angle: float
