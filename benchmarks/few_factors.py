@@ -16,8 +16,9 @@ import torch
 
 import prooflens as pl
 from measuring import tell as write
+from prooflens.engines.attack import AttackBudget, attack_claims
 from prooflens.engines.forms import forms_of
-from prooflens.models import Transformer
+from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
 from prooflens.verdicts.question import Place, ask
 
@@ -43,11 +44,14 @@ FIVE = [
     TEXT.replace("John", "Tom"),
 ]
 POINTS = 33
+MANY, BATCH = 10_000, 500
+TEN_TIMES = AttackBudget(5000, 50, 50)
+"""Ten times the paper's budget at depth."""
 
 
-def truth(model: Transformer, region: Place, layer: int) -> int:
-    """How many heads keep their key at the last position, on 33 points of a way or 2,000 of a hull."""
-    question = ask(model, TEXT, region, layer=layer, positions=[-1])
+def truth(model: Transformer, start: Prompt | str, region: Place, layer: int) -> int:
+    """How many heads keep their key at the last position, on 33 points of a way or 500 of a hull."""
+    question = ask(model, start, region, layer=layer, positions=[-1])
     problem: Problem = question.problem
     if problem.region.n_factors == 1:
         alpha = torch.linspace(-1.0, 1.0, POINTS, dtype=torch.float64)[:, None].to(problem.region.center)
@@ -62,27 +66,52 @@ def truth(model: Transformer, region: Place, layer: int) -> int:
     return held
 
 
+def crossed(results: pl.Results, model: Transformer, start: Prompt | str, region: Place, layer: int) -> int:
+    """How many rows have a value below their proved bound: at 10⁴ points, or by ten times the paper's budget."""
+    question = ask(model, start, region, layer=layer, positions=[-1])
+    problem: Problem = question.problem
+    least = torch.full((len(question.claims),), torch.inf, dtype=torch.float64)
+    for seed in range(MANY // BATCH):
+        _, alpha = problem.region.sample(BATCH, seed=seed, corners=0.05)
+        with torch.no_grad():
+            scores, _ = problem.values(problem.region.point(alpha), [layer], False)
+            for i, claim in enumerate(question.claims):
+                values = forms_of(claim.functionals, 0).evaluate(scores, None)
+                least[i] = torch.minimum(least[i], values.min().cpu())
+    attacked = attack_claims(problem, question.claims, TEN_TIMES, 0, [None] * len(question.claims), True)
+    least = torch.minimum(least, attacked.values.cpu())
+    lower = torch.tensor([outcome.lower for outcome in results.outcomes], dtype=torch.float64)
+    return int((least < lower).sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--layers", type=int, nargs="+", default=[1])
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS))
     parser.add_argument("--hulls", nargs="+", default=[])
+    parser.add_argument("--examples", action="store_true", help="the hull of all examples of a sliced model")
     parser.add_argument("--five", action="store_true", help="the hull of five prompts, four factors")
     parser.add_argument("--output", action="store_true", help="the next token, over the whole vocabulary")
     parser.add_argument(
         "--spans", type=int, nargs="*", default=[], help="so many dense directions, 10 %% of the norm"
     )
+    parser.add_argument("--attack", action="store_true", help="10⁴ points, and ten times the paper's budget")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
     model = pl.load(given.model).to(given.device)
     regions: dict[str, Place] = (
         {}
-        if given.hulls or given.five or given.spans
+        if given.hulls or given.five or given.spans or given.examples
         else {name: pl.Segment(TEXT, PAIRS[name]) for name in given.pairs if name in PAIRS}
     )
     regions |= {name: pl.Hull([TEXT, *HULLS[name]]) for name in given.hulls}
+    start: Prompt | str = TEXT
+    if given.examples:
+        assert model.examples is not None
+        prompts = [model.example(i) for i in range(len(model.examples))]
+        start, regions["all examples"] = prompts[0], pl.Hull(prompts)
     if given.five:
         regions["five prompts"] = pl.Hull([TEXT, *FIVE])
     for k in given.spans:
@@ -91,7 +120,7 @@ def main() -> None:
         regions = {name: pl.Segment(TEXT, text) for name, text in NEXT.items()}
     for layer in [model.architecture.n_layers] if given.output else given.layers:
         for name, region in regions.items():
-            tell(given, model, name, region, layer)
+            tell(given, model, start, name, region, layer)
 
 
 def span(model: Transformer, k: int) -> pl.Span:
@@ -103,25 +132,29 @@ def span(model: Transformer, k: int) -> pl.Span:
     return pl.Span(TEXT, [pl.direction(x.cpu(), -2, way / way.norm()) for way in ways], far)
 
 
-def tell(given: argparse.Namespace, model: Transformer, name: str, region: Place, layer: int) -> None:
+def tell(
+    given: argparse.Namespace, model: Transformer, start: Prompt | str, name: str, region: Place, layer: int
+) -> None:
     """Ask one question and write a line."""
     if given.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
+    begin = time.perf_counter()
     row = {"model": given.model, "region": name, "layer": layer, "device": given.device}
     if given.output:
-        found = pl.output(model, TEXT, region)
+        found = pl.output(model, start, region)
         row |= {"verdict": str(found.whole.verdict), "answer": found.whole.text}
     else:
-        results = pl.certify(model, TEXT, region, layer=layer, positions=[-1])
+        results = pl.certify(model, start, region, layer=layer, positions=[-1])
         row |= {word: int(count) for word, count in results.counts.items()}
         covers = [outcome.bounds.cover for outcome in results.outcomes if outcome.bounds.cover is not None]
         row["pieces"] = max((len(cover.low) for cover in covers), default=0)
-    row["seconds"] = round(time.perf_counter() - start, 2)
+    row["seconds"] = round(time.perf_counter() - begin, 2)
     if given.device != "cpu":
         row["gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     if not given.output:
-        row["true on points"] = truth(model, region, layer)
+        row["true on points"] = truth(model, start, region, layer)
+        if given.attack:
+            row["crossed"] = crossed(results, model, start, region, layer)
     write(row, given.out)
 
 

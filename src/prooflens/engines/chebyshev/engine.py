@@ -22,7 +22,7 @@ from prooflens.problem import Problem
 MOST_FACTORS = 6
 """Regions with more factors are refused: a grid has (D + 1)^k points."""
 
-DEGREES = {1: 10, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2}
+DEGREES = {1: 10, 2: 6, 3: 5, 4: 4, 5: 3, 6: 2}
 """The degree in each factor, by how many factors there are."""
 
 SMALLEST = {1: 2.0**-9, 2: 2.0**-12, 3: 2.0**-12}
@@ -215,7 +215,7 @@ class Search:
 
     def _batch(self) -> int:
         """How many pieces are walked at a time: as many as fit; on a processor a few, which saves calls and no more."""
-        device, each = self.problem.region.center.device, self.reading.memory(self.grid.size)
+        device, each = self.problem.region.center.device, self.reading.memory(self.grid)
         if device.type == "cpu":
             return max(1, min(8, 2**26 // each))
         allowed = self.options.memory or torch.cuda.mem_get_info(device)[0]

@@ -33,7 +33,7 @@ RADII = (1.25, 1.5, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 8.0, 11.0, 16.0, 24.0, 40.0, 8
 """The ellipses that are tried; every one gives a valid bound."""
 
 
-MOST_POINTS = 3000
+MOST_POINTS = 7000
 """Finer grids of more points than this are not used: what they would show is bounded on ellipses."""
 
 

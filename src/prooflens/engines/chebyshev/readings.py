@@ -58,13 +58,14 @@ class Reading:
     prefixes: dict[str, Prefix] = field(default_factory=dict)
     fixed: dict[int, ScoreValue] = field(default_factory=dict)
 
-    def memory(self, points: int) -> int:
-        """About how many bytes one piece takes."""
+    def memory(self, grid: Grid) -> int:
+        """About how many bytes one piece takes: maps of errors, and runs on the grid and on the finer one."""
         architecture = self.problem.model.architecture
         d, tokens = architecture.d_model, self.problem.n_tokens - self.first
         wide = architecture.d_ff if architecture.has_network else d
         keys = self.problem.n_tokens * architecture.n_heads * architecture.head_dim
-        return 8 * tokens * (5 * wide * d + 16 * d * d + points * (30 * wide + 6 * keys))
+        runs = grid.size * (30 * wide + 6 * keys) + grid.finer.grid.size * 6 * wide
+        return 8 * tokens * (5 * wide * d + 16 * d * d + runs)
 
     def read(
         self, grid: Grid, points: Float[Tensor, "b N S d"]
