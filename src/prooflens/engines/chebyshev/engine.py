@@ -72,7 +72,8 @@ class Chebyshev(EngineBase):
         """Bound every form on pieces that cover the region, the most open piece first."""
         search = Search.start(problem, forms, options, self.degree)
         while search.step():
-            pass
+            if options.late:
+                search.stop()
         return search.found()
 
 
@@ -158,6 +159,11 @@ class Search:
         covered = sum(leaf.box.share for leaf in self.done)
         self.options.progress(f"{self.walks} pieces", min(1.0, covered))
         return True
+
+    def stop(self) -> None:
+        """Leave the pieces that still wait as they are: what was known of the piece they were cut from holds."""
+        self.done += self.waiting
+        self.waiting = []
 
     def _batch(self) -> int:
         """How many pieces are walked at a time: as many as fit; on a processor a few, which saves calls and no more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,13 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, OutOfTimeError, register
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
-from prooflens.engines.taylor.cost import allowed_memory, least_memory
+from prooflens.engines.taylor.cost import allowed_memory, least_memory, needed_memory, taylor_work
 from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
@@ -88,6 +90,14 @@ class Taylor(EngineBase):
             )
         return None
 
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict a walk forward and the forms' way back; where signs stay open it takes about twice that."""
+        architecture, p = problem.model.architecture, problem.region.n_factors
+        back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
+        memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1))
+        steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
+        return Cost(taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)
+
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""
         if not forms.signs:
@@ -97,11 +107,14 @@ class Taylor(EngineBase):
             found = self._parts(walk, problem, forms, Supports())
             drop_sign_changes(problem, forms, found)
             if walk.kept is None:
-                self._refine(walk, problem, forms, found, Eigenvalues())
+                with suppress(OutOfTimeError):
+                    self._refine(walk, problem, forms, found, Eigenvalues())
             del walk
             if len(chosen := found.open()):
-                found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
-        self._ask_pieces(problem, forms, options, found)
+                with suppress(OutOfTimeError):  # what the quick walk found stands
+                    found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
+        with suppress(OutOfTimeError):
+            self._ask_pieces(problem, forms, options, found)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
@@ -148,8 +161,9 @@ class Taylor(EngineBase):
         walk = self.walk(problem, forms, options, blur=blur)
         found = self._parts(walk, problem, forms, Supports())
         if walk.kept is None:
-            self._refine(walk, problem, forms, found, Eigenvalues())
-            self._refine(walk, problem, forms, found, None)
+            with suppress(OutOfTimeError):
+                self._refine(walk, problem, forms, found, Eigenvalues())
+                self._refine(walk, problem, forms, found, None)
         return found
 
     def _refine(
@@ -180,7 +194,8 @@ class Taylor(EngineBase):
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
             parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
-            walk.progress(stage, min(1.0, (start + size) / forms.size))
+            if start + size < forms.size:  # after the last part there is nothing to be late for
+                walk.progress(stage, (start + size) / forms.size)
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(
@@ -200,7 +215,7 @@ class Taylor(EngineBase):
         spare = allowed - least_memory(problem, forms) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = TaylorWalk(max(spare, 2**26), options.progress, kept, quick, blur)
+        walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
         segments = segments_of(program)
         read = None
         if segments[-1].final is not None:
