@@ -72,7 +72,8 @@ class RunKeeper:
         whole = results
         if self.before is not None:
             whole = Results(
-                pa.concat_tables([with_units(self.before).select(VERDICTS.names), results.table]), results.subject
+                pa.concat_tables([with_units(self.before).select(VERDICTS.names), results.table]),
+                results.subject,
             )
         if self.writer is not None:
             self.writer.finish(counts=whole.counts, effort=results.effort)

@@ -120,7 +120,7 @@ def obstacle(stage: Stage, problem: Problem, expected: Forecast, settings: Setti
         settings: what is allowed, and until when.
     """
     if large := stage.too_large(problem):
-        return Obstacle(large, {"engine": stage.engine})
+        return Obstacle(large, {})
     options: dict[str, str] = {}
     why = []
     left = settings.left

@@ -25,6 +25,7 @@ from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.forecast import (
     NOTHING_EXPECTED,
     Forecast,
+    Obstacle,
     depth_of,
     forecast,
     more_memory,
@@ -57,21 +58,53 @@ def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Se
             continue
         expected = forecast(stage, problem, claims, settings)
         if hindered := obstacle(stage, problem, expected, allowed):
-            note = Asked(
-                stage.engine,
-                State.NOT_ASKED,
-                predicted=expected.seconds,
-                memory=expected.memory,
-                why=hindered.why,
-                options=hindered.options,
-                call=next(CALLS),
-            )
-            for item in open_:
-                item.asked.append(note)
+            note_unasked(problem, open_, stage, expected, hindered, allowed)
         else:
             prove(
                 problem, evidence, get_engine(stage.engine), allowed.options, not settings.planned, expected
             )
+
+
+def note_unasked(
+    problem: Problem,
+    open_: Sequence[Evidence],
+    stage: Stage,
+    expected: Forecast,
+    hindered: Obstacle,
+    settings: Settings,
+) -> None:
+    """Let every open claim remember that an engine was not asked, why, and the options with which it would be.
+
+    Args:
+        problem: the model and the region.
+        open_: what is known of each open claim.
+        stage: the engine.
+        expected: what it would take.
+        hindered: why it was not asked.
+        settings: what was allowed.
+    """
+    why, options = hindered.why, dict(hindered.options)
+    functionals = [f for item in open_ for f in item.claim.functionals]
+    reason = refusal(get_engine(stage.engine), problem, functionals, settings.options) if options else None
+    if reason is not None:  # more time alone would not do
+        why, options = f"{why}; {reason}", options | _memory_for(reason, problem, expected)
+    note = Asked(
+        stage.engine,
+        State.NOT_ASKED,
+        predicted=expected.seconds,
+        memory=expected.memory,
+        why=why,
+        options=options,
+        call=next(CALLS),
+    )
+    for item in open_:
+        item.asked.append(note)
+
+
+def _memory_for(reason: str, problem: Problem, expected: Forecast) -> dict[str, str]:
+    """The option that gives an engine the memory for want of which it refuses."""
+    short = expected.memory is not None and "GiB" in reason
+    return more_memory(problem, expected.memory or 0.0) if short else {}
 
 
 CALLS = itertools.count(1)
@@ -154,11 +187,7 @@ def prove(
         if reason := refusal(engine, problem, functionals, options):
             if required:
                 raise EngineError(f"{engine.name} cannot answer: {reason}")
-            more = (
-                {}
-                if expected.memory is None or "GiB" not in reason
-                else more_memory(problem, expected.memory)
-            )
+            more = _memory_for(reason, problem, expected)
             note = replace(note, state=State.REFUSED, why=reason, options=more)
             for item, _ in asked:
                 item.asked.append(note)
