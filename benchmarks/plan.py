@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan.py -o benchmarks/measured/plan.jsonl
 
-The speed of the machine is the one that plans use: measured once and kept in the cache folder. One line per engine and question; `ratio` is predicted over
-taken. `--tokens` cuts the prompt of smollm2 so that `taylor` fits into the memory of a laptop.
+The speed of the machine is the one that plans use: measured once and kept in the cache folder. One line per engine and
+question; `ratio` is predicted over taken. `--words` cuts the prompt of smollm2 so that `taylor` fits into the memory of
+a laptop.
 """
 
 from dataclasses import dataclass

@@ -108,8 +108,8 @@ def measure(device: torch.device) -> Speed:
     return Speed(MATRIX**3 / product, 3 * 8 * ARRAY / total, 1000.0 / _least(device, chain))
 
 
-def _least(device: torch.device, work: Callable[[], object], tries: int = 5) -> float:
-    """Return the smallest time that some work took; the first try only warms up."""
+def _least(device: torch.device, work: Callable[[], object], tries: int = 9) -> float:
+    """Return the smallest time that some work took, as on a machine without other work; the first try warms up."""
     taken = []
     for _ in range(tries + 1):
         start = time.perf_counter()
