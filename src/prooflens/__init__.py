@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
+    from prooflens.verdicts.way import way
 
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     "circuit": "prooflens.verdicts.circuit",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
+    "way": "prooflens.verdicts.way",
     "report": "prooflens.report",
     "Results": "prooflens.results",
     "Radii": "prooflens.results",
@@ -79,6 +81,7 @@ __all__ = [
     "pull",
     "radius",
     "report",
+    "way",
 ]
 
 

@@ -86,7 +86,9 @@ class Problem:
     def setting(
         self, layers: Sequence[int], output: bool = False, tokens: tuple[str, ...] | None = None
     ) -> Setting:
-        """Return what queries are bound to: the clean scores of some layers and the clean output, at the region's reference.
+        """Return what queries are bound to: clean scores of some layers and the clean output.
+
+        The clean input is the region's reference.
 
         Args:
             layers: the layers whose scores are needed.

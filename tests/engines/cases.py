@@ -91,7 +91,7 @@ def at(problem: Problem, forms: Forms, alpha: Tensor) -> Tensor:
 
 
 RANDOM_MODELS: dict[str, st.SearchStrategy[object]] = {
-    "activation": st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh"]),
+    "activation": st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"]),
     "place": st.sampled_from(["pre", "post"]),
     "kind": st.sampled_from(["layer", "rms"]),
     "gated": st.booleans(),

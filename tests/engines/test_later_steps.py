@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms, forms_of, get_engine
 from prooflens.engines.attack import Attack, AttackBudget
+from prooflens.engines.crown import walk
 from prooflens.engines.relaxations.interval_steps import apply_step
 from prooflens.engines.taylor import Taylor
 from prooflens.engines.taylor.head_norms import HeadNormSite
@@ -21,7 +22,9 @@ from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import LATER, random_model
 from prooflens.evaluation.soundness.forms import random_functionals
+from prooflens.models import Architecture, Transformer
 from prooflens.models.sites import Softcap
+from prooflens.models.weights import required_shapes
 from prooflens.problem import Problem
 from prooflens.queries import Box
 from prooflens.regions import Ball
@@ -32,7 +35,7 @@ REFUSED = {
     "qwen3": {"layer0", "jacobian-proved"},
     "olmo2": {"layer0", "jacobian-proved"},
     "gemma3": {"layer0", "jacobian-proved"},
-    "gemma2": {"taylor", "jacobian-proved"},
+    "gemma2": {"jacobian-proved"},
 }
 """Engines that say that they have no rule for a family's steps."""
 
@@ -80,7 +83,7 @@ def test_bounds_are_not_crossed(family: str, name: str, layer: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in LATER if family != "gemma2"])
+@pytest.mark.parametrize("family", LATER)
 def test_taylor_is_tight_on_small_balls(family: str) -> None:
     problem, forms = question(family, 3, eps=1e-3, depth=3)
     bounds = Taylor().bound_forms(problem, forms)
@@ -145,6 +148,30 @@ def test_caps_keep_the_order_of_scores_at_layer_0() -> None:
     assert bool((capped.lower <= free.lower.clamp(min=0.0) + free.lower.clamp(max=0.0)).all())
     assert bool((capped.lower[free.lower > 0] < free.lower[free.lower > 0]).all())
     assert_not_crossed(problem, forms, capped)
+
+
+@pytest.mark.parametrize("tokens", [4, 8])
+def test_crown_takes_capped_scores_back_row_by_row(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of scores stand behind heads: token by token, as in large models, boxes are those of all rows at once."""
+    architecture = Architecture(
+        "capped", 2, 8, 16, 8, "gelu", norm_place="pre", causal=True, pool="last", score_cap=2.0
+    )
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5 * shape[-1] ** -0.5
+        for name, shape in required_shapes(architecture).items()
+    }
+    x = torch.randn(tokens, 16, generator=generator, dtype=torch.float64)
+    problem = Problem(Transformer(architecture, weights, name="capped"), Ball(1e-3).around(x))
+    found = random_functionals(problem, 1, random.Random(0))[:8]
+    bounds = {}
+    for at_once in (10**6, 1):
+        monkeypatch.setattr(walk, "AT_ONCE", at_once)
+        bounds[at_once] = get_engine("crown").bound_forms(problem, forms_of(found))
+    assert_not_crossed(problem, forms_of(found), bounds[1])
+    for end in ("lower", "upper"):
+        gap = getattr(bounds[1], end) - getattr(bounds[10**6], end)
+        assert float(gap.abs().max()) < 1e-4  # lines are found by bisection
 
 
 def test_capped_scores_alone_are_refused_by_layer0() -> None:

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.checker import check
@@ -148,10 +150,12 @@ def weights(data: bytes, folder: Path) -> None:
 
 
 def config(data: bytes, folder: Path) -> None:
-    """The configuration of a model."""
+    """The configuration of a model, which is evaluated if it fits the weights."""
     shutil.copy(TOY / "model.safetensors", folder)
     (folder / "config.json").write_bytes(data)
-    load_folder(folder, "untrusted")
+    model = load_folder(folder, "untrusted")
+    x = torch.linspace(-1.0, 1.0, 3 * model.architecture.d_model, dtype=torch.float64)
+    model.run(x.reshape(3, -1), ["output"])
 
 
 def onnx(data: bytes, folder: Path) -> None:

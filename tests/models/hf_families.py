@@ -81,8 +81,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_neox": ("gpt_neox", COMMON | {"rotary_pct": 0.5}),
     "gpt_neox in sequence": ("gpt_neox", COMMON | {"rotary_pct": 1.0, "use_parallel_residual": False}),
+    "gpt_neox with ReLU²": ("gpt_neox", COMMON | {"rotary_pct": 0.5, "hidden_act": "relu2"}),
     "gpt_neo": ("gpt_neo", NEO),
     "gptj": ("gptj", GPTJ | {"rotary_dim": 4}),
+    "gptj thirty of 44": ("gptj", GPTJ | {"n_embd": 88, "rotary_dim": 30}),
     "gptj whole head": ("gptj", GPTJ | {"rotary_dim": 8}),
     "qwen2": ("qwen2", GROUPED),
     "qwen2 with windows": (
@@ -92,6 +94,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", WIDE),
     "mistral": ("mistral", GROUPED | {"sliding_window": 3}),
     "llama": ("llama", GROUPED | {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama gated by ReLU²": ("llama", GROUPED | {"hidden_act": "relu2"}),
     "llama3 scaling": ("llama", GROUPED | LLAMA3),
     "linear scaling": ("llama", GROUPED | _rope("linear")),
     "dynamic scaling": ("llama", GROUPED | _rope("dynamic")),

@@ -95,7 +95,6 @@ def test_a_processed_bridge_is_refused() -> None:
 
 
 REFUSED: dict[str, dict[str, object]] = {
-    "positional_embedding_type = 'shortformer'": {"positional_embedding_type": "shortformer"},
     "act_fn = 'solu_ln'": {"act_fn": "solu_ln"},
     "use_qk_norm": {"use_qk_norm": True},
     "final_rms": {"final_rms": True},
@@ -122,6 +121,8 @@ KINDS: dict[str, dict[str, object]] = {
     "rms-folded": {"normalization_type": "RMSPre"},
     "parallel": {"parallel_attn_mlp": True},
     "gated": {"gated_mlp": True, "act_fn": "silu", "n_key_value_heads": 2},
+    "shortformer": {"positional_embedding_type": "shortformer", "n_key_value_heads": 2},
+    "shortformer-attention-only": {"positional_embedding_type": "shortformer", "attn_only": True},
     "rotary": ROTARY,
     "partial-rotary": {**ROTARY, "d_head": 8, "rotary_dim": 4, "n_key_value_heads": 2},
     "neighbours": {**ROTARY, "rotary_adjacent_pairs": True, "parallel_attn_mlp": True},

@@ -54,8 +54,10 @@ class FirstLayer:
 
     @property
     def knows(self) -> bool:
-        """Whether scores are what is assumed here: products of affine queries and keys, not capped or normed."""
-        return self.net.arch.get("qk_norm", "none") == "none" and self.net.arch.get("score_cap") is None
+        """Whether scores are what is assumed here: products of affine queries and keys, no cap, norm or position."""
+        arch = self.net.arch
+        plain = arch.get("qk_norm", "none") == "none" and not arch.get("head_positions")
+        return plain and arch.get("score_cap") is None
 
     def upper(self, head: int, i: int, j: int, k: int) -> tuple[float, float]:
         """A proved upper bound of a_ij − a_ik on the box, and a value that a point of the box reaches."""

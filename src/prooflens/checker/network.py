@@ -40,6 +40,7 @@ _ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
     "gelu_tanh": lambda v: v / 2 * (1 + ((2 / arb.pi()).sqrt() * (v + arb("0.044715") * v**3)).tanh()),
     "silu": lambda v: v / (1 + (-v).exp()),
     "tanh": arb.tanh,
+    "relu2": lambda v: v.max(arb(0)) ** 2,
 }
 
 
@@ -220,6 +221,9 @@ class Network:
     def _queries(self, block: str, name: str, x: Balls, batch: int, layer: int) -> Balls:
         """Queries or keys as scores read them: normed, where the model norms them, and turned."""
         projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+        if self.arch.get("head_positions"):
+            places = self.weights[f"{block}.{name}.positions"][: len(x) // batch]
+            projected = projected + np.tile(places, (batch, 1))
         if kind == "whole":
             projected = self._norm(f"{block}.{name}_norm", projected)
         if kind == "head":

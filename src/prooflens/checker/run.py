@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from prooflens.checker.families import Powers
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
 from prooflens.checker.query_reader import QueryReader
-from prooflens.checker.region import Region, balls
+from prooflens.checker.region import Region
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
 WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
@@ -145,6 +146,21 @@ def _without_claim(row: Row) -> Finding:
 def _need(condition: object, otherwise: str) -> None:
     if not condition:
         raise WrongError(otherwise)
+
+
+def covers(low: Any, high: Any) -> bool:
+    """Whether boxes in [−1, 1]^k cover it: they do not overlap, and their volumes, exact fractions, add up to it."""
+    if not (np.all(low >= -1.0) and np.all(high <= 1.0) and np.all(low < high)):
+        return False
+    for i in range(len(low)):
+        apart = (low[i + 1 :] >= high[i]) | (high[i + 1 :] <= low[i])
+        if not np.all(apart.any(-1)):
+            return False
+    volume = Fraction(0)
+    for a, b in zip(low.tolist(), high.tolist(), strict=True):
+        sides = [Fraction(y) - Fraction(x) for x, y in zip(a, b, strict=True)]
+        volume += prod(sides, start=Fraction(1))
+    return volume == Fraction(2) ** int(low.shape[1])
 
 
 class _Checker:
@@ -285,7 +301,7 @@ class _Checker:
         return "not checkable", "the ball around the witness's value contains 0"
 
     def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
-        note, proved, weakest = self._ledger(row, low), list[bool](), np.inf
+        note, proved, weakest = self._ledger(row, low) or self._cover(row, low), list[bool](), np.inf
         ball = self.region.radius is not None and self.region.A_eq is None
         for f, a, b in zip(functionals, low, high, strict=True):
             least, most, reached = bounds(f, self.first) if self.first.knows else (-np.inf, np.inf, np.inf)
@@ -299,6 +315,19 @@ class _Checker:
             return "re-proved", f"own bound {weakest:.6g}" if functionals else "true by the mask"
         weaker = "the checker's bounds are weaker" if weakest > -np.inf else "beyond layer 0"
         return "not checkable", note or weaker
+
+    def _cover(self, row: Row, low: Any) -> str:
+        """Of a region that was cut: the boxes cover [−1, 1]^k, and no bound on one of them is below the row's."""
+        name = f"row/{row['row']}/cover"
+        if f"{name}/low" not in self.tensors:
+            return ""
+        first, last, lower = (self.tensors[f"{name}/{part}"] for part in ("low", "high", "lower"))
+        factors = 0 if self.region.generators is None else len(self.region.generators)
+        fit = first.shape == last.shape == (len(lower), factors) and lower.shape[1] == len(low)
+        _need(fit, "the pieces do not fit the region and the claim")
+        _need(covers(first, last), "the pieces do not cover the region")
+        _need(np.all(lower >= low[None]), "a piece has a lower bound below the row's")
+        return f"{len(lower)} pieces cover the region; their proofs are not repeated"
 
     def _ledger(self, row: Row, low: Any) -> str:
         """Of a ledger: f ≥ value − Σ penalty, penalties ≥ 0, and the value bounds f at its corner from below."""

@@ -37,13 +37,14 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
 )
 from prooflens.problem import Problem
 
 LIBRARY = "auto_LiRPA"
-UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU"}
+UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU", "relu2": "ReLU²"}
 """Activations that auto_LiRPA 0.7.1 cannot relax."""
 
 
@@ -101,7 +102,7 @@ def apply(step: AnyStep, *values: Tensor) -> Tensor:
             return ACTIVATIONS[step.function](values[0])
         case Pool():
             return (values[0] * step.weights[:, None]).sum(1)
-        case Add() | Product() | Rotary() | Softcap():
+        case Add() | Product() | Rotary() | Shift() | Softcap():
             return step(*values)
 
 

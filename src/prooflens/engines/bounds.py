@@ -79,6 +79,29 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
+class Cover:
+    """Boxes of coordinates that cover a region, and what is proved on each.
+
+    The coordinates are the region's factors; for a hull of k + 1 inputs they are those of `regions.shares_of`.
+
+    Attributes:
+        low: lower ends of the boxes, shape [P, k], binary fractions.
+        high: upper ends.
+        lower: lower bounds on every box, shape [P, F].
+        upper: upper bounds on every box.
+    """
+
+    low: Float[Tensor, "P k"]
+    high: Float[Tensor, "P k"]
+    lower: Float[Tensor, "P F"]
+    upper: Float[Tensor, "P F"]
+
+    def select(self, chosen: Tensor) -> Cover:
+        """Return what is proved of some forms."""
+        return Cover(self.low, self.high, self.lower[:, chosen], self.upper[:, chosen])
+
+
+@dataclass(frozen=True, eq=False)
 class FormBounds:
     """Bounds of linear forms over a region.
 
@@ -89,6 +112,7 @@ class FormBounds:
         upper_corner: the same for the upper bounds.
         lower_ledger: how the lower bounds add up, if the engine says so.
         upper_ledger: the same for the upper bounds.
+        cover: pieces of the region and the bounds on each, if the engine cut it.
     """
 
     lower: Float[Tensor, " F"]
@@ -97,6 +121,7 @@ class FormBounds:
     upper_corner: Float[Tensor, "F p"] | None = None
     lower_ledger: Ledger | None = None
     upper_ledger: Ledger | None = None
+    cover: Cover | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +139,7 @@ class Bounds:
         lower_ledger: how the lower bounds add up, if the engine says so.
         upper_ledger: the same for the upper bounds.
         tail: how the outputs without a margin of their own were decided, if there are any.
+        cover: pieces of the region and the bounds on each, if the engine cut it.
 
     Example:
         >>> one = Bounds(torch.tensor([0.0]), torch.tensor([3.0]), Guarantee.PROVED, "crown", 0.1)
@@ -133,6 +159,7 @@ class Bounds:
     lower_ledger: Ledger | None = field(default=None, repr=False)
     upper_ledger: Ledger | None = field(default=None, repr=False)
     tail: Tail | None = None
+    cover: Cover | None = field(default=None, repr=False)
 
     def select(self, chosen: Int[Tensor, " M"]) -> Bounds:
         """Return the bounds of some of the functionals.
@@ -150,6 +177,7 @@ class Bounds:
             None if self.upper_corner is None else self.upper_corner[chosen],
             None if self.lower_ledger is None else self.lower_ledger.select(chosen),
             None if self.upper_ledger is None else self.upper_ledger.select(chosen),
+            cover=None if self.cover is None else self.cover.select(chosen),
         )
 
     def intersect(self, other: Bounds) -> Bounds:

@@ -109,6 +109,7 @@ def bound_functionals(
         *corners,
         lower_ledger=found.lower_ledger if plain else None,
         upper_ledger=found.upper_ledger if plain else None,
+        cover=found.cover if plain else None,
     )
 
 

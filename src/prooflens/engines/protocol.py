@@ -148,6 +148,10 @@ def unknown_steps(architecture: Architecture, engine: str) -> str | None:
         return f"{engine} has no rule for capped scores (score_cap): ask crown or interval"
     if architecture.qk_norm != "none":
         return f"{engine} has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+    if architecture.head_positions:
+        return (
+            f"{engine} has no rule for positions of queries and keys (head_positions): ask crown or interval"
+        )
     return None
 
 

@@ -36,13 +36,14 @@ from prooflens.engines.hidden import (
 )
 from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, OutOfTimeError, Stopwatch
 from prooflens.engines.relaxations.interval_walk import value_boxes
+from prooflens.engines.rivals import BoundsRivals, bound_by_itself, is_tail, tail_parts
 from prooflens.models import OUTPUT
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.problem import Problem
 from prooflens.queries import Atom, Claim, Condition, Functional
 from prooflens.queries.base import make_claim
-from prooflens.queries.functionals import LargestLogit, Logit, OutputAtom
+from prooflens.queries.functionals import Logit, OutputAtom
 
 CHUNK_ELEMENTS = 2**24
 """How many numbers of a matrix over the vocabulary are held at a time (128 MiB)."""
@@ -52,11 +53,6 @@ CHALLENGERS = 256
 
 MOST_DIRECT = 64
 """If more tokens than this are open after the linear stage, they are not asked about one by one."""
-
-
-def is_tail(functional: Functional) -> bool:
-    """Say whether a functional is a winner's margin over the largest of many outputs."""
-    return any(isinstance(atom, LargestLogit) for _, atom in functional.terms)
 
 
 def reads_vector(problem: Problem, functional: Functional) -> bool:
@@ -205,7 +201,7 @@ class _Tail:
     def run(self) -> tuple[float, float, Tail]:
         """Decide tokens by the box, then by the linear part, then one by one."""
         weight, _ = self.problem.model.head
-        (winner, left), rest = _parts(self.functional), torch.ones(len(weight), dtype=torch.bool)
+        (winner, left), rest = tail_parts(self.functional), torch.ones(len(weight), dtype=torch.bool)
         rest[list(left)] = False
         tokens = rest.nonzero()[:, 0].to(weight.device)
         self.winner = winner
@@ -248,14 +244,6 @@ class _Tail:
         return torch.cat(lows), torch.cat(highs)
 
 
-def _parts(functional: Functional) -> tuple[int, tuple[int, ...]]:
-    """Return the winner, and the outputs that are not in the tail."""
-    match functional.terms:
-        case ((1.0, Logit(index=winner)), (-1.0, LargestLogit(but=left))):
-            return winner, left
-    raise AssertionError(f"{functional.name!r} is no tail")
-
-
 def bound_outputs(
     engine: Engine,
     problem: Problem,
@@ -272,6 +260,8 @@ def bound_outputs(
     """
     watch = Stopwatch(problem.model.device)
     size = len(functionals)
+    if isinstance(engine, BoundsRivals) and (whole := bound_by_itself(engine, problem, functionals, options)):
+        return whole
     lower, upper = (torch.empty(size, dtype=torch.float64) for _ in range(2))
     direct = [i for i, f in enumerate(functionals) if not is_tail(f)]
     corners: list[Tensor | None] = [None, None]
@@ -321,7 +311,7 @@ def narrowed(problem: Problem, claim: Claim, most: int = CHALLENGERS) -> tuple[P
         if not is_tail(condition.functional):
             terms.append((condition, condition.functional.terms))
             continue
-        winner, left = _parts(condition.functional)
+        winner, left = tail_parts(condition.functional)
         near = [c for c in ranked[: most + len(left)] if c not in left][:most]
         terms += [(condition, ((1.0, Logit(winner)), (-1.0, Logit(c)))) for c in near]
     named = dict.fromkeys(atom.index for _, part in terms for _, atom in part if isinstance(atom, Logit))

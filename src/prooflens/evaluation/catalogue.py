@@ -100,6 +100,6 @@ def layer1_memory(architecture: Architecture, n_tokens: int = TOKENS) -> int | N
         >>> layer1_memory(pl.load("toy").architecture) < 4 * 2**20
         True
     """
-    if architecture.n_layers < 2 or not architecture.has_attention or architecture.score_cap is not None:
+    if architecture.n_layers < 2 or not architecture.has_attention:
         return None
     return needed_memory(architecture, n_tokens, n_tokens * architecture.d_model, depth=1, kept=1)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from prooflens.errors import ModelError
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"]
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "none", "sandwich", "output"]
 PoolKind = Literal["none", "mean", "first", "last"]
@@ -48,6 +48,7 @@ class Architecture:
         rope_given: rotary frequencies are weights (`rope.frequencies`), not powers of `rope_theta`.
         rope_local: local layers have frequencies of their own (`rope.local_frequencies`).
         rope_scale: factor of cosines and sines.
+        head_positions: queries and keys get a vector of their position, and the stream gets none (shortformer).
         pooler_activation: what follows the dense layer of the pooler.
         patch: side of an image's patches; None for models that read tokens.
         channels: colours of an image.
@@ -93,6 +94,7 @@ class Architecture:
     rope_given: bool = False
     rope_local: bool = False
     rope_scale: float = 1.0
+    head_positions: bool = False
     pooler_activation: Activation = "tanh"
     patch: int | None = None
     channels: int = 3
@@ -112,8 +114,17 @@ class Architecture:
         for name, kind in CHOICES.items():
             if getattr(self, name) not in get_args(kind):
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
+        for name in ("score_cap", "logit_cap"):
+            if getattr(self, name) == 0:
+                raise ModelError(f"{name} cannot be 0; leave it out for a model without one")
         if not (self.has_attention or self.has_network):
             raise ModelError("blocks without attention and without a network do nothing")
+        if self.parallel and not (self.has_attention and self.has_network):
+            raise ModelError("parallel blocks have attention and a network: one of them is missing")
+        if self.head_positions and (self.context is None or self.qk_norm != "none"):
+            raise ModelError("head_positions needs a context, and queries and keys without norms")
+        if self.parallel and self.norm_place == "post":
+            raise ModelError("parallel blocks have no norm behind a sum: norm_place cannot be 'post'")
 
     def _check_types(self) -> None:
         """Raise unless numbers are numbers, of a size that a model can have; a file may say anything."""
@@ -220,6 +231,7 @@ class Architecture:
                 "ALiBi": self.alibi,
                 "RoPE by given frequencies": self.rope_given,
                 "normed queries and keys": self.qk_norm != "none",
+                "positions of queries and keys": self.head_positions,
                 f"scores capped at {self.score_cap}": self.score_cap is not None,
                 f"logits capped at {self.logit_cap}": self.logit_cap is not None,
                 f"patches of {self.patch} × {self.patch}": self.patch is not None,

@@ -58,13 +58,15 @@ def convert(cfg: Any, state: Weights) -> tuple[Architecture, Weights, str]:
     if positions == "standard":
         weights["embed.positions"] = state["pos_embed.W_pos"]
     for layer in range(cfg.n_layers):
-        weights |= _attention(state, f"blocks.{layer}")
+        weights |= _attention(state, f"blocks.{layer}", positions == "shortformer")
         weights |= {} if cfg.attn_only else _network(state, f"blocks.{layer}", bool(cfg.gated_mlp))
     place = _norm_place(cfg)
     weights |= _norms(state, cfg.n_layers, place)
     fields = _windows(cfg) | _attention_fields(cfg) | _turns(cfg, weights)
     if positions == "alibi":
         fields["alibi"] = True
+    if positions == "shortformer":
+        fields["head_positions"] = True
     if cfg.attn_only:
         fields["has_network"] = False
     elif cfg.parallel_attn_mlp:
@@ -100,8 +102,12 @@ def _refuse(cfg: Any) -> None:
         if getattr(cfg, switch, None):
             raise ModelError(f"TransformerLens models with {switch} are not supported")
     kind, positions = str(cfg.normalization_type), str(cfg.positional_embedding_type)
-    if positions not in ("standard", "rotary", "alibi"):
+    if positions not in ("standard", "rotary", "alibi", "shortformer"):
         raise ModelError(f"positional_embedding_type = {positions!r} is not supported")
+    if positions == "shortformer" and _qk_norm(cfg) != "none":
+        raise ModelError(
+            "positional_embedding_type = 'shortformer' is not supported with norms of queries and keys"
+        )
     if not cfg.attn_only and cfg.act_fn not in _ACTIVATIONS:
         raise ModelError(f"act_fn = {cfg.act_fn!r} is not supported (supported: {', '.join(_ACTIVATIONS)})")
     if kind not in _NORMS:
@@ -154,8 +160,11 @@ def _norms(state: Weights, layers: int, place: NormPlace) -> Weights:
     }
 
 
-def _attention(state: Weights, block: str) -> Weights:
-    """Return a block's projections, from [head, d, d_h] to the nn.Linear layout."""
+def _attention(state: Weights, block: str, placed: bool) -> Weights:
+    """Return a block's projections, from [head, d, d_h] to the nn.Linear layout.
+
+    If queries and keys alone know positions (shortformer), what those add to them is a weight of its own.
+    """
     weights: Weights = {}
     for name in "QKV":
         source = f"{block}.attn.W_{name}" if f"{block}.attn.W_{name}" in state else f"{block}.attn._W_{name}"
@@ -164,6 +173,9 @@ def _attention(state: Weights, block: str) -> Weights:
         weights[f"{block}.{name.lower()}.bias"] = state[bias].flatten()
     weights[f"{block}.o.weight"] = state[f"{block}.attn.W_O"].flatten(0, 1).T
     weights[f"{block}.o.bias"] = state[f"{block}.attn.b_O"]
+    for name in "qk" if placed else "":
+        projection = weights[f"{block}.{name}.weight"].double()
+        weights[f"{block}.{name}.positions"] = state["pos_embed.W_pos"].double() @ projection.T
     return weights
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.sites import (
     Add,
@@ -20,6 +21,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
     alibi_bias,
@@ -119,7 +121,11 @@ class Builder:
             ("v", architecture.kv_heads),
         ):
             weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
-            self.steps.append(Affine(f"{attn}.hook_{name}", (source,), weight, bias, 1, (heads, d_head)))
+            placed = architecture.head_positions and name != "v"
+            out = f"{attn}.hook_{name}" + ("_unplaced" if placed else "")
+            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, d_head)))
+            if placed:
+                self.steps.append(Shift(f"{attn}.hook_{name}", (out,), self._offset(layer, name)))
         q, k = (self._turned(layer, name, source) for name in "qk")
         raw = f"{attn}.hook_attn_scores" + ("_uncapped" if architecture.score_cap is not None else "")
         self.steps.append(Scores(raw, (q, k), architecture.scale(layer), self._bias(), self.masks[layer]))
@@ -156,6 +162,13 @@ class Builder:
             self.steps.append(Rotary(f"{attn}.hook_rot_{name}", (source,), cos, sin))
             source = f"{attn}.hook_rot_{name}"
         return source
+
+    def _offset(self, layer: int, name: str) -> Tensor:
+        """The vectors of positions that queries or keys get, for as many tokens as there are."""
+        offset, n_tokens = self.weights[f"blocks.{layer}.{name}.positions"], len(self.masks[0])
+        if n_tokens > len(offset):
+            raise ModelError(f"the input has {n_tokens} tokens and the model positions for {len(offset)}")
+        return offset[:n_tokens].reshape(n_tokens, -1, self.architecture.head_dim)
 
     def _tables(self, layer: int) -> tuple[Tensor, Tensor]:
         architecture, n_tokens = self.architecture, len(self.masks[0])

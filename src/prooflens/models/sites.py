@@ -26,12 +26,17 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": torch.nn.functional.silu,
     "tanh": torch.tanh,
+    "relu2": _relu2,
 }
 
 
@@ -77,6 +82,17 @@ class Rotary(Step):
         half = x.shape[-1] // 2
         rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
         return x * self.cos[:, None, :] + rotated * self.sin[:, None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class Shift(Step):
+    """A vector of its own for every position and head: y_s = x_s + b_s. Affine."""
+
+    offset: Float[Tensor, "S h d_h"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return x + self.offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +200,9 @@ class Pool(Step):
         return torch.einsum("s,...sd->...d", self.weights, x)
 
 
-AnyStep = Affine | Rotary | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
+AnyStep = (
+    Affine | Rotary | Shift | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
+)
 
 
 def share_heads(x: Float[Tensor, "... S G d_h"], n_heads: int) -> Float[Tensor, "... S H d_h"]:

@@ -24,6 +24,9 @@ def required_shapes(architecture: Architecture) -> dict[str, Shape]:
             shapes[f"{block}.q.weight"] = (q_width, a.d_model)
             shapes[f"{block}.k.weight"] = shapes[f"{block}.v.weight"] = (kv_width, a.d_model)
             shapes[f"{block}.o.weight"] = (a.d_model, q_width)
+        if a.has_attention and a.head_positions and a.context is not None:
+            shapes[f"{block}.q.positions"] = (a.context, q_width)
+            shapes[f"{block}.k.positions"] = (a.context, kv_width)
         if a.has_network:
             shapes[f"{block}.up.weight"] = (a.d_ff, a.d_model)
             shapes[f"{block}.down.weight"] = (a.d_model, a.d_ff)

@@ -288,7 +288,9 @@ class Region:
         if held is not None:
             held = Constraints(*(t.to(device=device, dtype=dtype) for t in vars(held).values()))
         center = self.center.to(device=device, dtype=dtype)
-        return Region(center, move(self.radius), move(self.generators), held, self.label, move(self.anchor), self.image)
+        return Region(
+            center, move(self.radius), move(self.generators), held, self.label, move(self.anchor), self.image
+        )
 
     def sample(
         self, n: int, seed: int = 0, corners: float = 0.5

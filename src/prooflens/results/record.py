@@ -125,6 +125,9 @@ def _evidence(outcome: Outcome, name: str, tensors: dict[str, Array]) -> None:
             tensors[f"{name}/ledger/{part}"] = _array(value)
     elif bounds.lower_corner is not None:
         tensors[f"{name}/lower_corner"] = _array(bounds.lower_corner)
+    if bounds.cover is not None:
+        for part, value in vars(bounds.cover).items():
+            tensors[f"{name}/cover/{part}"] = _array(value)
     if witness is not None:
         tensors[f"{name}/witness"] = _array(witness.x.double())
         tensors[f"{name}/witness_alpha"] = _array(witness.alpha.double())

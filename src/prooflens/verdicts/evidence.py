@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prooflens.engines import Bounds, Guarantee
 from prooflens.engines.attack import Witness
-from prooflens.engines.bounds import Ledger, tighter
+from prooflens.engines.bounds import Cover, Ledger, tighter
 from prooflens.problem import Problem
 from prooflens.queries import Claim
 from prooflens.results.asked import Asked, explanation
@@ -111,6 +111,8 @@ class Evidence:
     seconds: float = 0.0
     asked: list[Asked] = field(default_factory=list)
     """Who was asked so far, and who was not."""
+    share: float | None = None
+    """Of a witness on the way to another prompt: its share of the way."""
 
     @classmethod
     def about(cls, claim: Claim, centred: bool = True) -> Evidence:
@@ -224,8 +226,22 @@ class Evidence:
             self.seconds,
             lower_corner=_signs(torch.stack(corners)) if whole else None,
             lower_ledger=_ledger(sources),
+            cover=self._cover(),
             tail=next((s.bounds.tail for s in sources if s is not None and s.bounds.tail is not None), None),
         )
+
+    def _cover(self) -> Cover | None:
+        """The pieces on which one engine proved what it did, with the other bounds on every piece; None for none."""
+        sources = self._sources()
+        cut = next((s.bounds for s in sources if s is not None and s.bounds.cover is not None), None)
+        if cut is None or cut.cover is None or bool(self._guessed().any()):
+            return None
+        pieces = len(cut.cover.low)
+        lower, upper = (side.expand(pieces, -1).clone() for side in (self.proved.lower, self.proved.upper))
+        for i, source in enumerate(sources):
+            if source is not None and source.bounds is cut:
+                lower[:, i], upper[:, i] = cut.cover.lower[:, source.place], cut.cover.upper[:, source.place]
+        return Cover(cut.cover.low, cut.cover.high, lower, upper)
 
     def _guessed(self) -> Bool[Tensor, " F"]:
         """For which functionals the estimate stands: it does what no proof does, or nothing is proved at all."""
@@ -241,6 +257,8 @@ class Evidence:
     def _reason(self, clean: bool) -> str:
         if clean:
             return "the clean input breaks it"
+        if self.share is not None:
+            return f"it breaks first at {100.0 * self.share:.3g} % of the way"
         behind = [source.bounds for source in self._sources() if source is not None]
         tail = next((bounds.tail for bounds in behind if bounds.tail is not None), None)
         proved = PROVED_REASON if self.engines else "true by the mask alone"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from prooflens.engines.attack import Witness
-from prooflens.engines.vocabulary import is_tail
+from prooflens.engines.rivals import is_tail
 from prooflens.models import Prompt, Transformer, load
 from prooflens.queries import Argmax, Beats, Claim
 from prooflens.queries.circuit import CANDIDATES

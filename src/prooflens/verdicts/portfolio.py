@@ -15,12 +15,13 @@ from prooflens.engines import Engine, get_engine
 from prooflens.engines.attack import attack_claims
 from prooflens.engines.functionals import bound_functionals, refusal
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, OutOfTimeError
-from prooflens.engines.vocabulary import is_tail
+from prooflens.engines.rivals import is_tail
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.progress import Progress
 from prooflens.queries import Functional
 from prooflens.results.asked import Asked, State
+from prooflens.verdicts.breaks import is_way, moved_to_first_break
 from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.forecast import (
     NOTHING_EXPECTED,
@@ -253,6 +254,9 @@ def attack(
     found = zip(targets, result.witnesses, result.values.tolist(), result.alpha, strict=True)
     for item, witness, value, alpha in found:
         item.witness = witness
+        if witness is not None and is_way(problem.region):
+            moved = moved_to_first_break(problem, item.claim, witness)
+            item.witness, item.share = moved if moved is not None else (witness, None)
         item.seconds += taken / len(targets)
         item.asked.append(replace(note, reached=value))
         if math.isfinite(value) and (item.attack is None or value < item.attack):

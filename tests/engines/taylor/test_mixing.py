@@ -11,8 +11,9 @@ from torch import Tensor
 from prooflens import Ball
 from prooflens.engines.relaxations.ellipsoids import image, total
 from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.hessian import Hessian
-from prooflens.engines.taylor.mixing import Grams, MixShape
+from prooflens.engines.taylor.mixing import MixShape
 from prooflens.engines.taylor.softmax_budget import Sizes, SoftmaxBudget, against_e, beyond, with_e
 from prooflens.engines.taylor.values import Value
 from prooflens.models.sites import Softmax, share_heads

@@ -34,7 +34,7 @@ from tests.engines.support import center_of, random_problem, walk_of, worst_cove
 
 FLOAT = 1e-13
 """What evaluating the model at a point may be off by, relative to the values' size."""
-ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"]
 
 
 class Cloud(NamedTuple):

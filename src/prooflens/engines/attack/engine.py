@@ -22,7 +22,8 @@ from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.costs import FORM_STEPS, Cost, weights_before
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, register
-from prooflens.engines.vocabulary import is_tail, narrowed
+from prooflens.engines.rivals import is_tail
+from prooflens.engines.vocabulary import narrowed
 from prooflens.problem import Problem
 from prooflens.queries import Claim
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.bounds import Cover, FormBounds, Guarantee
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.pieces import Box, Chart
 from prooflens.engines.chebyshev.ranges import polynomial_range
 from prooflens.engines.chebyshev.readings import Reading, reading_of
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.errors import EngineError
 from prooflens.numerics import down, up
 from prooflens.problem import Problem
 
@@ -31,6 +32,9 @@ TIGHT = 0.02
 """Where ranges are wanted and not signs: pieces are cut until errors are at most this share of the range."""
 
 
+ENDS = ("low", "high")
+AT_ONCE = 8
+"""On a device that walks many pieces as fast as one, regions are cut into so many before the first is walked."""
 MOST_WALKS = 256
 """Where ranges are wanted and not signs: no more pieces are walked than this."""
 
@@ -70,11 +74,25 @@ class Chebyshev(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form on pieces that cover the region, the most open piece first."""
-        search = Search.start(problem, forms, options, self.degree)
-        while search.step():
-            if options.late:
-                search.stop()
-        return search.found()
+        return Search.start(problem, forms, options, self.degree).run()
+
+    def bound_rivals(self, problem: Problem, winner: int, options: EngineOptions = NO_OPTIONS) -> FormBounds:
+        """Bound one output's margin over every other, over the whole vocabulary; the winner's own margin is 1.
+
+        Args:
+            problem: the model and the region.
+            winner: the output that is to be the largest.
+            options: memory that may be used, and who is told of progress.
+
+        Raises:
+            EngineError: where `refuses` has a reason.
+        """
+        outputs = len(problem.model.head[0])
+        forms = replace(Forms.of([], outputs), logits=torch.zeros(1, 1, dtype=torch.float64), signs=True)
+        if reason := self.refuses(problem, forms, options):
+            raise EngineError(reason)
+        with torch.no_grad():
+            return Search.start(problem, forms, options, self.degree, winner).run()
 
 
 @dataclass(eq=False)
@@ -86,6 +104,11 @@ class Leaf:
     upper: Float[Tensor, " F"]
     axis: int = 0
     """Where to cut it."""
+
+    def halves(self) -> list[Leaf]:
+        """Both halves, with what is known of the whole; the next cut is across another factor."""
+        after = (self.axis + 1) % max(1, len(self.box.low))
+        return [Leaf(half, self.lower.clone(), self.upper.clone(), after) for half in self.box.cut(self.axis)]
 
     @property
     def rank(self) -> float:
@@ -126,16 +149,23 @@ class Search:
     extremes: Float[Tensor, "2 F"]
     done: list[Leaf] = field(default_factory=list)
     walks: int = 0
+    resolution: float | None = None
+    """Where a map is wanted: pieces on which a form has both signs are cut down to this share of the region."""
 
     @classmethod
     def start(
-        cls, problem: Problem, forms: Forms, options: EngineOptions, degree: int | None = None
+        cls,
+        problem: Problem,
+        forms: Forms,
+        options: EngineOptions,
+        degree: int | None = None,
+        winner: int | None = None,
     ) -> Search:
         """Prepare what all pieces share: the tokens that do not move are walked once."""
         region, like = problem.region, problem.region.center
         k = region.n_factors
         grid = Grid((degree or DEGREES.get(k, 2),) * k, like)
-        reading = reading_of(problem, forms)
+        reading = reading_of(problem, forms, winner)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
         leaf = Leaf(Box.whole(k), -infinite, infinite)
@@ -147,14 +177,30 @@ class Search:
             problem, forms, options, grid, reading, Chart(region), [leaf], provable, unknown, zero, extremes
         )
 
+    def run(self) -> FormBounds:
+        """Walk pieces until none is left, or the time ends."""
+        while self.step():
+            if self.options.late:
+                self.stop()
+        return self.found()
+
     def step(self) -> bool:
         """Walk the next pieces; False if none is left."""
         if not self.waiting:
             return False
+        if not self.walks and self.problem.region.center.device.type != "cpu":
+            while self.grid.degrees and len(self.waiting) < min(AT_ONCE, self._batch()):
+                self.waiting = [half for leaf in self.waiting for half in leaf.halves()]
         self.waiting.sort(key=lambda leaf: leaf.rank)
         batch = [self.waiting.pop() for _ in range(min(self._batch(), len(self.waiting)))]
-        batch = [leaf for leaf in batch if not self.chart.excludes(leaf.box)]
-        if batch:
+        outside = [leaf for leaf in batch if self.chart.excludes(leaf.box)]
+        for leaf in outside:  # everything holds on a piece without a point
+            leaf.lower, leaf.upper = (
+                torch.full_like(leaf.lower, torch.inf),
+                torch.full_like(leaf.upper, -torch.inf),
+            )
+        self.done += outside
+        if batch := [leaf for leaf in batch if leaf not in outside]:
             self._ask(batch)
         covered = sum(leaf.box.share for leaf in self.done)
         self.options.progress(f"{self.walks} pieces", min(1.0, covered))
@@ -190,11 +236,11 @@ class Search:
             leaf.lower = torch.maximum(leaf.lower, lower[number])
             leaf.upper = torch.minimum(leaf.upper, upper[number])
             leaf.axis = int(slopes[number].argmax()) if len(self.grid.degrees) else 0
-            if not self._is_open(leaf, missed[number]) or leaf.box.share <= self._smallest():
+            mixed = (runs[number] < -missed[number]).any(0) & (runs[number] > missed[number]).any(0)
+            if not self._is_open(leaf, missed[number], mixed) or leaf.box.share <= self._smallest():
                 self.done.append(leaf)
             else:
-                halves = leaf.box.cut(leaf.axis)
-                self.waiting += [Leaf(half, leaf.lower.clone(), leaf.upper.clone()) for half in halves]
+                self.waiting += leaf.halves()
 
     def _smallest(self) -> float:
         return SMALLEST.get(len(self.grid.degrees), 2.0**-12) if self.grid.degrees else 1.0
@@ -219,10 +265,12 @@ class Search:
         self.provable &= ~((positive | (self.sign > 0)) & (negative | (self.sign < 0)))
         self.sign = torch.where(self.sign == 0, positive.long() - negative.long(), self.sign)
 
-    def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"]) -> bool:
+    def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"], mixed: Bool[Tensor, " F"]) -> bool:
         """Say whether cutting a piece may say more of what is asked."""
         if self.forms.signs:
             undecided = (leaf.lower <= 0.0) & (leaf.upper >= 0.0)
+            if self.resolution is not None:
+                return bool((undecided & ~(mixed & (leaf.box.share <= self.resolution))).any())
             return bool((undecided & self.provable).any())
         width = (self.extremes[1] - self.extremes[0]).clamp(min=0.0)
         if self.walks + len(self.waiting) > MOST_WALKS:
@@ -234,4 +282,15 @@ class Search:
         lower = torch.stack([leaf.lower for leaf in self.done]).amin(0)
         upper = torch.stack([leaf.upper for leaf in self.done]).amax(0)
         corners = [self.chart.factors(side) for side in self.corners]
-        return FormBounds(lower, upper, corners[0], corners[1])
+        return FormBounds(lower, upper, corners[0], corners[1], cover=self.cover())
+
+    def cover(self) -> Cover:
+        """All pieces, and what is proved on each."""
+        ends = [
+            torch.tensor([getattr(leaf.box, side) for leaf in self.done], dtype=torch.float64)
+            for side in ENDS
+        ]
+        lower, upper = (
+            torch.stack([getattr(leaf, side) for leaf in self.done]).cpu() for side in ("lower", "upper")
+        )
+        return Cover(ends[0], ends[1], lower, upper)

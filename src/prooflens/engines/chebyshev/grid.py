@@ -5,11 +5,15 @@ the polynomial through them: degree at most D in each factor, P = Σ_m c_m T_m(�
 polynomials, |T_m| ≤ 1 on the box.
 
 For f analytic in one factor inside the ellipse with foci ±1 and half-axes summing to r, and |f| ≤ M there, the
-interpolant at D + 1 points misses f by at most 4Mr^{−D}/(r − 1) on [−1, 1]: |a_n| ≤ 2Mr^{−n} for the coefficients of f,
-and aliasing counts those beyond D twice. Factor by factor, f − I₁…I_k f = Σ_i I₁…I_{i−1}(f − I_i f), so errors add up with
-the Lebesgue constants Λ of the factors before; in the i-th term only the i-th factor leaves the real line. On the
-ellipse |T_n| ≤ (rⁿ + r^{−n})/2, so |P − c₀| ≤ Σ_{m≠0} |c_m| (rⁿ + r^{−n})/2 there, n = m_i. *What P's own degree can hold is interpolated without
-error and may be taken off f before M is bounded.*
+interpolant at D + 1 points misses f by at most 4Mr^{−D}/(r − 1) on [−1, 1]: |a_n| ≤ 2Mr^{−n} for the coefficients of
+f, and aliasing counts those beyond D twice. Factor by factor, f − I₁…I_k f = Σ_i I₁…I_{i−1}(f − I_i f), so errors add
+up with the Lebesgue constants Λ of the factors before; in the i-th term only the i-th factor leaves the real line. On
+the ellipse |T_n| ≤ (rⁿ + r^{−n})/2, so |P − c₀| ≤ Σ_{m≠0} |c_m| (rⁿ + r^{−n})/2 there, n = m_i. *What P's own degree
+can hold is interpolated without error and may be taken off f before M is bounded.*
+
+A bound on an ellipse is crude, and r^{−D} makes up for it only if D is large. So steps that are cheap to evaluate are
+also run at the points of a grid of two or three times the degree (`Finer`): how far the two interpolants are apart is
+*seen*, and only what the finer one misses is bounded on an ellipse.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ class Grid:
 
     def coefficients(
         self, runs: Float[Tensor, "b N *n"]
-    ) -> tuple[Float[Tensor, "b N *n"], Float[Tensor, "b *n"]]:
+    ) -> tuple[Float[Tensor, "b N *n"], Float[Tensor, b * n]]:
         """Return the coefficients c_m, c₀ first, and by how much each of them may be off.
 
         Args:
@@ -122,7 +126,7 @@ class Grid:
         found = torch.einsum("mj,bj...->bm...", self.to_coefficients, runs)
         return found, grow(self._rounding * runs.abs().amax(1))
 
-    def moves(self, coefficients: Tensor, off: Tensor) -> Float[Tensor, "b *n"]:
+    def moves(self, coefficients: Tensor, off: Tensor) -> Float[Tensor, b * n]:
         """Bound |P − c₀| on the box, with c₀ as computed: Σ_{m≠0} |c_m| and all that rounding moves."""
         return grow(coefficients[:, 1:].abs().sum(1) + self.size * off)
 
@@ -136,7 +140,7 @@ class Grid:
         return found
 
     def on_ellipses(
-        self, sizes: Float[Tensor, "b N *n"], off: Float[Tensor, "b *n"]
+        self, sizes: Float[Tensor, "b N *n"], off: Float[Tensor, b * n]
     ) -> Float[Tensor, "k r b *n"]:
         """Bound Σ_{m≠0} |c_m| sup|T_m|, for every factor i and every ellipse r in it.
 
@@ -158,8 +162,8 @@ class Grid:
         return torch.tensor(rows, dtype=torch.float64).reshape(len(self.degrees), len(RADII)).to(self.like)
 
     def defect(
-        self, most: Float[Tensor, "k r b *n"], plain: Float[Tensor, "b *n"] | None = None
-    ) -> Float[Tensor, "b *n"]:
+        self, most: Float[Tensor, "k r b *n"], plain: Float[Tensor, b * n] | None = None
+    ) -> Float[Tensor, b * n]:
         """Bound how far the interpolant of a function is from it, on the box.
 
         Args:
@@ -208,7 +212,7 @@ class Finer:
         to_values = values.to(coarse.like) @ coarse.to_coefficients
         return cls(coarse, fine, to_values, padding.to(coarse.like))
 
-    def at(self, runs: Float[Tensor, "b N *n"]) -> tuple[Float[Tensor, "b n *n"], Float[Tensor, "b *n"]]:
+    def at(self, runs: Float[Tensor, "b N *n"]) -> tuple[Float[Tensor, "b n *n"], Float[Tensor, b * n]]:
         """Return the interpolant at the finer points, and by how much that may be off.
 
         An entry of the map sums N products of cosines of at most 2^k, each off by a few u.
@@ -227,7 +231,7 @@ class Finer:
 
     def apart(
         self, runs: Float[Tensor, "b N *n"], fine_runs: Float[Tensor, "b n *n"]
-    ) -> Float[Tensor, "b *n"]:
+    ) -> Float[Tensor, b * n]:
         """Bound, on the box, how far the interpolants of one function on the two grids are apart.
 
         Args:

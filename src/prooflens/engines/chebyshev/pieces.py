@@ -5,7 +5,8 @@ each coordinate: with u ∈ [0, 1]^k, the shares of the inputs are
 
     1 − u₁,   u₁(1 − u₂),   u₁u₂(1 − u₃),   …,   u₁u₂…u_k,
 
-so every box of coordinates stands for a part of the hull, and boxes that cover [0, 1]^k cover the hull and nothing else.
+so every box of coordinates stands for a part of the hull, and boxes that cover [0, 1]^k cover the hull and nothing
+else.
 """
 
 from __future__ import annotations

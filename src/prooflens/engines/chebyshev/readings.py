@@ -12,7 +12,7 @@ from prooflens.engines.chebyshev.attention import Prefix, ScoreValue
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.tokens import opened
 from prooflens.engines.chebyshev.values import Value
-from prooflens.engines.chebyshev.walk import ChebyshevWalk
+from prooflens.engines.chebyshev.walk import HIDDEN, ChebyshevWalk
 from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import supports_of
 from prooflens.engines.relaxations.norms import grow, length
@@ -21,8 +21,13 @@ from prooflens.models.sites import Affine
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
 
-BLUR = 2.0**-44
-"""How far an input may be off, relative to its token's size: points of the grid, factors and sums are rounded."""
+BLUR = 2.0**-46
+"""How far an input may be off, relative to |c| + Σ|G|: points of the grid, factors and sums of six are rounded."""
+
+
+def blurred(problem: Problem) -> Float[Tensor, "S d"]:
+    """How far computed inputs may be from those of the region at the exact points."""
+    return BLUR * (problem.region.center.abs() + problem.region.half_widths())
 
 
 def first_moving(problem: Problem) -> int:
@@ -72,7 +77,7 @@ class Reading:
         """
         wanted = frozenset(scores_name(layer) for layer in self.forms.layers)
         walk = ChebyshevWalk(self.program, self.first, self.prefixes, wanted)
-        values = walk.run(grid, points[:, :, self.first :], BLUR)
+        values = walk.run(grid, points[:, :, self.first :], blurred(self.problem)[self.first :])
         b, F = len(points), self.forms.size
         runs, missed = points.new_zeros(b, grid.size, F), points.new_zeros(b, F)
         for layer in self.forms.layers:
@@ -81,7 +86,7 @@ class Reading:
             more, off = self._scores(layer, made)
             runs, missed = runs + more, missed + off
         if self.forms.logits is not None:
-            value = values.get("head", values.get(OUTPUT))
+            value = values.get(HIDDEN, values.get(OUTPUT))
             assert isinstance(value, Value)
             more, off = self._output(opened(value))
             runs, missed = runs + more, missed + off
@@ -147,12 +152,45 @@ class Reading:
         return last - self.first
 
 
+@dataclass(eq=False)
+class RivalReading(Reading):
+    """Reads one output's margins over all others: form c is logit(winner) − logit(c), the winner's own is 1.
+
+    Attributes:
+        winner: the output that is to be the largest.
+    """
+
+    winner: int = 0
+
+    def _output(self, value: Value) -> tuple[Tensor, Tensor]:
+        head = self.program.steps[-1]
+        assert isinstance(head, Affine)
+        t = self._token(value)
+        covectors = head.weight[self.winner] - head.weight
+        hidden = value.runs[:, :, t]
+        runs = hidden @ covectors.T
+        size = length(covectors) * length(hidden).amax(1)[:, None]
+        far = torch.linalg.vector_norm(value.reach[:, t], dim=-1)[:, None]
+        size = size + (length(head.weight) + length(head.weight[self.winner])) * far
+        if head.bias is not None:
+            shift = head.bias[self.winner] - head.bias
+            runs, size = runs + shift, size + head.bias[self.winner].abs() + head.bias.abs()
+        missed = torch.cat([supports_of(value.shape[:, t], some) for some in covectors.split(ROWS)], -1)
+        missed = missed + value.piece.grid.lebesgue * gamma(2 * covectors.shape[-1] + 64) * size
+        runs[..., self.winner], missed[..., self.winner] = 1.0, 0.0
+        return runs, missed
+
+
+ROWS = 2**14
+"""How many outputs are read at a time."""
+
+
 def constants(problem: Problem, program: Program, first: int, wanted: frozenset[str]) -> ChebyshevWalk:
     """Walk the tokens that do not move."""
     short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
     walk = ChebyshevWalk(short, 0, {}, wanted)
     grid = Grid((), problem.region.center)
-    walk.values = walk.run(grid, problem.region.center[None, None, :first], BLUR)
+    walk.values = walk.run(grid, problem.region.center[None, None, :first], blurred(problem)[:first])
     return walk
 
 
@@ -160,18 +198,21 @@ def _front(problem: Problem, first: int) -> Tensor | None:
     return None if problem.padding is None else problem.padding[:first]
 
 
-def reading_of(problem: Problem, forms: Forms) -> Reading:
+def reading_of(problem: Problem, forms: Forms, winner: int | None = None) -> Reading:
     """Prepare to read forms off pieces of a region: walk the tokens that do not move, once.
 
     Args:
         problem: the model and the region.
         forms: what is asked.
+        winner: the output whose margins over all others are read, in place of forms of outputs; None for none.
     """
     names = [scores_name(layer) for layer in forms.layers]
     wanted = names + ([OUTPUT] if forms.logits is not None else [])
     program = problem.model.program(problem.n_tokens, wanted, problem.padding)
     first = first_moving(problem)
     reading = Reading(problem, forms, program, first)
+    if winner is not None:
+        reading = RivalReading(problem, forms, program, first, winner=winner)
     if first:
         walk = constants(problem, program, first, frozenset(names))
         reading.prefixes = walk.kept

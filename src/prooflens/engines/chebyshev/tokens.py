@@ -1,4 +1,4 @@
-"""Steps of one token at a time: affine maps, rotations, norms, activations, gates.
+"""Steps of one token at a time: affine maps, rotations, activations, gates; `norms` has the norms.
 
 Each step gives its value at the points of the grid, what the polynomial through these misses of the step on the
 polynomial before (its *defect*), and what the step makes of the errors before it:
@@ -21,22 +21,18 @@ from prooflens.engines.chebyshev.values import (
     Atom,
     Factor,
     Gate,
-    RankOne,
     Value,
-    box_diagonal,
     compose,
     dense,
     factor_size,
     join,
     slip,
-    stacked,
 )
 from prooflens.engines.relaxations.activations import LIBM
 from prooflens.engines.relaxations.derivatives import DERIVATIVE_ERROR, SECOND, THIRD, derivatives
-from prooflens.engines.relaxations.ellipsoids import box, raised, total, trace
-from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, length, product_error
+from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error
 from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS, Affine, Norm, Rotary
+from prooflens.models.sites import ACTIVATIONS, Affine, Rotary, Shift
 from prooflens.numerics import gamma
 
 
@@ -81,33 +77,33 @@ def _open_gates(step: Affine, value: Value, terms: dict[str, Factor]) -> Float[T
     noise = torch.zeros_like(value.box[..., 0])
     for name in {name for gate in value.gates for name in gate.base.terms}:
         bases = [(gate, gate.base.terms[name]) for gate in value.gates if name in gate.base.terms]
+        terms[name] = W @ _scaled_sum([(gate.scale, factor) for gate, factor in bases])
         size = torch.zeros_like(noise)
-
-        def through(scales: list[Tensor]) -> Tensor:
-            inner = sum(
-                by[..., None] * dense(factor)
-                for by, (_, factor) in zip(scales, bases, strict=True)
-                if factor is not None
-            )
-            assert isinstance(inner, Tensor)
-            return W @ inner
-
-        terms[name] = through([gate.scale for gate, _ in bases])
         for gate, factor in bases:
-            size = size + (gate.scale.abs().amax(-1) + gate.slopes.abs().amax(-1).sum(0)) * factor_size(
-                factor, W.shape[1]
-            )
+            largest = gate.scale.abs().amax(-1) + gate.slopes.abs().amax(-1).sum(0)
+            size = size + largest * factor_size(factor, W.shape[1])
         noise = noise + product_error(W.shape[1], frobenius(W) * size) * piece.atoms[name].size
         for i in range(len(piece.grid.degrees)):
+            changing = W @ _scaled_sum([(gate.slopes[i], factor) for gate, factor in bases])
             slope = f"{step.out}.slope{i}.{name}"
-            piece.atoms[slope] = Atom(piece.atoms[name].image(through([gate.slopes[i] for gate, _ in bases])))
+            piece.atoms[slope] = Atom(piece.atoms[name].image(changing))
             terms[slope] = None
     return grow(noise)
 
 
+def _scaled_sum(parts: list[tuple[Tensor, Factor]]) -> Tensor:
+    """Σ diag(scale) F."""
+    found: Tensor | None = None
+    for by, factor in parts:
+        more = torch.diag_embed(by) if factor is None else by[..., None] * dense(factor)
+        found = more if found is None else found + more
+    assert found is not None
+    return found
+
+
 def rotary(step: Rotary, value: Value, tokens: slice) -> Value:
     """RoPE: a fixed linear map of each token."""
-    b, S, n = value.box.shape
+    _, S, n = value.box.shape
     c = n // value.heads
     cos, sin = step.cos[tokens, None], step.sin[tokens, None]
 
@@ -137,6 +133,14 @@ def rotary(step: Rotary, value: Value, tokens: slice) -> Value:
     return Value(step.out, value.piece, runs, terms, grow(around + noise[..., None]), value.heads)
 
 
+def shifted(step: Shift, value: Value, tokens: slice) -> Value:
+    """A vector of its own for every position and head: errors stay as they are."""
+    offset = step.offset[tokens].flatten(-2)
+    runs = value.runs + offset
+    rounding = value.piece.grid.lebesgue * gamma(4) * (value.runs.abs().amax(1) + offset.abs())
+    return Value(step.out, value.piece, runs, value.terms, grow(value.box + rounding), value.heads)
+
+
 def added(out: str, first: Value, other: Value) -> Value:
     """A residual sum: composite atoms are written out, so that errors of one origin meet."""
     n = first.box.shape[-1]
@@ -146,185 +150,12 @@ def added(out: str, first: Value, other: Value) -> Value:
     runs = first.runs + other.runs
     noise = gamma(4) * first.piece.grid.lebesgue * (first.runs.abs() + other.runs.abs()).amax(1)
     for part in (first, other):
+        noise = noise + part.writing_noise()[..., None]
         for name, factor in part.terms.items():
-            most = factor_size(factor, n)
-            noise = noise + (product_error(4 * n, 4.0 * most * first.piece.atoms[name].size))[..., None]
+            size = factor_size(factor, n) * first.piece.atoms[name].size
+            noise = noise + product_error(4, 4.0 * size)[..., None]
     around = grow(first.box + other.box + noise)
     return Value(out, first.piece, runs, terms, around, first.heads)
-
-
-def centred(value: Value) -> Value:
-    """x − mean(x)."""
-    terms: dict[str, Factor] = {}
-    n = value.box.shape[-1]
-    for name, factor in value.terms.items():
-        given = (
-            torch.eye(n, dtype=value.box.dtype, device=value.box.device)[None, None]
-            if factor is None
-            else dense(factor)
-        )
-        terms[name] = given - given.mean(-2, keepdim=True)
-    runs = value.runs - value.runs.mean(-1, keepdim=True)
-    noise = gamma(n + 8) * 4.0 * value.piece.grid.lebesgue * value.runs.abs().amax(-1).amax(1)
-    for name, factor in value.terms.items():
-        most = factor_size(factor, n)
-        noise = noise + product_error(n, 4.0 * most * value.piece.atoms[name].size)
-    around = grow(value.box + value.box.mean(-1, keepdim=True) + noise[..., None])
-    return Value(f"{value.name}.centred", value.piece, runs, terms, around, value.heads)
-
-
-def norm(step: Norm, value: Value) -> Value:
-    """w ⊙ x r + β with r = (mean x² + ε)^{−½}: one scalar per token (or head) bends it.
-
-    With q = mean P² + ε and r(q) = q^{−½},
-
-        r(x)x − P_r P = r(x)e + P (r'(ξ)((2P + e)·e/d + δ_q) + δ_r),
-
-    of which r₀e + c₀ r'₀ 2c₀·e/d moves the atoms. The rest lies along e, along c₀ and along the other coefficients of P.
-    """
-    if step.centred:
-        value = _centred_heads(value)
-    grid, heads = value.piece.grid, value.heads
-    b, S, flat = value.box.shape
-    d = flat // heads
-    x = value.runs.unflatten(-1, (heads, d))
-    coefficients, off = (part.unflatten(-1, (heads, d)) for part in value.coefficients)
-    c0 = coefficients[:, 0]
-    M = value.shape[:, :, None] if heads == 1 else value.blocks()
-    e = grow(trace(M).sqrt())
-    # q, its interpolant and what that misses
-    q = x.square().mean(-1) + step.eps
-    sizes, room = length(coefficients), length(off)
-    far = grid.on_ellipses(sizes, room)
-    moves = grow(sizes[:, 1:].sum(1) + grid.size * room)
-    delta_q = grid.defect(far.square() / d, moves.square() / d)
-    delta_q = grow(delta_q + grid.lebesgue * gamma(d + 8) * (q.amax(1) + step.eps))
-    # r
-    q_coefficients, q_off = grid.coefficients(q)
-    q0, q_moves = q_coefficients[:, 0], grid.moves(q_coefficients, q_off)
-    # sup |(2P + e)·e|/d: the centre's part, and what moves
-    t0 = 2.0 * _support(M, c0) / d
-    t1 = (2.0 * _supports_along(M, coefficients) + e.square() + 2.0 * grid.size * room * e) / d
-    e_q = grow(t0 + t1 + delta_q)
-    least = q0 - q_moves - e_q
-    safe = least.clamp(min=2.0**-300)
-    r = q.rsqrt()
-    bend = 0.75 * safe**-2.5
-    delta_r = _root_defect(grid, r, q, safe)
-    r0 = q0.rsqrt()
-    steep0, steepest = 0.5 * r0 / q0, 0.5 * safe**-1.5
-    change = grow(bend * (q_moves + e_q)) + LIBM * steep0
-    r_coefficients, r_off = grid.coefficients(r)
-    r_change = grow(grid.moves(r_coefficients, r_off) + (r_coefficients[:, 0] - r0).abs())
-    r_change = grow(r_change + steepest * e_q + delta_r + LIBM * r0)
-    # y
-    weight = torch.ones(d, dtype=x.dtype, device=x.device) if step.weight is None else step.weight
-    runs = x * r[..., None] * weight
-    runs = runs if step.bias is None else runs + step.bias
-    r_far = grid.on_ellipses(r_coefficients.abs(), r_off)
-    x_far = grid.on_ellipses(coefficients.abs(), off)
-    x_moves = grid.moves(coefficients, off)
-    r_moves = grid.moves(r_coefficients, r_off)
-    delta_y = grid.defect(x_far * r_far[..., None], x_moves * r_moves[..., None]) * weight.abs()
-    delta_y = delta_y + grid.lebesgue * gamma(8) * runs.abs().amax(1) * 2.0
-    if step.bias is not None:
-        delta_y = delta_y + grid.lebesgue * gamma(8) * step.bias.abs()
-    # what the rest of the errors is
-    along0 = grow(steepest * (t1 + delta_q) + change * t0 + delta_r)
-    along = grow(steepest * e_q + delta_r)
-    columns = (coefficients * weight).movedim(1, -1)
-    lengths = torch.cat((along0[..., None], along[..., None].expand(*along.shape, grid.size - 1)), -1)
-    rest = [box(columns, lengths)]
-    scaled = r_change[..., None] * weight
-    rest.append(
-        raised(scaled[..., :, None] * M * scaled[..., None, :], 8.0 * gamma(8) * _weighted_size(scaled, M))
-    )
-    slack = grow(along * grid.size * room * weight.abs().amax())
-    rest.append(torch.diag_embed(box_diagonal(grow(delta_y + slack[..., None]))))
-    source = stacked(total(rest))
-    bad = ~((least > 0.0) & e_q.isfinite())
-    source = torch.where(bad.any(-1)[..., None, None], torch.inf, source)
-    # the linear part
-    pull = (2.0 / d) * steep0[..., None] * c0
-    parts: dict[str, Factor] = {}
-    noise = torch.zeros_like(e)
-    for name, factor in _with_own(value).items():
-        size = factor_size(factor, flat)
-        if factor is None and heads == 1:
-            parts[name] = RankOne(r0 * weight, (weight * c0)[:, :, 0], pull[:, :, 0])
-        else:
-            given = (
-                torch.eye(flat, dtype=x.dtype, device=x.device)[None, None]
-                if factor is None
-                else dense(factor)
-            )
-            split = given.unflatten(2, (heads, d)).expand(b, S, heads, d, given.shape[-1])
-            moved = r0[..., None, None] * split
-            moved = moved - c0[..., None] * torch.einsum("bshc,bshcm->bshm", pull, split)[..., None, :]
-            parts[name] = (weight[:, None] * moved).flatten(2, 3)
-        most = (r0 + length(pull) * length(c0)) * weight.abs().amax()
-        noise = noise + product_error(d, 4.0 * most * (size * value.piece.atoms[name].size)[..., None])
-    source = total([source, torch.diag_embed(box_diagonal(noise.repeat_interleave(d, -1)))])
-    atoms = value.piece.atoms
-    atoms[f"{step.out}.rest"] = Atom(source)
-    parts[f"{step.out}.rest"] = None
-    whole = total([atoms[name].image(factor) for name, factor in parts.items()])
-    atoms[step.out] = Atom(whole, parts)
-    zero = torch.zeros_like(value.box)
-    return Value(step.out, value.piece, runs.flatten(-2), {step.out: None}, zero, heads)
-
-
-def _root_defect(grid: Grid, r: Tensor, q: Tensor, least: Tensor) -> Tensor:
-    """Bound |P_r − P_q^{−½}|: P_r² P_q = 1 ± η makes the two equal up to a factor within 1 ± η, if P_q > 0 and η < 1.
-
-    The product has three times the degree at most, so it is known by its values on a grid of that degree.
-    """
-    if not grid.degrees:
-        return LIBM * r.amax(1)
-    fine = grid.threefold
-    (r_fine, r_off), (q_fine, q_off) = fine.at(r), fine.at(q)
-    residual, rounding = fine.grid.coefficients(r_fine.square() * q_fine - 1.0)
-    r_most, q_most = r_fine.abs().amax(1), q_fine.abs().amax(1)
-    slack = 4.0 * (r_most * r_off * q_most + r_most.square() * q_off) + gamma(8) * (
-        r_most.square() * q_most + 1.0
-    )
-    eta = grow(residual.abs().sum(1) + fine.grid.size * rounding + fine.grid.lebesgue * slack)
-    return torch.where(eta < 1.0, grow(eta * least**-0.5), torch.inf)
-
-
-def _weighted_size(scaled: Tensor, M: Tensor) -> Tensor:
-    return scaled.abs().amax(-1).square() * frobenius(M)
-
-
-def _with_own(value: Value) -> dict[str, Factor]:
-    """The maps of all primitive atoms, with the value's own errors as one."""
-    found = value.written_out()
-    if value.has_own:
-        value.piece.atoms[f"{value.name}.own"] = Atom(value.own)
-        found[f"{value.name}.own"] = None
-    return found
-
-
-def _centred_heads(value: Value) -> Value:
-    if value.heads == 1:
-        return centred(value)
-    raise AssertionError("norms of heads are not centred")
-
-
-def _support(M: Float[Tensor, "*b n n"], w: Float[Tensor, "*b n"]) -> Tensor:
-    square = ((M @ w[..., None])[..., 0] * w).sum(-1).clamp(min=0.0)
-    error = product_error(2 * w.shape[-1], w.square().sum(-1) * frobenius(M))
-    return grow((square + 2.0 * error + UNDERFLOW).sqrt())
-
-
-def _supports_along(
-    M: Float[Tensor, "b S h n n"], coefficients: Float[Tensor, "b N S h n"]
-) -> Float[Tensor, "b S h"]:
-    """Σ_{m≠0} √(c_mᵀMc_m)."""
-    c = coefficients[:, 1:].movedim(1, -2)
-    square = ((c @ M) * c).sum(-1).clamp(min=0.0)
-    error = product_error(2 * c.shape[-1], c.square().sum(-1) * frobenius(M)[..., None])
-    return grow((square + 2.0 * error + UNDERFLOW).sqrt().sum(-1))
 
 
 def elementwise(out: str, function: Activation, value: Value) -> Value:
@@ -333,15 +164,8 @@ def elementwise(out: str, function: Activation, value: Value) -> Value:
     c0, R, reach = value.center, value.moves, value.reach
     runs = ACTIVATIONS[function](value.runs)
     known = derivatives(function, c0)
-    if function == "relu":
-        wide = grow(R + reach)
-        share = (c0 / wide.clamp(min=2.0**-500)).clamp(-1.0, 1.0)
-        kink = c0.abs() < wide
-        plain = torch.where(kink, 0.25 * (R - c0.square() / R.clamp(min=2.0**-500)).clamp(min=0.0), 0.0)
-        defect = grow((1.0 + grid.lebesgue) * plain) if grid.degrees else torch.zeros_like(plain)
-        slope = torch.where(kink, 0.5 * (share + 1.0), known.first)
-        change = torch.where(kink, torch.maximum(slope, 1.0 - slope), 0.0)
-        slopes = torch.zeros_like(value.linear)
+    if function in ("relu", "relu2"):
+        slope, slopes, change, defect = _kinked(function, value)
     else:
         defect = _activation_defect(grid, function, value, runs)
         slope, slopes = known.first, known.second * value.linear
@@ -352,6 +176,31 @@ def elementwise(out: str, function: Activation, value: Value) -> Value:
     gate = Gate(value, slope, slopes)
     around = grow((slope.abs() + slopes.abs().sum(0)) * value.box + change * reach + defect + rounding)
     return Value(out, value.piece, runs, {}, around, value.heads, (gate,))
+
+
+def _kinked(function: Activation, value: Value) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ReLU and ReLU²: slope, its change along the factors, how much it may change beyond that, and the defect.
+
+    Away from the kink they are x and x², or 0. With the kink in reach, what is not linear is at most R²/4R of ReLU, at
+    most R² of ReLU², and has no line in the factors.
+    """
+    grid = value.piece.grid
+    c0, R, reach = value.center, value.moves, value.reach
+    wide = grow(R + reach)
+    kink, on = c0.abs() < wide, (c0 > 0.0).to(c0)
+    zero = torch.zeros_like(c0)
+    bent = grow((1.0 + grid.lebesgue) * (1.0 if grid.degrees else 0.0) * torch.ones_like(c0))
+    if function == "relu":
+        share = (c0 / wide.clamp(min=2.0**-500)).clamp(-1.0, 1.0)
+        plain = 0.25 * (R - c0.square() / R.clamp(min=2.0**-500)).clamp(min=0.0)
+        slope = torch.where(kink, 0.5 * (share + 1.0), on)
+        change = torch.where(kink, torch.maximum(slope, 1.0 - slope), zero)
+        return slope, torch.zeros_like(value.linear), change, torch.where(kink, bent * plain, zero)
+    coefficients, off = value.coefficients
+    smooth = on * grid.defect(grid.on_ellipses(coefficients.abs(), off).square(), R.square())
+    slopes = torch.where(kink, 0.0, 2.0 * on * value.linear)
+    change = grow(2.0 * torch.where(kink, wide, on * (value.bends + reach)))
+    return 2.0 * torch.relu(c0), slopes, change, torch.where(kink, bent * grow(R.square()), smooth)
 
 
 def _activation_defect(grid: Grid, function: Activation, value: Value, runs: Tensor) -> Tensor:
@@ -381,6 +230,7 @@ def product(out: str, gate: Value, up: Value) -> Value:
     rounding = grid.lebesgue * gamma(4) * runs.abs().amax(1)
     around = defect + rounding + (up.bends + up.reach) * gate.reach + gate.bends * up.reach
     around = around + up.most * gate.box + gate.most * up.box
+    assert not gate.terms, "what a gate multiplies is an activation"
     gates = [Gate(up, gate.center, gate.linear)]
     for inner in gate.gates:
         slopes = up.center * inner.slopes + up.linear * inner.scale

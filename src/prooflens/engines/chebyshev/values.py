@@ -12,6 +12,7 @@ out, so that what a block does to the error that it is added to is seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,10 +89,7 @@ class Atom:
             return torch.diag_embed(self.shape) if self.is_diagonal else self.shape
         if isinstance(factor, RankOne):
             return factor.image(torch.diag_embed(self.shape) if self.is_diagonal else self.shape)
-        if self.is_diagonal:
-            found = weighted_sum(factor, self.shape)
-        else:
-            found = image(factor, self.shape)
+        found = weighted_sum(factor, self.shape) if self.is_diagonal else image(factor, self.shape)
         return found.expand(*self.shape.shape[:2], *found.shape[2:])
 
     def reach(self, factor: Factor) -> Float[Tensor, "b S n"]:
@@ -251,6 +249,18 @@ class Value:
                 join(found, part, compose(factor, inner), self.box.shape[-1])
         return found
 
+    def writing_noise(self) -> Float[Tensor, "b S"]:
+        """Bound, in the 2-norm, the rounding of the maps that `written_out` multiplies."""
+        found = torch.zeros_like(self.box[..., 0])
+        n = self.box.shape[-1]
+        for name, factor in self.terms.items():
+            atom = self.piece.atoms[name]
+            outer = factor_size(factor, n)
+            for part, inner in (atom.parts or {}).items():
+                size = outer * factor_size(inner, n) * self.piece.atoms[part].size
+                found = found + product_error(4 * n + 32, 4.0 * size)
+        return grow(found)
+
     def settled(self) -> Value:
         """The same value with all its errors as one new atom."""
         atom = Atom(self.shape)
@@ -278,8 +288,9 @@ def dense(factor: Tensor | RankOne) -> Tensor:
 def factor_size(factor: Factor, n: int) -> Tensor | float:
     """A bound of the Frobenius norm of a map of n coordinates."""
     if factor is None:
-        return float(n) ** 0.5 * (1.0 + 2.0**-32)
-    return factor.size() if isinstance(factor, RankOne) else frobenius(factor)
+        return math.sqrt(n) * (1.0 + 2.0**-32)
+    found: Tensor = factor.size() if isinstance(factor, RankOne) else frobenius(factor)
+    return found
 
 
 def join(terms: dict[str, Factor], name: str, factor: Factor, n: int) -> None:

@@ -13,12 +13,13 @@ from prooflens.engines.chebyshev.attention import (
     ScoreValue,
     Weights,
     capped,
-    mix,
     scores,
     softmax,
 )
 from prooflens.engines.chebyshev.grid import Grid
-from prooflens.engines.chebyshev.tokens import added, affine, elementwise, norm, product, rotary
+from prooflens.engines.chebyshev.mixing import mix
+from prooflens.engines.chebyshev.norms import norm
+from prooflens.engines.chebyshev.tokens import added, affine, elementwise, product, rotary, shifted
 from prooflens.engines.chebyshev.values import Atom, Piece, Value
 from prooflens.engines.relaxations.ellipsoids import total_along
 from prooflens.engines.relaxations.norms import grow
@@ -35,12 +36,16 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
 )
 from prooflens.numerics import gamma
 
-Any = Value | ScoreValue | Weights
+AnyValue = Value | ScoreValue | Weights
+
+HIDDEN = "hidden"
+"""The name of what the head reads, or of the output itself where there is no head."""
 
 
 @dataclass(eq=False)
@@ -61,70 +66,70 @@ class ChebyshevWalk:
     prefixes: dict[str, Prefix] = field(default_factory=dict)
     wanted: frozenset[str] = frozenset()
     kept: dict[str, Prefix] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, AnyValue] = field(default_factory=dict)
 
-    def run(self, grid: Grid, points: Float[Tensor, "b N S d"], blur: float) -> dict[str, Any]:
+    def run(
+        self, grid: Grid, points: Float[Tensor, "b N S d"], around: Float[Tensor, "S d"]
+    ) -> dict[str, AnyValue]:
         """Walk pieces from their runs at the input.
 
         Args:
             grid: the points of the factors.
             points: the inputs at the points of the grid.
-            blur: how far these may be off, per coordinate, relative to the largest of them.
+            around: how far these may be off.
         """
         piece = Piece(grid)
-        largest = points.abs().amax(1)
-        around = grow(grid.lebesgue * blur * largest) + 2.0**-400
-        values: dict[str, Any] = {INPUT: Value(INPUT, piece, points, {}, around)}
-        values[INPUT] = values[INPUT].settled()
+        around = grow(grid.lebesgue * around.expand(points[:, 0].shape)) + 2.0**-400
+        values: dict[str, AnyValue] = {INPUT: Value(INPUT, piece, points, {}, around).settled()}
         last_use = {name: i for i, step in enumerate(self.program.steps) for name in step.inputs}
         for i, step in enumerate(self.program.steps):
             if isinstance(step, Affine) and step.out == OUTPUT:
-                values["head"] = values[step.inputs[0]]
+                values[HIDDEN] = values[step.inputs[0]]
                 break
-            values[step.out] = self._step(step, values)
-            self._keep(step, values)
+            made = self._step(step, [values[name] for name in step.inputs])
+            self._keep(step, made, values)
+            values[step.out] = made
             for name in step.inputs:
                 if last_use[name] == i and name not in self.wanted:
                     values.pop(name, None)
-            if isinstance(step, Add):
-                values[step.out] = values[step.out].settled()
+            if isinstance(step, Add) and isinstance(made, Value):
+                values[step.out] = made.settled()
                 piece.forget(values.values())
         return values
 
-    def _keep(self, step: AnyStep, values: dict[str, Any]) -> None:
-        """Keep keys and values of constants."""
-        if isinstance(step, Scores) and self.first == 0 and values[step.out].piece.grid.size == 1:
-            made = values[step.out]
-            name = f"{_layer(step.out)}.attn.hook_v"
-            self.kept[_layer(step.out)] = Prefix.of(made.k, values.get(name, made.k))
+    def _keep(self, step: AnyStep, made: AnyValue, values: dict[str, AnyValue]) -> None:
+        """Keep keys and values of constants: a walk of one point is for the tokens behind it."""
+        if isinstance(made, ScoreValue) and isinstance(step, Scores) and made.piece.grid.size == 1:
+            v = values.get(f"{_layer(step.out)}.attn.hook_v")
+            self.kept[_layer(step.out)] = Prefix.of(made.k, v if isinstance(v, Value) else made.k)
 
-    def _step(self, step: AnyStep, values: dict[str, Any]) -> Any:
+    def _step(self, step: AnyStep, given: list[AnyValue]) -> AnyValue:
         tokens = slice(self.first, None)
-        given = [values[name] for name in step.inputs]
-        match step:
-            case Affine():
-                return affine(step, given[0])
-            case Rotary():
-                return rotary(step, given[0], tokens)
-            case Add():
-                return added(step.out, given[0], given[1])
-            case Norm():
-                return norm(step, given[0])
-            case Elementwise():
-                return elementwise(step.out, step.function, given[0])
-            case Product():
-                return product(step.out, given[0], given[1])
-            case Scores():
-                return scores(step, given[0], given[1], tokens, self.prefixes.get(_layer(step.out)))
-            case Softcap():
-                return capped(step, given[0])
-            case Softmax():
-                return softmax(given[0]), given[0]
-            case Mix():
-                weights, made = given[0]
-                return mix(step.out, made, weights, given[1])
-            case Pool():
-                return pooled(step, given[0], self.first)
+        match step, given:
+            case Affine(), [Value() as x]:
+                return affine(step, x)
+            case Rotary(), [Value() as x]:
+                return rotary(step, x, tokens)
+            case Shift(), [Value() as x]:
+                return shifted(step, x, tokens)
+            case Add(), [Value() as x, Value() as y]:
+                return added(step.out, x, y)
+            case Norm(), [Value() as x]:
+                return norm(step, x)
+            case Elementwise(), [Value() as x]:
+                return elementwise(step.out, step.function, x)
+            case Product(), [Value() as x, Value() as y]:
+                return product(step.out, x, y)
+            case Scores(), [Value() as q, Value() as k]:
+                return scores(step, q, k, tokens, self.prefixes.get(_layer(step.out)))
+            case Softcap(), [ScoreValue() as a]:
+                return capped(step, a)
+            case Softmax(), [ScoreValue() as a]:
+                return softmax(a)
+            case Mix(), [Weights() as p, Value() as v]:
+                return mix(step.out, p, v)
+            case Pool(), [Value() as x]:
+                return pooled(step, x, self.first)
         raise EngineError(f"chebyshev has no rule for the step that makes {step.out}")
 
 

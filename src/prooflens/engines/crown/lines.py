@@ -62,9 +62,9 @@ class LineRelaxation(NamedTuple):
     lower: Lines
     upper: Lines
 
-    def at(self, token: int) -> LineRelaxation:
-        """Return the lines of one token."""
-        return LineRelaxation(self.lower.part(token), self.upper.part(token))
+    def at(self, token: int, dim: int = 0) -> LineRelaxation:
+        """Return the lines of one token, which is counted along a dimension."""
+        return LineRelaxation(self.lower.part(token, dim), self.upper.part(token, dim))
 
 
 def mixed(three: Float[Tensor, " 3 *shape"], tau: Float[Tensor, " f *shape"] | None) -> Tensor:
@@ -114,6 +114,8 @@ def activation(function: Activation, box: Box) -> LineRelaxation:
     """Return lines of a model's activation on a box of its inputs."""
     if function == "relu":
         return _relu(box)
+    if function == "relu2":
+        return convex(ACTIVATIONS[function], lambda x: 2.0 * torch.relu(x), box)
     low, high = box
     c = 0.5 * low + 0.5 * high
     tried = _slopes(function, box)

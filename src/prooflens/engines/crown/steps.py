@@ -35,7 +35,18 @@ from torch import Tensor
 
 from prooflens.engines.crown.lines import LineRelaxation
 from prooflens.engines.relaxations.affine import through_affine, through_rotary
-from prooflens.models.sites import Add, Affine, AnyStep, Mix, Pool, Product, Rotary, Scores, share_heads
+from prooflens.models.sites import (
+    Add,
+    Affine,
+    AnyStep,
+    Mix,
+    Pool,
+    Product,
+    Rotary,
+    Scores,
+    Shift,
+    share_heads,
+)
 from prooflens.numerics import up
 from prooflens.queries.simplex import Box
 
@@ -124,12 +135,12 @@ class Middle(NamedTuple):
 class Linear:
     """The rule of affine maps, rotations, residual sums and pooling: exact but for rounding."""
 
-    step: Affine | Rotary | Add | Pool
+    step: Affine | Rotary | Shift | Add | Pool
     shapes: tuple[torch.Size, ...]
     size: Tensor
 
     @classmethod
-    def of(cls, step: Affine | Rotary | Add | Pool, *boxes: Box) -> Linear:
+    def of(cls, step: Affine | Rotary | Shift | Add | Pool, *boxes: Box) -> Linear:
         """Compute sizes from the inputs' boxes."""
         sizes = [magnitude(box) for box in boxes]
         match step:
@@ -139,6 +150,8 @@ class Linear:
                     size = size + step.bias.abs().reshape(step.out_shape)
             case Rotary():
                 size = through_rotary(step)(sizes[0])
+            case Shift():
+                size = sizes[0] + step.offset.abs()
             case Add():
                 size = sizes[0] + sizes[1]
             case Pool():
@@ -161,8 +174,10 @@ class Linear:
         return (True,) * len(self.shapes)
 
     def at(self, token: int) -> Linear:
-        """Return the same map; a rotation has its angle per token."""
+        """Return the same map; a rotation has its angle per token, a shift its offset."""
         step = self.step
+        if isinstance(step, Shift):
+            step = replace(step, offset=cut(step.offset, token))
         if isinstance(step, Rotary):
             step = replace(step, cos=cut(step.cos, token), sin=cut(step.sin, token))
         shapes = tuple(torch.Size((1, *shape[1:])) for shape in self.shapes)
@@ -184,6 +199,8 @@ class Linear:
                 turned = A * sin[:, None, :]
                 back = torch.cat((turned[..., half:], -turned[..., :half]), -1)
                 return Passed((A * cos[:, None, :] + back,), nothing, size)
+            case Shift(offset=offset):
+                return Passed((A,), paired(A, offset), size)
             case Add():
                 return Passed((A, A), nothing, size)
             case Pool(weights=weights):
@@ -192,16 +209,18 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The rule of a coordinate-wise function between its lines."""
+    """The rule of a coordinate-wise function between its lines; `dim` counts tokens, for scores those of queries."""
 
     lines: LineRelaxation
     size: Tensor
+    dim: int = 0
 
     @classmethod
-    def of(cls, lines: LineRelaxation, box: Box) -> Curve:
+    def of(cls, lines: LineRelaxation, box: Box, dim: int = 0) -> Curve:
         """Compute sizes from the lines and the input's box."""
         (low, below), (high, above) = lines.lower.size, lines.upper.size
-        return cls(lines, 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above)))
+        size = 4.0 * (torch.maximum(low, high) * magnitude(box) + torch.maximum(below, above))
+        return cls(lines, size, dim)
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -220,7 +239,7 @@ class Curve:
 
     def at(self, token: int) -> Curve:
         """Return one token's lines."""
-        return Curve(self.lines.at(token), cut(self.size, token))
+        return Curve(self.lines.at(token, self.dim), cut(self.size, token, self.dim), self.dim)
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
         """Take the line above where A is positive, and the one below where it is negative."""
@@ -343,4 +362,4 @@ EQUATIONS: dict[type, str] = {Scores: "ihc,jhc->hij", Mix: "hij,jhc->ihc", Produ
 
 def linear_rule(step: AnyStep, *boxes: Box) -> Rule | None:
     """Return the rule of a step that needs no bounds but for its rounding; None for other steps."""
-    return Linear.of(step, *boxes) if isinstance(step, Affine | Rotary | Add | Pool) else None
+    return Linear.of(step, *boxes) if isinstance(step, Affine | Rotary | Shift | Add | Pool) else None

@@ -114,6 +114,8 @@ class LineWalk:
                 return self._softmax(step)
             case Mix():
                 self.tighten(step.inputs[1])
+            case Softcap():
+                self.tighten(step.inputs[0], self._tokens(step))
             case _:
                 for name in step.inputs:
                     self.tighten(name)
@@ -122,31 +124,39 @@ class LineWalk:
         if isinstance(step, Elementwise):
             return Curve.of(activation(step.function, boxes[0]), boxes[0])
         if isinstance(step, Softcap):
-            return Curve.of(softcap(step.cap, boxes[0]), boxes[0])
+            return Curve.of(softcap(step.cap, boxes[0]), boxes[0], self._tokens(step))
         assert isinstance(step, Scores | Mix | Product)
         return Bilinear.of(step, *boxes)
 
-    def tighten(self, name: str) -> None:
+    def _tokens(self, step: Softcap) -> int:
+        """Return the dimension that counts tokens in what a cap reads: scores [H, S, S] have heads before them."""
+        made = {before.out: before for before, _ in self.rules}
+        return 1 if isinstance(made.get(step.inputs[0]), Scores) else 0
+
+    def tighten(self, name: str, dim: int = 0) -> None:
         """Bound every coordinate of a value and intersect with its box."""
         box = self.boxes[name]
         if name == INPUT or self._from_input(name):
             return
-        self.boxes[name] = _cut(box, *self.coordinates(name))
+        self.boxes[name] = _cut(box, *self.coordinates(name, dim=dim))
 
-    def coordinates(self, name: str, centre: bool = False) -> Box:
-        """Bound every coordinate of a value or, with `centre`, of x − mean(x), token by token."""
+    def coordinates(self, name: str, centre: bool = False, dim: int = 0) -> Box:
+        """Bound every coordinate of a value or, with `centre`, of x − mean(x), token by token along a dimension."""
         like = self.boxes[name].lower
         if like.numel() <= AT_ONCE or like.ndim == 1:
             eye = torch.eye(like.numel(), dtype=like.dtype, device=like.device).reshape(-1, *like.shape)
             starts = [Start({name: centred(eye) if centre else eye})]
         else:
-            eye = torch.eye(like[0].numel(), dtype=like.dtype, device=like.device)
-            eye = eye.reshape(-1, 1, *like.shape[1:])
+            one = like.select(dim, 0)
+            eye = torch.eye(one.numel(), dtype=like.dtype, device=like.device)
+            eye = eye.reshape(-1, *one.shape).unsqueeze(dim + 1)
             rows = centred(eye) if centre else eye
-            starts = [Start({name: rows}, token) for token in range(len(like))]
+            starts = [Start({name: rows}, token) for token in range(like.shape[dim])]
         found = [self.bounds(start) for start in starts]
-        lower, upper = (torch.cat([getattr(part, end) for part in found]) for end in ("lower", "upper"))
-        return Box(lower.reshape(like.shape), upper.reshape(like.shape))
+        if len(found) == 1:
+            return Box(*(end.reshape(like.shape) for end in (found[0].lower, found[0].upper)))
+        ends = zip(*((part.lower, part.upper) for part in found), strict=True)
+        return Box(*(torch.stack([end.reshape(one.shape) for end in side], dim) for side in ends))
 
     def _from_input(self, name: str) -> bool:
         """Say whether a value is an affine image of a ball: its interval box is exact then."""

@@ -122,6 +122,8 @@ def _apply(step: AnyStep, sets: dict[str, TensorSet], *slopes: Slope) -> Slope:
             )
         case Rotary():
             return x.linear(step, through_rotary(step), 3)
+        case sites.Shift():
+            return x
         case sites.Add():
             return slopes[0] + slopes[1]
         case Scores():

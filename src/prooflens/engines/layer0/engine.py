@@ -66,6 +66,10 @@ class Layer0(EngineBase):
         architecture = problem.model.architecture
         if architecture.qk_norm != "none":
             return "layer0 has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+        if architecture.head_positions:
+            return (
+                "layer0 has no rule for positions of queries and keys (head_positions): ask crown or interval"
+            )
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"
         return None

@@ -5,7 +5,7 @@ Whatever λ and κ are, the range of the deviation g(x) = φ(x) − λ(x − c) 
 
 - **ReLU**: g is quadratic on each side of 0, so its extremes lie at l, 0, u and the two vertices;
 - **smooth φ**: on a grid of step h, g exceeds its values at the two ends of a cell by at most h²/8·(M₂ + 2|κ|),
-  M₂ ≥ sup|φ''|;
+  M₂ ≥ sup|φ''|; for ReLU² as well, as φ' is Lipschitz with M₂ = 2;
 - **x^{-½}** (norms): second-order Taylor, remainder (5/16) l^{-7/2}|x − c|³; or the chord, whose g is convex:
   greatest at an end, at least (3/2)(2|λ|)^{1/3} + λc.
 
@@ -26,8 +26,14 @@ from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
 
-CURVATURE: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.51, "tanh": 0.77}
-"""M₂ ≥ sup|φ''|: 2/√(2π), the same for the tanh form, 1/2, 4/(3√3). The tests check them with ball arithmetic."""
+CURVATURE: dict[Activation, float] = {
+    "gelu": 0.8,
+    "gelu_tanh": 0.8,
+    "silu": 0.51,
+    "tanh": 0.77,
+    "relu2": 2.0,
+}
+"""M₂ ≥ sup|φ''|: 2/√(2π), the same for the tanh form, 1/2, 4/(3√3), 2. The tests check them with ball arithmetic."""
 
 CELLS = 32
 """How many cells the grid has on which a smooth function is compared with its relaxation."""
@@ -72,8 +78,15 @@ def _ends(function: Activation, hull: Box) -> tuple[Tensor, Tensor, Tensor]:
 def chord(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
     """Return the slope of the secant and curvature 0; slope 0 if the interval is too narrow. Any slope is valid."""
     at_low, at_high, width = _ends(function, hull)
-    slope = ((at_high - at_low) / width).clamp(-2.0, 2.0)
+    most = _steepest(function, hull)
+    slope = ((at_high - at_low) / width).clamp(-most, most)
     return slope, torch.zeros_like(slope)
+
+
+def _steepest(function: Activation, hull: Box) -> Tensor:
+    """Return a slope that no secant exceeds; a narrow interval may compute any."""
+    at = torch.full_like(hull.upper, 2.0)
+    return 2.0 * hull.upper.clamp(min=1.0) if function == "relu2" else at
 
 
 def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
@@ -85,7 +98,8 @@ def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor
     wide = width > 2.0**-20 * (1.0 + c.abs())
     curvature = torch.where(wide, bend, 0.0)
     slope = (at_high - at_low) / width + 2.0 * curvature * (c - middle)
-    return torch.where(wide, slope, 0.0).clamp(-8.0, 8.0), curvature
+    most = 4.0 * _steepest(function, hull)
+    return torch.where(wide, slope, 0.0).clamp(-most, most), curvature
 
 
 def _centred(low: Tensor, high: Tensor, slope: Tensor, curvature: Tensor) -> Relaxation:

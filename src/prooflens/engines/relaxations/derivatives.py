@@ -23,16 +23,44 @@ Each is a sum of a few products of bounded factors, and the factors that grow (x
 decay faster, so a few hundred u = 2⁻⁵³ would do. 2⁻⁴⁰ = 8192u; the tests compare with ball arithmetic.
 """
 
-SECOND: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.51, "tanh": 0.78, "relu": 0.0}
+SECOND: dict[Activation, float] = {
+    "gelu": 0.8,
+    "gelu_tanh": 0.8,
+    "silu": 0.51,
+    "tanh": 0.78,
+    "relu": 0.0,
+    "relu2": 2.0,
+}
 """An upper bound of sup |φ″|."""
 
-THIRD: dict[Activation, float] = {"gelu": 0.8, "gelu_tanh": 0.8, "silu": 0.33, "tanh": 2.1, "relu": 0.0}
-"""An upper bound of sup |φ‴|."""
+THIRD: dict[Activation, float] = {
+    "gelu": 0.8,
+    "gelu_tanh": 0.8,
+    "silu": 0.33,
+    "tanh": 2.1,
+    "relu": 0.0,
+    "relu2": 0.0,
+}
+"""An upper bound of sup |φ‴|; of ReLU² away from its kink, as for the next ones."""
 
-FOURTH: dict[Activation, float] = {"gelu": 1.7, "gelu_tanh": 1.7, "silu": 0.53, "tanh": 4.3, "relu": 0.0}
+FOURTH: dict[Activation, float] = {
+    "gelu": 1.7,
+    "gelu_tanh": 1.7,
+    "silu": 0.53,
+    "tanh": 4.3,
+    "relu": 0.0,
+    "relu2": 0.0,
+}
 """An upper bound of sup |φ⁗|."""
 
-FIFTH: dict[Activation, float] = {"gelu": 3.0, "gelu_tanh": 3.0, "silu": 0.7, "tanh": 18.0, "relu": 0.0}
+FIFTH: dict[Activation, float] = {
+    "gelu": 3.0,
+    "gelu_tanh": 3.0,
+    "silu": 0.7,
+    "tanh": 18.0,
+    "relu": 0.0,
+    "relu2": 0.0,
+}
 """An upper bound of sup |φ⁽⁵⁾|."""
 
 
@@ -108,6 +136,10 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
     found = [Expansion(*taylor, mean) for taylor, mean in zip(kept, means, strict=True)]
     if function == "relu":
         return found
+    if function == "relu2":
+        # Beyond the kink, by up to b − |x|, x + u squared is all that second order misses, on either side.
+        missed = kinked(x, b).square() * (1.0 + 2.0**-50)
+        return [found[0], *(Expansion(zero, zero, missed) for _ in range(3))]
     places = torch.linspace(-1.0, 1.0, 2 * GRID + 1, dtype=b.dtype, device=b.device)
     v = places.reshape(-1, *(1 for _ in b.shape))
     u = v * b
@@ -135,6 +167,16 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
     return found
 
 
+def kinked(x: Tensor, b: Tensor) -> Tensor:
+    """Return how far x + u, |u| ≤ b, gets beyond the kink of a ReLU at 0, seen from x, rounded up; 0 if it does not.
+
+    Args:
+        x: the centre.
+        b: how far u may go.
+    """
+    return (b - x.abs()).clamp(min=0.0) * (1.0 + 2.0**-50)
+
+
 def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """Return coefficients of u³ and, in fourth order, of u⁴ that take most of a gap away, at places u = vb.
 
@@ -149,7 +191,7 @@ def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]
 
 
 def derivatives(function: Activation, x: Tensor) -> Derivatives:
-    """Return φ′(x), φ″(x), φ‴(x) and φ⁗(x); ReLU's are those away from its kink.
+    """Return φ′(x), φ″(x), φ‴(x) and φ⁗(x); those of ReLU and ReLU² are those away from the kink.
 
     Args:
         function: the activation φ.
@@ -199,6 +241,9 @@ def derivatives(function: Activation, x: Tensor) -> Derivatives:
     if function == "relu":
         zero = torch.zeros_like(x)
         return Derivatives((x > 0).to(x), zero, zero, zero)
+    if function == "relu2":
+        zero = torch.zeros_like(x)
+        return Derivatives(2.0 * torch.relu(x), 2.0 * (x > 0).to(x), zero, zero)
     raise EngineError(f"the derivatives of {function} are not known")
 
 

@@ -50,7 +50,7 @@ def raised(M: Float[Tensor, "*b n n"], error: Tensor) -> Float[Tensor, "*b n n"]
         M: computed matrices, shape [..., n, n].
         error: bounds of their error in the 2-norm, shape [...].
     """
-    found = 0.5 * (M + M.mT)
+    found = (M + M.mT).mul_(0.5)
     found.diagonal(dim1=-2, dim2=-1).add_(grow(error)[..., None] + UNDERFLOW)
     return found
 
@@ -158,9 +158,11 @@ def total(
     found = c[..., 0, None, None] * shapes[0]
     size = c[..., 0] * frobenius(shapes[0])
     for i, M in enumerate(shapes[1:], 1):
-        found = found + c[..., i, None, None] * M
+        found.addcmul_(c[..., i, None, None], M)
         size = size + c[..., i] * frobenius(M)
-    return raised(found, gamma(4 * len(shapes) + 8) * size)
+    # Summands are symmetric to the last bit, and so is their sum.
+    found.diagonal(dim1=-2, dim2=-1).add_(grow(gamma(4 * len(shapes) + 8) * size)[..., None] + UNDERFLOW)
+    return found
 
 
 def total_along(

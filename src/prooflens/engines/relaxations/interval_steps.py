@@ -41,6 +41,7 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
     Softcap,
     Softmax,
     share_heads,
@@ -83,6 +84,8 @@ def _apply(step: AnyStep, *boxes: Box) -> Box:
             return Box(*(end.reshape(*end.shape[:-1], *step.out_shape) for end in image))
         case Rotary():
             return _rotary(step, boxes[0])
+        case Shift():
+            return _shift(boxes[0], step.offset)
         case Add():
             return _add(*boxes)
         case Norm():
@@ -303,6 +306,9 @@ DIPS: dict[Activation, _Dip] = {
 def _activation(function: Activation, x: Box) -> Box:
     if function == "relu":
         return Box(x.lower.clamp(min=0.0), x.upper.clamp(min=0.0))
+    if function == "relu2":
+        low, high = (end.clamp(min=0.0).square() for end in x)
+        return Box(down(low).clamp(min=0.0), torch.where(x.upper > 0.0, up(high), 0.0))
     if function == "tanh":
         low, high = x.lower.tanh(), x.upper.tanh()
         error = (LIBM_ROUNDINGS + 2) * UNIT_ROUNDOFF

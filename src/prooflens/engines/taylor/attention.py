@@ -8,7 +8,8 @@ With centred score deviations b_j (Σ s_j b_j = 0), weights s, values centred at
       + ½ Σ c_j b_j² + Σ s_j b_j p_j                           (second order; Σ c_j = 0 removes the mean)
       + third order and beyond (`taylor.mixing`),
 
-and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|.
+and the scores themselves are bilinear: scale·u_q·u_k under the weight c_j. Here β_j bounds |b_j|. Scores that go
+through a cap have a slope each, by which their moves are multiplied, and bend by themselves (`taylor.caps`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from prooflens.engines.relaxations.norms import (
     product_error,
     spectral,
 )
+from prooflens.engines.taylor.caps import CappedScores, capped_scores
 from prooflens.engines.taylor.segments import Attention
 from prooflens.engines.taylor.values import FactorBox, Value
 from prooflens.models.sites import Scores
@@ -85,26 +87,72 @@ def _outer(x: Float[Tensor, "S H"], y: Float[Tensor, "S H"]) -> Float[Tensor, "H
 
 @dataclass(eq=False)
 class ScoreSite:
-    """The bilinear site a_ij = scale·q_i·k_j.
+    """The bilinear site a_ij = scale·q_i·k_j + bias_ij, and the cap behind it if there is one.
 
     Attributes:
         step: the step that makes scores.
         names: the names of queries and keys.
         q: queries.
         k: keys.
+        half_widths: half-widths of the factors, shape [p].
         quick: bound products by traces, without eigenvalues.
+        cap: c of c·tanh(a/c); None if scores are not capped.
     """
 
     step: Scores
     names: tuple[str, str]
     q: Heads
     k: Heads
+    half_widths: Float[Tensor, " p"]
     quick: bool = False
     """Bound products by traces, without eigenvalues."""
+    cap: float | None = None
 
     @cached_property
-    def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
-        """Per score, the supremum of its second-order part and of what e adds to it, with rounding."""
+    def bilinear(self) -> Float[Tensor, "H S S"]:
+        """Scores at the centre, before the cap."""
+        a = torch.einsum("ihc,jhc->hij", self.q.u, self.k.u) * self.step.scale
+        return a if self.step.bias is None else a + self.step.bias
+
+    @cached_property
+    def capped(self) -> CappedScores | None:
+        """What the cap does to scores; None without a cap."""
+        if self.cap is None:
+            return None
+        q, k, scale, mask = self.q, self.k, self.step.scale, self.step.mask
+        second, cross = self._products
+        c, p = k.A.shape[-2:]
+        own = supports(q.B.movedim(1, 0)[:, :, None].expand(*second.shape, -1, -1), _per_query(k.u))
+        widths = self.half_widths
+        size = scale * (_outer(q.n, frobenius(k.A)) + _outer(frobenius(q.A), k.n)) * length(widths)
+        # A row is two sums of c terms, and its product with the half-widths one of p; x = fl(a/c) rounds once.
+        rounding = gamma(8 * c + p + 64) * 4.0 * size + gamma(8) * self.bilinear.abs()
+        rho = grow((self.rows.abs() @ widths + rounding) * mask)
+        E = grow((second + cross + scale * (self._far + own) + rounding) * mask)
+        return capped_scores(self.cap, self.bilinear, rho, E)
+
+    @cached_property
+    def rows(self) -> Float[Tensor, "H S S p"]:
+        """The linear parts of scores before the cap, 0 where the mask hides them."""
+        q, k = self.q, self.k
+        found = torch.einsum("jhcp,ihc->hijp", k.A, q.u) + torch.einsum("ihcp,jhc->hijp", q.A, k.u)
+        return self.step.scale * found * self.step.mask[..., None]
+
+    @property
+    def values(self) -> Float[Tensor, "H S S"]:
+        """Scores at the centre, as softmax reads them."""
+        return self.bilinear if self.capped is None else self.capped.value
+
+    @cached_property
+    def slopes(self) -> Float[Tensor, "H S S"]:
+        """By how much a score moves with q·k: 1, or the slope of the cap."""
+        if self.capped is not None:
+            return self.capped.slope
+        return self.q.u.new_ones(1, 1, 1).expand(self.q.u.shape[1], len(self.q.u), len(self.k.u))
+
+    @cached_property
+    def _products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
+        """As `products`, before the cap."""
         q, k, scale = self.q, self.k, self.step.scale
         cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
         # A score is a sum of c products, and so are its covectors; γ_{4c+64} covers both over the region.
@@ -113,6 +161,28 @@ class ScoreSite:
             rounding = rounding + gamma(8) * self.step.bias.abs()
         mask = self.step.mask
         return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
+
+    @cached_property
+    def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
+        """Per score, the supremum of its second-order part and of what e adds to it, with rounding.
+
+        Behind a cap, what was there before it is multiplied by the slope, and the cap adds its own quadratic part and
+        its rest. tanh and the product with c round by a few units of c.
+        """
+        second, cross = self._products
+        if self.capped is None or self.cap is None:
+            return second, cross
+        mask, bent = self.step.mask, self.capped
+        rest = bent.rest + gamma(64) * self.cap
+        return grow((bent.slope * second + bent.straight) * mask), grow((bent.slope * cross + rest) * mask)
+
+    @cached_property
+    def _far(self) -> Float[Tensor, "H S S"]:
+        """sup |q·e_k|."""
+        q, k = self.q, self.k
+        S, H, _ = q.u.shape
+        shapes = k.B.movedim(1, 0)[:, None].expand(H, S, S, -1, -1)
+        return supports(shapes, _per_key(q.u.movedim(1, 0), S))
 
     def _pairs(self, M: Float[Tensor, "S H c c"], K: Float[Tensor, "S H c c"]) -> Float[Tensor, "H S S"]:
         """Bound |x·y| over two ellipsoids, for all pairs of tokens."""
@@ -137,18 +207,15 @@ class ScoreSite:
 
         Args:
             s: softmax weights at the centre.
-            keys: keys less their weighted mean, per query.
+            keys: keys, times the slopes of their scores, less their weighted mean, per query.
 
         Returns:
             Bounds of |b_e|, of all products of moves in it, and of the products that involve e.
         """
         second, cross = self.products
         mask, scale = self.step.mask, self.step.scale
-        q, k = self.q, self.k
-        H, S, _ = s.shape
-        shape = (H, S, S)
-        far = supports(k.B.movedim(1, 0)[:, None].expand(*shape, -1, -1), _per_key(q.u.movedim(1, 0), S))
-        own = supports(q.B.movedim(1, 0)[:, :, None].expand(*shape, -1, -1), keys)
+        far = self.slopes * self._far
+        own = supports(self.q.B.movedim(1, 0)[:, :, None].expand(*s.shape, -1, -1), keys)
         whole, products, cross = (
             each + (s * each).sum(-1, keepdim=True)
             for each in (second + cross + scale * far * mask, second + cross, cross)
@@ -169,6 +236,10 @@ def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Flo
 
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:
     return u[:, :, None].expand(-1, -1, n_keys, -1)
+
+
+def _per_query(u: Float[Tensor, "S H c"]) -> Float[Tensor, "H S S c"]:
+    return u.movedim(1, 0)[:, None].expand(-1, len(u), -1, -1)
 
 
 @dataclass(eq=False)
@@ -193,12 +264,11 @@ class MixSite:
     def __post_init__(self) -> None:
         step, q, k, v = self.scores.step, self.scores.q, self.scores.k, self.v
         self.mask, self.scale = step.mask, step.scale
-        a = torch.einsum("ihc,jhc->hij", q.u, k.u) * step.scale
-        a = a if step.bias is None else a + step.bias
-        self.s = torch.softmax(a.masked_fill(~step.mask, -torch.inf), -1)
+        self.slopes = self.scores.slopes
+        self.s = torch.softmax(self.scores.values.masked_fill(~step.mask, -torch.inf), -1)
         self.z = torch.einsum("hij,jhc->ihc", self.s, v.u)
-        average = torch.einsum("hij,jhc->ihc", self.s, k.u)
-        self.keys = k.u.movedim(1, 0)[:, None] - average.movedim(1, 0)[:, :, None]
+        average = torch.einsum("hij,jhc->ihc", self.s * self.slopes, k.u)
+        self.keys = self.slopes[..., None] * _per_query(k.u) - average.movedim(1, 0)[:, :, None]
         self.deviations = v.u.movedim(1, 0)[:, None] - self.z.movedim(1, 0)[:, :, None]
         self.keys, self.deviations = (x * self.mask[..., None] for x in (self.keys, self.deviations))
         S, H, c = self.z.shape
@@ -226,7 +296,7 @@ class MixSite:
     def _rows(self) -> Float[Tensor, "H S S p"]:
         """Return the linear parts of the centred scores."""
         q, k = self.scores.q, self.scores.k
-        rows = self.scale * torch.einsum("jhcp,ihc->hijp", k.A, q.u)
+        rows = self.scale * torch.einsum("jhcp,ihc->hijp", k.A, q.u) * self.slopes[..., None]
         rows = rows - torch.einsum("hij,hijp->hip", self.s, rows)[:, :, None]
         rows = rows + self.scale * torch.einsum("ihcp,hijc->hijp", q.A, self.keys)
         return rows * self.mask[..., None]
@@ -269,6 +339,7 @@ class MixSite:
         chosen = torch.arange(len(tokens))
         pulled = (self.s[..., None] * self.deviations)[:, tokens]
         beta = self.scale * torch.einsum("jhcd,thc->thjd", Jk, self.scores.q.u[tokens])
+        beta = beta * self.slopes[:, tokens].movedim(0, 1)[..., None]
         alpha = self.scale * torch.einsum("thcd,htjc->thjd", Jq[tokens], self.keys[:, tokens])
         inner = torch.einsum("htj,jhcd->tjhcd", self.s[:, tokens], Jv)
         inner = inner + torch.einsum("htjc,thjd->tjhcd", pulled, beta)
@@ -295,7 +366,7 @@ class MixSite:
         coef = self.s[:, t] * torch.einsum("fhc,hjc->fhj", omega, self.deviations[:, t])
         return {
             "q": self.scale * torch.einsum("fhj,hjc->fhc", coef, self.keys[:, t]),
-            "k": self.scale * torch.einsum("fhj,hc->fjhc", coef, self.scores.q.u[t]),
+            "k": self.scale * torch.einsum("fhj,hc->fjhc", coef * self.slopes[:, t], self.scores.q.u[t]),
             "v": torch.einsum("hj,fhc->fjhc", self.s[:, t], omega),
         }
 
@@ -309,6 +380,7 @@ class MixSite:
         moves = self.scale * ((q.n + q.reach) * (k.n + k.reach).amax(0)).amax(1)
         if self.scores.step.bias is not None:
             moves = moves + self.scores.step.bias.abs().amax((0, 2))
+        moves = moves + (self.scores.cap or 0.0)
         inner = self.out_size.square().sum().sqrt() * values * (2.0 + 2.0 * moves) * 8.0
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
         # Weights that are off by 2⁻⁴⁵ relative, as in `beta`, move a mean of values by at most twice that.

@@ -45,7 +45,8 @@ def needed_memory(architecture: Architecture, n_tokens: int, factors: int, depth
     """
     S, d, p = n_tokens, architecture.d_model, max(1, factors)
     H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
-    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + 2 * H * S * S * p
+    rows = 2 if architecture.score_cap is None else 3
+    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + rows * H * S * S * p
     mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
     work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
     return 8 * ((kept + 1) * chain + work)

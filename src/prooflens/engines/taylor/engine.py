@@ -80,8 +80,6 @@ class Taylor(EngineBase):
         architecture = problem.model.architecture
         if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
             return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
-        if architecture.score_cap is not None:
-            return "taylor has no rule for capped scores (score_cap): ask crown or interval"
         need, allowed = least_memory(problem, forms), allowed_memory(problem, options)
         if need > allowed:
             return (
@@ -331,21 +329,21 @@ def _score_seeds(
     device = q.u.device
     form, h, i, j = (x[here].to(device) for x in (forms.index, forms.head, forms.position, forms.key))
     weight = forms.weight[here].to(q.u)
-    each = (q.u[i, h] * k.u[j, h]).sum(-1) * step.scale
-    each = each if step.bias is None else each + step.bias[h, i, j]
+    each, slope = scores.values[h, i, j], scores.slopes[h, i, j]
     zero = q.u.new_zeros(forms.size)
     value = zero.index_add(0, form, weight * each)
     # Adding up a form's entries rounds as well.
     rounding = gamma(2 * len(form) + 64) * (
-        each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale
+        each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale + (scores.cap or 0.0)
     )
     own = zero.index_add(0, form, weight.abs() * (products[h, i, j] + rounding))
     S, H, c = q.u.shape
     groups = chain.values[scores.names[1]].heads
     at_q = q.u.new_zeros(forms.size, S, H, c)
-    at_q.index_put_((form, i, h), (weight * step.scale)[:, None] * k.u[j, h], accumulate=True)
+    weight = weight * step.scale * slope
+    at_q.index_put_((form, i, h), weight[:, None] * k.u[j, h], accumulate=True)
     at_k = q.u.new_zeros(forms.size, S, groups, c)
-    at_k.index_put_((form, j, h * groups // H), (weight * step.scale)[:, None] * q.u[i, h], accumulate=True)
+    at_k.index_put_((form, j, h * groups // H), weight[:, None] * q.u[i, h], accumulate=True)
     seeds: Seeds = {}
     for name, part in zip(scores.names, (at_q, at_k), strict=True):
         for t in range(S):

@@ -122,7 +122,10 @@ class Hessian(HigherOrderBound):
         self.at_root = {}
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """Add ½ Σ c b² + Σ s b p + scale Σ c (A_qα)·(A_kα), p = ω·A_vα, to the Hessians; bound what is beyond it."""
+        """Add ½ Σ c b² + Σ s b p + scale Σ c λ (A_qα)·(A_kα) + ½ Σ c φ″ℓ², p = ω·A_vα; bound what is beyond it.
+
+        λ, φ″ and ℓ are the slope, the curve and the linear part of a capped score; without a cap λ = 1 and φ″ = 0.
+        """
         assert chain.mix is not None
         self._add_mixing(chain.mix, chain.goes_on[place], u)
         return super().mixing(chain, place, u)
@@ -134,7 +137,7 @@ class Hessian(HigherOrderBound):
         rows = mix.rows[:, t] * half_widths
         q, k, v = (A * half_widths for A in (mix.scores.q.A[t], mix.scores.k.A, mix.v.A))
         partners = s[..., None] * torch.einsum("fhc,jhcp->fhjp", omega, v) + 0.5 * c[..., None] * rows
-        keys = mix.scale * torch.einsum("fhj,jhcp->fhcp", c, k)
+        keys = mix.scale * torch.einsum("fhj,jhcp->fhcp", c * mix.slopes[:, t], k)
         left = torch.cat((rows.flatten(0, 1), q.flatten(0, 1)))
         right = torch.cat((partners.flatten(1, 2), keys.flatten(1, 2)), 1)
         sizes = length(omega) * frobenius(v).amax(0)
@@ -144,6 +147,12 @@ class Hessian(HigherOrderBound):
         pair = mix.scale * frobenius(q.flatten(0, 1)) * frobenius(k).amax() * (length(c.flatten(1)) + noise)
         # Sums over the stream, a head's coordinates, keys and the rows of `left`; the factors 8 and S are to spare.
         inner = len(left) + omega.shape[-1] + len(mix.out) + 64
+        if (bent := mix.scores.capped) is not None:
+            raw = (mix.scores.rows[:, t] * half_widths).flatten(0, 1)
+            curve = bent.curve[:, t].flatten()
+            left = torch.cat((left, raw))
+            right = torch.cat((right, (0.5 * c.flatten(1) * curve)[..., None] * raw), 1)
+            pair = pair + frobenius(raw).square() * curve.abs().amax() * (length(c.flatten(1)) + noise)
         self._add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
@@ -158,8 +167,12 @@ class Hessian(HigherOrderBound):
         for form, h, i, j, weight in entries:
             q, k = (
                 scores.q.A[i, h] * self.half_widths,
-                scores.k.A[j, h] * (self.half_widths * weight * scores.step.scale),
+                scores.k.A[j, h] * (self.half_widths * weight * scores.step.scale * scores.slopes[h, i, j]),
             )
+            if scores.capped is not None:
+                row = scores.rows[h, i, j] * self.half_widths
+                q = torch.cat((q, row[None]))
+                k = torch.cat((k, (0.5 * weight * scores.capped.curve[h, i, j] * row)[None]))
             self.G[form] += q.T @ k
             size = frobenius(q) * frobenius(k)
             self.error[form] += product_error(len(q) + 64, size * 4.0)

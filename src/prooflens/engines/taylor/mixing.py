@@ -4,16 +4,17 @@ At query token t the next root moves, beyond first order in q, k and v, by sums 
 g = W_O(V_j − z), c = s g, b = b_lin + b_e the centred scores (|b| ≤ β, |b_e| ≤ E) and m_k = Σ_j s b^k per head, the
 weights are σ = s e^b/(1 + q) with **q = Σ s (e^b − 1) ≥ 0** (Jensen), so that N = Σ c (e^b − 1) becomes N/(1 + q):
 
-    second order   ½ Σ c b²  +  Σ s b W_O A_vα  +  scale Σ c (A_qα)·(A_kα)
+    second order   ½ Σ c b²  +  Σ s b W_O A_vα  +  scale Σ c λ (A_qα)·(A_kα)  +  ½ Σ c φ″ℓ²
     third order    ⅙ Σ c (b³ − 3b m₂)  +  ½ Σ s (b² − m₂) W_O A_vα
     fourth order   Σ c (b⁴/24 − b² m₂/4 − b m₃/6)  +  Σ s (b³/6 − b m₂/2 − m₃/6) W_O A_vα
     with b_e       what b_e for b_lin changes in these, b_e the products of A_qα and A_kα and all that e_q, e_k add
     with e         e_V for A_vα, and e_q, e_k for A_qα, A_kα
     beyond         fifth order of N/(1 + q), fourth order of the weights against δV
 
-In b = b_lin the first three are polynomials in α, with shapes from Gram matrices (`relaxations.ellipsoids`); b_e lies
-in an ellipsoid as well, and what is linear in it has such shapes too. The others share budgets
-(`taylor.softmax_budget`). Several query tokens are worked on at once.
+λ is 1 without a cap of scores, and the last term of second order is 0; else λ, φ″ and ℓ are those of `taylor.caps`,
+whose rest x adds Σ c x. In b = b_lin the first three are polynomials in α, with shapes from Gram matrices
+(`relaxations.ellipsoids`); b_e lies in an ellipsoid as well, and what is linear in it has such shapes too. The others
+share budgets (`taylor.softmax_budget`). Several query tokens are worked on at once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from prooflens.engines.relaxations.ellipsoids import (
     box,
     image,
     raised,
+    total,
     total_along,
     trace,
     weighted_sum,
@@ -37,6 +39,7 @@ from prooflens.engines.relaxations.ellipsoids import (
 )
 from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import MixSite
+from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.softmax_budget import Sizes, SoftmaxBudget, against_e, at_once, beyond, with_e
 from prooflens.engines.taylor.values import UNREAD, Value
 from prooflens.numerics import gamma
@@ -73,13 +76,26 @@ class MixShape:
         self.squares = self.w[:, 0, self.grams.first].square()
         self.s = mix.s[:, t].movedim(0, 1)
         self.live = mix.mask[t][:, None].expand(-1, self.H, -1).flatten(1).to(self.s)
+        self.slopes = self.live * mix.slopes[:, t].movedim(0, 1).flatten(1)
         self.A_q = mix.scores.q.A[t].flatten(1, 2)
         self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.deviations[:, t]).flatten(2)
         self.weight = self.s.flatten(1)
         self.columns = self.g * self.weight[:, None]
         rows = mix.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
         self.weighted = rows * self.w
+        self.bent, self.bent_rest = self._caps()
         self.K = raised(rows @ rows.mT, JOINT * product_error(rows.shape[-1] + 8, frobenius(rows).square()))
+
+    def _caps(self) -> tuple[Float[Tensor, "T n n"] | None, Float[Tensor, "T n"] | None]:
+        """Return the shape of ½φ″ℓ² of capped scores, and bounds of what caps add beyond; None without a cap."""
+        bent, t = self.mix.scores.capped, self.tokens
+        if bent is None:
+            return None, None
+        rows = self.mix.scores.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
+        K = raised(rows @ rows.mT, product_error(rows.shape[-1] + 8, frobenius(rows).square()))
+        half, rest = (x[:, t].movedim(0, 1).flatten(1) * self.live for x in (0.5 * bent.curve, bent.rest))
+        form = half[:, :, None] * (K * K) * half[:, None]
+        return raised(form, gamma(16) * (half.abs().amax(1) * frobenius(K)).square()), rest
 
     @cached_property
     def keys(self) -> Float[Tensor, "T g g jl ce"]:
@@ -106,6 +122,8 @@ class MixShape:
         products = self._products()
         rest = self._third() + self._fourth()
         rest.append(self._cross())
+        if self.bent_rest is not None:
+            rest.append(box(self.g, grow(self.weight * self.bent_rest)))
         K_e = self._nonlinear(products)
         at = SoftmaxBudget.of(self.mix, self.tokens, K_e)
         rest += self._linear_in_e(at, K_e)
@@ -143,14 +161,17 @@ class MixShape:
         shared = forms.new_zeros(self.T, H, S, H, S)
         shared.diagonal(dim1=2, dim2=4).copy_(forms.permute(0, 2, 3, 1))
         shared = raised(shared.reshape(self.T, self.n, self.n), gamma(4) * frobenius(forms.flatten(1, 2)))
-        far = image(centring * self.live[:, :, None] * self.live[:, None], shared)
+        far = image(centring * self.live[:, :, None] * self.slopes[:, None], shared)
         moved, e_q = mix.keys[:, t].movedim(0, 1), self._split(self.q.shape_e[t], H)
         own = torch.einsum("thjc,thcke,tkle->thjkl", moved, e_q, moved).reshape(self.T, self.n, self.n)
         slip = moved.flatten(1).square().sum(1) * frobenius(self.q.shape_e[t]) * H
         own = raised(own, product_error(2 * self.c, 2.0 * slip))
         left = mix.E_cross[:, t].movedim(0, 1).flatten(1)
         alone = torch.diag_embed(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW)
-        parts = torch.stack((image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone), 1)
+        found = [image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone]
+        if self.bent is not None:
+            found.append(image(centring, self.bent))
+        parts = torch.stack(found, 1)
         spans = (size.square()[:, None] * parts.diagonal(dim1=-2, dim2=-1).clamp(min=0.0)).sum(-1).sqrt()
         return total_along(parts, weights_of_sum(spans))
 
@@ -214,7 +235,8 @@ class MixShape:
         size = size + frobenius(K).square() + frobenius(own) * _size(self.values)
         size = size + _size(mixed) * (frobenius(K) + _size(mixed))
         whole = raised(whole, product_error(4 * S * S + 4 * self.c + 64, 2.0 * size + frobenius(products)))
-        return image(torch.cat((self.columns, self.out.expand(T, -1, -1)), 2), whole)
+        found = image(torch.cat((self.columns, self.out.expand(T, -1, -1)), 2), whole)
+        return found if self.bent is None else total([found, image(self.columns, self.bent)])
 
     def _products_against(
         self,
@@ -228,7 +250,7 @@ class MixShape:
         b_q = (self.weighted @ self.A_q.mT).reshape(T, self.n, k, H // k, width)
         b_k = (self.weighted @ self.grams.rows_k.T).reshape(T, self.n, S, k, width)
         by_scores = torch.einsum("tngrc,tnjgc->tngrj", b_q, b_k).reshape(T, self.n, self.n)
-        by_scores = (0.5 * scale) * by_scores * self.live[:, None]
+        by_scores = (0.5 * scale) * by_scores * self.slopes[:, None]
         v_k = self.grams.weighed(self.grams.rows_v, self.grams.rows_k, self.squares)
         v_k = v_k.reshape(T, S, g, width, S, k, width)
         v_q = self.grams.rows_v @ (self.A_q * self.w.square()).mT
@@ -237,7 +259,7 @@ class MixShape:
         b_q, b_k = (weights * x.reshape(T, g, H // g, S, *x.shape[2:]) for x in (b_q, b_k))
         found = torch.einsum("tgrjGRc,tjgaJGc->tGRJgra", b_q, v_k)
         found = found + torch.einsum("tgrjJGc,tjgaGRc->tGRJgra", b_k, v_q)
-        by_values = (0.5 * scale) * found.reshape(T, self.n, H * width) * self.live[:, :, None]
+        by_values = (0.5 * scale) * found.reshape(T, self.n, H * width) * self.slopes[:, :, None]
         size = _size(b_q) * _size(v_k) + _size(b_k) * _size(v_q) + _size(by_scores)
         sizes = _size(self.weighted).square() * _size(self.A_q) * frobenius(self.grams.rows_k)
         return by_scores, by_values, scale * (size + sizes)
@@ -297,20 +319,21 @@ class MixShape:
         both = 0.5 * (self._by_keys(own) + crossed)
         size = frobenius(own) * _size(self.keys) + _size(mixed).square()
         found = raised(both, product_error(4 * width**2, 2.0 * size))
-        return found * (self.live[:, :, None] * self.live[:, None] * self.mix.scale**2)
+        return found * (self.slopes[:, :, None] * self.slopes[:, None] * self.mix.scale**2)
 
     def _cross(self) -> Float[Tensor, "T d d"]:
         """Return scale Σ c (δq·e_k + e_q·A_kα)."""
         T, t, S, H, k = self.T, self.tokens, self.S, self.H, self.k.heads
         form = self._by_keys(self.q.shape_e[t])
         size = frobenius(self.q.shape_e[t]) * _size(self.keys)
-        first = image(self.columns, raised(form, product_error(self.c**2, size)))
+        columns = self.columns * self.slopes[:, None]
+        first = image(columns, raised(form, product_error(self.c**2, size)))
         moved = self.q.shape[t].reshape(T, k, H // k, self.c, k, H // k, self.c)
         e_k = self._split(self.k.shape_e, k)
         forms = torch.einsum("tgrcGRe,jgcGe->tjgrGR", moved, e_k).reshape(T, S, H, H)
         size = frobenius(self.q.shape[t])[:, None] * frobenius(self.k.shape_e) * H
         forms = raised(forms, product_error(self.c**2, size))
-        columns = self.columns.reshape(T, -1, H, S).permute(0, 3, 1, 2)
+        columns = columns.reshape(T, -1, H, S).permute(0, 3, 1, 2)
         whole = torch.cat((first[:, None], image(columns, forms)), 1)
         return total_along(whole) * self.mix.scale**2
 
@@ -335,41 +358,6 @@ class MixShape:
         sizes = X * sizes * self.mix.out_size[:, None]
         c = weights_of_sum(sizes.flatten(1)).reshape(X.shape)
         return self._choose_values(grow(X.square() * c), shapes)
-
-
-@dataclass(eq=False)
-class Grams:
-    """The linear parts of keys and values, and their inner products, group by group of factors."""
-
-    mix: MixSite
-    shared_k: int
-    shared_v: int
-
-    def __post_init__(self) -> None:
-        self.groups = [self.mix.factors.group == g for g in range(self.mix.factors.count)]
-        self.first = torch.stack([own.to(torch.int8).argmax() for own in self.groups])
-        self.rows_k = self.mix.scores.k.A[:, :: self.shared_k].flatten(0, 2)
-        self.rows_v = self.mix.v.A[:, :: self.shared_v].flatten(0, 2)
-
-    @classmethod
-    def of(cls, mix: MixSite, k: Value, v: Value) -> Grams:
-        """Take every shared head once."""
-        H = mix.z.shape[1]
-        return cls(mix, H // k.heads, H // v.heads)
-
-    def weighed(
-        self, left: Float[Tensor, "n p"], right: Float[Tensor, "m p"], squares: Float[Tensor, "T G"]
-    ) -> Float[Tensor, "T n m"]:
-        """Return left diag(w²) rightᵀ for weights that are equal within a group; each group is multiplied once."""
-        found = left.new_zeros(len(squares), len(left) * len(right))
-        for group, own in enumerate(self.groups):
-            # In the first layer most rows do not depend on a group and are 0.
-            kept = [X[:, own] for X in (left, right)]
-            rows, columns = ((X != 0).any(1).nonzero()[:, 0] for X in kept)
-            gram = left.new_zeros(len(left), len(right))
-            gram[rows[:, None], columns] = kept[0][rows] @ kept[1][columns].T
-            found.addr_(squares[:, group], gram.flatten())
-        return found.reshape(len(squares), len(left), len(right))
 
 
 def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:

@@ -10,6 +10,7 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
 - A ReLU whose kink is in reach has no useful tangent. Its stand-in is the chord over |u| ≤ b, lowered by half its
   height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
+- ReLU² is its own second order up to the kink. Beyond it (h + u)² ≤ (b − |h|)² is missed, and φ″ changes by 2.
 - As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`derivatives.expansions`; neurons that move far stop at
   an earlier order): with K the shape of the pre-activations, a term auᵏ has the shape W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
 
@@ -26,7 +27,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.relaxations.derivatives import DERIVATIVE_ERROR, FOURTH, THIRD, derivatives, expansions
+from prooflens.engines.relaxations.derivatives import (
+    DERIVATIVE_ERROR,
+    FOURTH,
+    THIRD,
+    derivatives,
+    expansions,
+    kinked,
+)
 from prooflens.engines.relaxations.ellipsoids import (
     ball,
     image,
@@ -83,6 +91,10 @@ class NetworkSite:
         self.kink = torch.zeros_like(b)
         if step.function == "relu":
             self._chords()
+        if step.function == "relu2":
+            # φ″ jumps by 2 at the kink, and nowhere else; all orders from the second on are the same.
+            self.d_second = self.d_second + 2.0 * (kinked(self.h, b) > 0.0)
+            self.order = torch.full_like(self.order, 4)
         if step.gate is not None:
             self.other, self.b_other = self._hidden(step.up)
             self.d_first = grow(
@@ -90,6 +102,8 @@ class NetworkSite:
                 + 0.5 * THIRD[step.function] * b.square()
                 + DERIVATIVE_ERROR
             )
+            if step.function == "relu2":
+                self.d_first = grow(self.d_first + 2.0 * kinked(self.h, b))
         self.rows = step.bent.weight @ y.ellipsoid
         self.row_sizes = grow(length(step.bent.weight) * frobenius(y.ellipsoid)[:, None])
         self.other_rows = step.up.weight @ y.ellipsoid if step.gate is not None else None
@@ -354,6 +368,8 @@ class NetworkSite:
         # φ′ + φ″b + 3|cubic|b² + 4|quartic|b³: how strongly the remainder's terms read an error of the pre-activation.
         cubic, quartic = self.cubics.abs().amax(0), self.quartics.abs().amax(0)
         slope = 1.2 * (1.0 + self.b) ** 3 + 3.0 * cubic * self.b.square() + 4.0 * quartic * self.b**3
+        if step.function == "relu2":
+            slope = slope + 2.0 * (self.h.abs() + self.b)
         if step.gate is not None:
             size = size + length(step.up.weight) * moved
             if step.up.bias is not None:

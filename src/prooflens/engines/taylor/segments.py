@@ -26,6 +26,8 @@ from prooflens.models.sites import (
     Product,
     Rotary,
     Scores,
+    Shift,
+    Softcap,
     Softmax,
 )
 
@@ -47,7 +49,7 @@ class FeedForward:
         return self.up if self.gate is None else self.gate
 
 
-TokenStep = Norm | FeedForward | Affine | Rotary | Add
+TokenStep = Norm | FeedForward | Affine | Rotary | Shift | Add
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,8 @@ class Segment:
     steps: list[TokenStep] = field(default_factory=list)
     layer: int | None = None
     scores: Scores | None = None
+    cap: float | None = None
+    """c of the cap c·tanh(a/c) that scores go through, if they go through one."""
     attention: Attention | None = None
     pool: Pool | None = None
     head: Affine | None = None
@@ -95,10 +99,13 @@ def segments_of(program: Program) -> list[Segment]:
             continue
         if isinstance(step, Scores):
             here.scores, here.layer = step, sum(s.scores is not None for s in found[:-1])
+        elif isinstance(step, Softcap) and isinstance(makers[step.inputs[0]], Scores):
+            here.cap = step.cap
         elif isinstance(step, Mix):
             softmax = makers[step.inputs[0]]
             assert isinstance(softmax, Softmax)
             scores = makers[softmax.inputs[0]]
+            scores = makers[scores.inputs[0]] if isinstance(scores, Softcap) else scores
             assert isinstance(scores, Scores)
             mixed[step.out] = (step, softmax, scores)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
@@ -122,7 +129,7 @@ def segments_of(program: Program) -> list[Segment]:
             swallowed |= network[1]
         elif isinstance(step, Affine) and step.out == OUTPUT:
             here.head, here.final = step, step.inputs[0]
-        elif isinstance(step, Norm | Affine | Rotary | Add):
+        elif isinstance(step, Norm | Affine | Rotary | Shift | Add):
             here.steps.append(step)
         elif not isinstance(step, Softmax):
             raise EngineError(f"taylor has no rule for the step that makes {step.out}")

@@ -18,14 +18,15 @@ from prooflens.engines.relaxations.ellipsoids import ball, image, support, total
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
 from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
 from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn, turning_norm
+from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
-from prooflens.engines.taylor.mixing import Grams, MixShape
+from prooflens.engines.taylor.mixing import MixShape
 from prooflens.engines.taylor.network import NetworkSite, affine_noise
 from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
 from prooflens.engines.taylor.values import Root, Value, input_root
-from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary
+from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary, Shift
 from prooflens.numerics import gamma
 
 FLOOR = 0.3
@@ -71,8 +72,9 @@ class TaylorWalk:
             if segment.scores is not None:
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
                 q, k = (chain.values[name] for name in names)
+                heads = Heads.of(q, q.heads), Heads.of(k, q.heads)
                 chain.scores = ScoreSite(
-                    segment.scores, names, Heads.of(q, q.heads), Heads.of(k, q.heads), self.quick
+                    segment.scores, names, *heads, root.half_widths, self.quick, segment.cap
                 )
             self.visit(chain)
             if number + 1 < len(segments):
@@ -134,6 +136,11 @@ class TaylorWalk:
                 noise,
                 source.heads,
             )
+        elif isinstance(step, Shift):
+            source = values[step.inputs[0]]
+            offset = step.offset.flatten(1)
+            noise = source.noise + gamma(8) * (source.size + source.stretch + length(offset))
+            values[step.out] = moved(source, source.u + offset, lambda J: J, noise, source.heads)
         else:
             a, b = (values[name] for name in step.inputs)
             sources = dict(a.sources)
@@ -364,7 +371,7 @@ class TaylorWalk:
                 missed = missed + (gamma(16) * 2.0 * size)[:, None]
                 _put(seeds, step.inputs[0], turn(step, v[:, None, :], back=True, position=t)[:, 0])
             else:
-                assert isinstance(step, Add)
+                assert isinstance(step, Add | Shift)
                 missed = missed + (gamma(8) * length(v) * chain.values[step.out].size[t])[:, None]
                 for name in step.inputs:
                     _put(seeds, name, v)

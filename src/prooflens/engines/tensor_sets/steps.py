@@ -43,7 +43,7 @@ from prooflens.queries.weights import from_scores, weight_box
 LEAST_WEIGHT = 2.0**-300
 """Weights below this have no usable Taylor form: their rows take the interval softmax."""
 
-STRUCTURE = (Affine, Rotary, sites.Add, sites.Pool)
+STRUCTURE = (Affine, Rotary, sites.Shift, sites.Add, sites.Pool)
 """Linear steps: nothing is lost in them, so nothing is reduced or absorbed after them."""
 
 
@@ -97,6 +97,8 @@ class Rules:
                 return affine(step, *sets)
             case Rotary():
                 return sets[0].linear(step, through_rotary(step), 3)
+            case sites.Shift():
+                return sets[0].plus(step.offset)
             case sites.Add():
                 return sets[0] + sets[1]
             case Norm():

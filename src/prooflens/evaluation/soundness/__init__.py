@@ -11,7 +11,7 @@ For every case and every proved engine of the registry:
 6. a claim with a hidden counterexample that plain PGD misses (`planted_case`) may not be certified.
 """
 
-from prooflens.evaluation.soundness.cases import FAMILIES, Case, random_case, random_model
+from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, Case, random_case, random_model
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
@@ -20,6 +20,7 @@ from prooflens.evaluation.soundness.run import KINDS, modest, run, try_planted
 __all__ = [
     "FAMILIES",
     "KINDS",
+    "NETWORKS",
     "Case",
     "SoundnessReport",
     "Violation",

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from prooflens.models import Architecture, Transformer
+from prooflens.models.architecture import Activation, HeadNorm, NormKind, NormPlace
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
 from prooflens.regions import Ball, Constraints, Region
 
 FIRST = ("encoder", "bert", "mpnet", "gpt2", "llama")
-LATER = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare", "window")
+NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare", "window")
 """Families of steps that came later: side by side, ALiBi, windows, norms of queries and keys, caps, no norm."""
+MIXED, NETWORKS = "mixed", "networks"
+"""Models that draw every step by itself, with attention and without."""
+LATER = (*NAMED, MIXED)
 FAMILIES = FIRST + LATER
 
 DEPTHS = (3, 4, 5, 6)
@@ -41,7 +46,9 @@ def random_case(seed: int) -> Case:
     """A reproducible question from a seed."""
     choose = random.Random(seed)
     turn, place = divmod(seed, len(FIRST))
-    family = FIRST[place] if turn % 2 == 0 else LATER[(seed // 2) % len(LATER)]
+    family = FIRST[place] if turn % 2 == 0 else NAMED[(seed // 2) % len(NAMED)]
+    if turn % 4 == 3:
+        family = NETWORKS if turn % 16 == 15 else MIXED
     deep = random.Random(f"depth of case {seed}")
     depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
     model = random_model(family, choose, depth)
@@ -59,7 +66,7 @@ def random_case(seed: int) -> Case:
     share = 1.0 if depth is None else 10.0 ** deep.uniform(-3.0, 0.0)
     problem = Problem(model, _random_region(x, choose, share), padding)
     layer = choose.randrange(model.architecture.n_layers)
-    about_output = choose.random() < 0.2
+    about_output = choose.random() < 0.2 or not model.architecture.has_attention
     queries, claims = _random_claims(problem, layer, about_output, choose)
     return Case(seed, family, problem, queries, claims)
 
@@ -95,7 +102,10 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
             "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
         },
     }
-    own = shapes[family] if family in FIRST else _mixed(choose)[family]
+    if family in (MIXED, NETWORKS):
+        own = _drawn(choose, heads, attends=family == MIXED)
+    else:
+        own = shapes[family] if family in FIRST else _named(choose)[family]
     architecture = Architecture.from_dict({"family": family, **common, **own})
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     weights = {}
@@ -106,7 +116,53 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
     return Transformer(architecture, weights, name=f"random {family}")
 
 
-def _mixed(choose: random.Random) -> dict[str, dict[str, object]]:
+def _drawn(choose: random.Random, heads: int, attends: bool) -> dict[str, object]:
+    """Every step drawn by itself; a block has attention or not."""
+    maybe = choose.random
+    place = choose.choice(get_args(NormPlace))
+    bent = not attends or maybe() < 0.85
+    own: dict[str, object] = {
+        "norm_place": place,
+        "norm_kind": choose.choice(get_args(NormKind)),
+        "activation": choose.choice(get_args(Activation)),
+        "pool": choose.choice(("mean", "first", "last")),
+        "causal": maybe() < 0.5,
+        "gated": maybe() < 0.5,
+        "first_norm": maybe() < 0.8,
+        "has_attention": attends,
+        "has_network": bent,
+    }
+    if not attends:
+        return own
+    turning: dict[str, dict[str, object]] = {
+        "none": {},
+        "powers": {"rope_theta": 100.0},
+        "given": {"rope_given": True, "rope_scale": choose.choice((1.0, 1.1))},
+        "local": {"rope_given": True, "rope_local": True},
+    }
+    biases: dict[str, dict[str, object]] = {
+        "none": {},
+        "alibi": {"alibi": True},
+        "relative": {"relative_buckets": 8},
+    }
+    own |= turning[choose.choice(sorted(turning))] | biases[choose.choice(sorted(biases))]
+    normed = choose.choice(("none", *get_args(HeadNorm)))
+    return own | {
+        "parallel": bent and place != "post" and maybe() < 0.3,
+        "shared_norm": maybe() < 0.5,
+        "window": choose.choice((None, 1, 2)),
+        "window_layers": choose.choice(((0, 2, 4), (1, 3, 5))),
+        "n_kv_heads": choose.choice([g for g in (1, 2, 4) if heads % g == 0]),
+        "qk_norm": normed,
+        "score_cap": choose.choice((None, None, 0.5, 2.0, 30.0)),
+        "attention_scale": choose.choice((None, 0.3, 1.0)),
+        "scale_by_layer": maybe() < 0.2,
+        "head_positions": normed == "none" and maybe() < 0.4,
+        "context": 8,
+    }
+
+
+def _named(choose: random.Random) -> dict[str, dict[str, object]]:
     """Families of the later steps, each with its own and some drawn ones."""
     decoder: dict[str, object] = {"pool": "last", "norm_place": "pre", "causal": True}
     gated = decoder | {"activation": "silu", "norm_kind": "rms", "gated": True, "rope_theta": 100.0}

@@ -18,6 +18,7 @@ Converted = tuple[Architecture, dict[str, Tensor]]
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",

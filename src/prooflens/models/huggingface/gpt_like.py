@@ -193,8 +193,8 @@ def gptj(config: Config, state: State, pool: str | None) -> Converted:
     turning = int(config.get("rotary_dim") or d_head)
     weights = rename_blocks(held, layers, "h.{}", GPTJ) | rename(held, {"final_norm": "ln_f"})
     weights["embed.tokens"] = held["wte.weight"]
-    turns = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": turning / d_head}
-    weights["rope.frequencies"] = whole_head(frequencies(turns, d_head, context)[0], d_head)
+    turns = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}
+    weights["rope.frequencies"] = whole_head(frequencies(turns, turning, context)[0], d_head)
     _reorder(weights, layers, reordered_rows(heads, d_head, turning, neighbours=True))
     architecture = _described(
         config,

@@ -1,0 +1,123 @@
+"""The way from one prompt to another: how far a claim is proved, where it breaks first, and its margin in between.
+
+`certify` on a `Segment` asks whether a claim holds on the whole way. `way` draws the map: the way is cut until every
+piece is proved, or surely broken somewhere and short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from prooflens.engines.bounds import Cover
+from prooflens.engines.chebyshev import Search
+from prooflens.engines.forms import forms_of
+from prooflens.errors import QueryError, RegionError
+from prooflens.models import Prompt, Transformer
+from prooflens.problem import Problem
+from prooflens.progress import shown
+from prooflens.queries import Claim, Query
+from prooflens.queries.rows import Token
+from prooflens.regions import Segment
+from prooflens.results import Subject
+from prooflens.results.ways import Stretch, Way, Ways
+from prooflens.verdicts.breaks import first_break, margins_at
+from prooflens.verdicts.question import Heads, ask
+from prooflens.verdicts.settings import Options, Settings
+
+POINTS = 257
+"""How many points of the way are run to draw the attained margin."""
+
+
+def way(
+    model: Transformer | str,
+    a: Prompt | str | Tensor,
+    b: Prompt | str | Tensor,
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    heads: Heads = None,
+    *,
+    layer: int | None = None,
+    positions: Sequence[Token] | None = None,
+    resolution: float = 1 / 64,
+    **options: Unpack[Options],
+) -> Ways:
+    """Return how far along the way from one prompt to another every claim is proved, and where it breaks first.
+
+    Args:
+        model: a model, or what `load` takes.
+        a: where the way starts; claims are made there ("the same key as at a").
+        b: where it ends; as many tokens.
+        queries: what is asked, as in `certify`: claims that are signs of linear functionals (`top1`, `top2`, `spec`).
+        heads: as in `certify`; None for all.
+        layer: all heads of one layer, in place of `heads`.
+        positions: query positions; None for all.
+        resolution: pieces on which a claim breaks are cut down to this share of the way.
+        options: memory, device and progress: see `Options`.
+
+    Returns:
+        One row per claim: the share of the way that is proved from its start on, the share at which it breaks first
+        (attained by a run of the model), and the pieces in between; `.plot(…)` draws one.
+
+    Raises:
+        ProoflensError: where an argument is not what it should be.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> x = model.example().x
+        >>> found = pl.way(model, x, x.roll(1, 0), "0.1:top1@-1")
+        >>> 0.0 <= found[0].proved <= found[0].breaks <= 1.0
+        True
+    """
+    if not 0.0 < resolution <= 1.0:
+        raise RegionError(f"the resolution is a share of the way between 0 and 1, got {resolution}")
+    settings = Settings.of(**options)
+    question = ask(
+        model,
+        a,
+        Segment(a, b),
+        heads,
+        layer=layer,
+        queries=queries,
+        positions=positions,
+        device=settings.device,
+    )
+    problem = question.problem
+    for claim in question.claims:
+        if claim.wants_range or not all(f.is_linear and f.constant == 0.0 for f in claim.functionals):
+            raise QueryError(f"{claim.query} is no sign of linear functionals: ask `certify` on a Segment")
+    with shown(settings.progress) as tell, torch.no_grad():
+        functionals = [f for claim in question.claims for f in claim.functionals]
+        forms = forms_of(functionals, problem.model.architecture.d_out or 0)
+        search = Search.start(problem, replace(forms, signs=True), replace(settings.options, progress=tell))
+        search.resolution = resolution
+        while search.step():
+            pass
+        cover = search.cover()
+        found, first = [], 0
+        for claim in question.claims:
+            places = torch.arange(first, first + len(claim.functionals))
+            found.append(_drawn(problem, claim, cover.select(places), question.subject))
+            first += len(claim.functionals)
+    return Ways(found, question.subject, search.walks)
+
+
+def _drawn(problem: Problem, claim: Claim, cover: Cover, subject: Subject) -> Way:
+    """One claim's map: its weakest functional on every piece, and the margin that the model itself has."""
+    order = cover.low[:, 0].argsort()
+    starts, ends = (0.5 * (side[order, 0] + 1.0) for side in (cover.low, cover.high))
+    lower, upper = cover.lower[order].amin(-1), cover.upper[order].amin(-1)
+    pieces = [
+        Stretch(*numbers)
+        for numbers in zip(*(side.tolist() for side in (starts, ends, lower, upper)), strict=True)
+    ]
+    shares = torch.linspace(0.0, 1.0, POINTS, dtype=torch.float64)
+    margins = margins_at(problem, claim, shares)
+    breaks = None
+    if bool((margins <= 0.0).any()):
+        breaks = first_break(problem, claim, shares, margins)
+    return Way(claim, pieces, shares.tolist(), margins.tolist(), breaks)
