@@ -59,6 +59,7 @@ SHARED = {
     "tensor_sets",
     "first_layer",
     "hidden",
+    "rivals",
     "vocabulary",
 }
 """What engines share: none of it belongs to one engine."""
@@ -72,7 +73,8 @@ ENGINES: Mapping[str, set[str]] = {
     "tensor_sets": {"bounds", "forms", "relaxations"},
     "first_layer": {"forms"},
     "hidden": {"bounds", "forms", "protocol", "relaxations"},
-    "vocabulary": {"bounds", "protocol", "relaxations", "hidden"},
+    "rivals": {"bounds", "forms", "protocol"},
+    "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},
     "functionals": {"bounds", "forms", "protocol", "vocabulary"},
     "interval": SHARED,
     "layer0": SHARED,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import prooflens as pl
 from prooflens.errors import QueryError
+from prooflens.problem import Problem
+from prooflens.verdicts.evidence import Evidence
+from prooflens.verdicts.portfolio import gather_evidence
+from prooflens.verdicts.settings import Settings
 from tests.checker.forging import TOY
 from tests.conftest import Call
 
@@ -152,17 +157,14 @@ def test_every_row_has_a_unit_and_the_mask_has_none(tmp_path: Path) -> None:
 
 
 def test_an_interruption_shows_what_was_decided(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prooflens.verdicts import certify
-
-    whole = certify.gather_evidence
     calls = iter(range(9))
 
-    def stopped(*given: object) -> None:
+    def stopped(problem: Problem, evidence: Sequence[Evidence], settings: Settings) -> None:
         if next(calls):
             raise KeyboardInterrupt
-        whole(*given)  # type: ignore[arg-type]
+        gather_evidence(problem, evidence, settings)
 
-    monkeypatch.setattr(certify, "gather_evidence", stopped)
+    monkeypatch.setattr("prooflens.verdicts.certify.gather_evidence", stopped)
     code, out, err = call("certify", "toy", "--eps", "0.01", "--budget", "8/1/1", "--json")
     assert code == 130
     assert {row["layer"] for row in json.loads(out)["rows"]} == {0}

@@ -356,7 +356,7 @@ def _adds_up(bound: float, value: float, penalties: list[float]) -> bool:
 
 
 def _least(functionals: list[Functional], values: list[float]) -> tuple[float | None, float | None]:
-    """The smallest of some values as a column has it: without what the mask alone decides, or (in older runs) with it."""
+    """The smallest of some values as a column has it: without what the mask decides, or (in older runs) with it."""
     read = [v for f, v in zip(functionals, values, strict=True) if f["terms"]]
     low, every = min(read, default=np.inf), min(values, default=np.inf)
     return (float(low) if np.isfinite(low) else None, float(every) if np.isfinite(every) else None)

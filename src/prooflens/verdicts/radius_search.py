@@ -66,17 +66,14 @@ class RadiusSearch:
         """Attack shortly, prove, attack again; whenever it stops, `proved` and `broken` are sound."""
         attacked = [i for i in self.asked if self.claims[i].functionals]
         whole = self.settings
-        for share, search in (
-            (0.2, lambda: self._bisect(attacked, list(self.proved), self.broken, self._survives(0.2), 0.0)),
-            (
-                0.8,
-                lambda: self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, True),
-            ),
-            (1.0, lambda: self._bisect(attacked, list(self.proved), self.broken, self._survives(1.0), 0.7)),
-        ):
+        for share, prove in ((0.2, False), (0.8, True), (1.0, False)):
             if (left := whole.left) is not None:
                 self.settings = whole.until(time.monotonic() + share * left, whole.allotted)
-            search()
+            if prove:
+                self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, True)
+            else:
+                attack = self._survives(share)
+                self._bisect(attacked, list(self.proved), self.broken, attack, 0.0 if share < 1.0 else 0.7)
 
     def _bisect(
         self,

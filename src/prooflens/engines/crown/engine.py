@@ -103,6 +103,10 @@ PASSES = 1600
 """How often all numbers of forms by tokens by coordinates are read or written in a layer (measured)."""
 
 
+GATE_SHARE = 1.4
+"""By how much networks with gates cost more: their products are bounded from two sides (measured)."""
+
+
 @register("crown")
 @dataclass(frozen=True)
 class Crown(EngineBase):
@@ -132,8 +136,9 @@ class Crown(EngineBase):
         traffic = 8.0 * PASSES * size * numbers * (depth + 1)
         steps = 2000.0 * problem.n_tokens * (depth + 1) ** 2 + FORM_STEPS * size
         widest = problem.n_tokens * max(problem.model.architecture.d_model, problem.model.architecture.d_ff)
-        memory = 8.0 * (8 * min(BUDGET_ELEMENTS, widest * numbers) + 4 * size * numbers)
-        return Cost(crown_work(problem, depth), traffic, steps, memory)
+        memory = 8.0 * (12 * min(BUDGET_ELEMENTS, widest * numbers) + 4 * size * numbers)
+        gates = GATE_SHARE if problem.model.architecture.gated else 1.0
+        return Cost(gates * crown_work(problem, depth), traffic, steps, memory)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, never looser than `interval`, with corners."""
