@@ -29,8 +29,9 @@ from prooflens.regions import Region
 SIGN_STEPS = 2
 """How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
 
-PASSES = 1400
-"""How often all numbers of forms by tokens by coordinates are read or written, both sides together (measured)."""
+PASSES, NORM_PASSES = 900, 1000
+"""How often all numbers of forms by tokens by coordinates are read or written, both sides together, and how often more
+where a norm stands before the scores (measured)."""
 
 CHUNK_ELEMENTS = 2**24
 """How many numbers of a temporary are worked on at a time (128 MiB)."""
@@ -79,8 +80,10 @@ class Layer0(EngineBase):
         numbers = problem.region.center.numel()
         head = problem.model.architecture.head_dim * problem.model.architecture.d_model
         chunk = min(size * numbers, CHUNK_ELEMENTS)
+        normed = problem.model.architecture.norm_place in ("pre", "sandwich")
+        passes = PASSES + (NORM_PASSES if normed else 0)
         return Cost(
-            36.0 * size * head, 8.0 * PASSES * size * numbers, 400.0 + FORM_STEPS * size, 8.0 * 12 * chunk
+            36.0 * size * head, 8.0 * passes * size * numbers, 400.0 + FORM_STEPS * size, 8.0 * 12 * chunk
         )
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
