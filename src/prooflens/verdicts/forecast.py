@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from prooflens.durations import asked_time, written_time
 from prooflens.engines import get_engine
 from prooflens.engines.attack import attack_cost
-from prooflens.engines.costs import Cost, Priced
+from prooflens.engines.costs import Priced
 from prooflens.memory import available, written
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional
@@ -45,6 +45,19 @@ def depth_of(problem: Problem, claim: Claim) -> int:
     return max((row.layer for f in claim.functionals for row in f.rows), default=0)
 
 
+CURVED_STEPS = 10_000.0
+"""Small steps that a functional takes that is no linear form: programs over the simplex, remainders (measured)."""
+
+
+def is_margin(functional: Functional) -> bool:
+    """Return whether a functional is a linear form without a constant: such are asked in a call of their own.
+
+    Args:
+        functional: what is to be bounded.
+    """
+    return functional.is_linear and functional.constant == 0.0
+
+
 def form_count(problem: Problem, functionals: Sequence[Functional]) -> int:
     """Return how many linear forms functionals take: one each, or all differences of a row for what is curved.
 
@@ -63,11 +76,15 @@ class Forecast:
     Attributes:
         seconds: predicted; None if nobody can tell.
         memory: predicted bytes; None if nobody can tell.
+        margins: the part of the seconds that margins take, which are asked in a call of their own.
+        others: the part that all other functionals take.
         more: the options that give it twice the time, if it should run out of it.
     """
 
     seconds: float | None = None
     memory: float | None = None
+    margins: float | None = None
+    others: float | None = None
     more: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -84,22 +101,26 @@ def forecast(stage: Stage, problem: Problem, claims: Sequence[Claim], settings: 
         claims: what is open.
         settings: the budget of the attack.
     """
-    cost, left = _cost(stage, problem, claims, settings), settings.left
+    left = settings.left
     more = {} if left is None else _more_time(2.0 * left, left, settings)
-    if cost is None:
-        return Forecast(more=more)
-    return Forecast(speed_of(problem.model.device).seconds(cost), cost.memory, more)
-
-
-def _cost(stage: Stage, problem: Problem, claims: Sequence[Claim], settings: Settings) -> Cost | None:
     depth = max((depth_of(problem, claim) for claim in claims), default=0)
+    speed = speed_of(problem.model.device)
     if stage.engine == ATTACK:
         budget = (settings.budget or default_budget(problem)).part(stage.share)
-        return attack_cost(problem, depth, len(claims), budget, not is_small(problem))
+        cost = attack_cost(problem, depth, len(claims), budget, not is_small(problem))
+        return Forecast(speed.seconds(cost), cost.memory, more=more)
     engine = get_engine(stage.engine)
     if not isinstance(engine, Priced):
-        return None
-    return engine.cost(problem, depth, form_count(problem, [f for c in claims for f in c.functionals]))
+        return Forecast(more=more)
+    taken: list[float] = []
+    memory = 0.0
+    for linear in (True, False):
+        functionals = [f for claim in claims for f in claim.functionals if is_margin(f) is linear]
+        cost = engine.cost(problem, depth, form_count(problem, functionals))
+        curved = CURVED_STEPS * sum(not f.is_linear for f in functionals)
+        taken.append(speed.seconds(replace(cost, steps=cost.steps + curved)) if functionals else 0.0)
+        memory = max(memory, cost.memory)
+    return Forecast(sum(taken), memory, *taken, more)
 
 
 @dataclass(frozen=True)

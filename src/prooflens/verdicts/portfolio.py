@@ -19,7 +19,6 @@ from prooflens.engines.rivals import is_tail
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.progress import Progress
-from prooflens.queries import Functional
 from prooflens.results.asked import Asked, State
 from prooflens.verdicts.breaks import is_way, moved_to_first_break
 from prooflens.verdicts.evidence import ATTACK, Evidence
@@ -29,6 +28,7 @@ from prooflens.verdicts.forecast import (
     Obstacle,
     depth_of,
     forecast,
+    is_margin,
     more_memory,
     obstacle,
     stage_end,
@@ -184,7 +184,8 @@ def prove(
         functionals = [item.claim.functionals[i] for item, chosen in asked for i in chosen]
         if not functionals:
             continue
-        note = Asked(engine.name, State.ASKED, 0.0, expected.seconds, expected.memory, call=next(CALLS))
+        predicted = expected.margins if linear else expected.others
+        note = Asked(engine.name, State.ASKED, 0.0, predicted, expected.memory, call=next(CALLS))
         if reason := refusal(engine, problem, functionals, options):
             if required:
                 raise EngineError(f"{engine.name} cannot answer: {reason}")
@@ -214,14 +215,10 @@ def prove(
 def _chosen(item: Evidence, linear: bool) -> list[int]:
     """The functionals of a claim to ask about; a vocabulary is worth asking once the named tokens are beaten."""
     functionals = item.claim.functionals
-    chosen = [i for i in item.wanted() if _is_margin(functionals[i]) is linear]
+    chosen = [i for i in item.wanted() if is_margin(functionals[i]) is linear]
     if len(item.missing()) > len(chosen):
         chosen = [i for i in chosen if not is_tail(functionals[i])]
     return chosen
-
-
-def _is_margin(functional: Functional) -> bool:
-    return functional.is_linear and functional.constant == 0.0
 
 
 def attack(

@@ -19,7 +19,7 @@ from prooflens.engines.attack.search import (
 )
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds, Guarantee
-from prooflens.engines.costs import FORM_STEPS, Cost, weights_before
+from prooflens.engines.costs import FORM_STEPS, Cost, block_weights, weights_before
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, register
 from prooflens.engines.rivals import is_tail
@@ -229,6 +229,10 @@ def attack_claims(
     return AttackResult(found, values, alpha)
 
 
+CONVERSION = 0.01
+"""Small steps that converting a weight to float32 counts for (measured)."""
+
+
 def attack_cost(problem: Problem, depth: int, claims: int, budget: AttackBudget, fast: bool) -> Cost:
     """Predict what `attack_claims` takes: samples once through the model, and every step of PGD there and back.
 
@@ -245,6 +249,8 @@ def attack_cost(problem: Problem, depth: int, claims: int, budget: AttackBudget,
     share, width = (0.5, 4.0) if fast else (1.0, 8.0)
     traffic = runs * width * 4 * (depth + 1) * values
     steps = 2000.0 * (depth + 1) * (budget.steps + 1) + FORM_STEPS * claims
+    if fast:  # the model is converted first
+        steps += CONVERSION * architecture.n_layers * block_weights(architecture)
     memory = 2.0 * width * min(CHUNK_ELEMENTS, runs * values * (depth + 1))
     return Cost(share * runs * S * weights_before(architecture, depth), traffic, steps, memory)
 

@@ -33,6 +33,9 @@ PASSES, NORM_PASSES = 900, 1000
 """How often all numbers of forms by tokens by coordinates are read or written, both sides together, and how often more
 where a norm stands before the scores (measured)."""
 
+CACHED_ELEMENTS = 2**23
+"""Beyond so many numbers a pass takes about twice as long: each temporary is mapped anew (measured)."""
+
 CHUNK_ELEMENTS = 2**24
 """How many numbers of a temporary are worked on at a time (128 MiB)."""
 
@@ -82,6 +85,7 @@ class Layer0(EngineBase):
         chunk = min(size * numbers, CHUNK_ELEMENTS)
         normed = problem.model.architecture.norm_place in ("pre", "sandwich")
         passes = PASSES + (NORM_PASSES if normed else 0)
+        passes *= 2 if size * numbers > CACHED_ELEMENTS else 1
         return Cost(
             36.0 * size * head, 8.0 * passes * size * numbers, 400.0 + FORM_STEPS * size, 8.0 * 12 * chunk
         )
