@@ -19,6 +19,7 @@ from prooflens.engines.bounds import FormBounds
 from prooflens.engines.costs import Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, OutOfTimeError
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models import Transformer
 from prooflens.problem import Problem
@@ -171,6 +172,34 @@ def test_engines_that_stop_early_are_sound(toy: Transformer, name: str) -> None:
     assert float(early.lower) <= float(values.min())
     assert float(early.upper) >= float(values.max())
     assert float(early.lower) <= float(whole.lower) + 1e-9 or name == "exact"
+
+
+def test_taylor_keeps_the_parts_that_were_bounded_in_time(
+    toy: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forms in several parts, and a deadline after the first of them: the others have no bounds, and none is wrong."""
+    problem = Problem(toy, pl.Ball(0.02).around(toy.example()))
+    rows = [Row(1, head, position) for head in range(2) for position in range(4)]
+    forms = Forms.of(
+        [entry for i, row in enumerate(rows) for entry in ((i, row, 2, 1.0), (i, row, 0, -1.0))], size=8
+    )
+    monkeypatch.setattr(TaylorWalk, "wide_batch", lambda walk: 3)
+    monkeypatch.setattr("prooflens.engines.taylor.engine.FEW", 0)
+    whole = get_engine("taylor").bound_forms(problem, forms)
+    stages: list[str] = []
+
+    def late(options: EngineOptions, stage: str, share: float) -> None:
+        stages.append(stage)
+        if stage == "functionals":
+            raise OutOfTimeError(stage)
+
+    monkeypatch.setattr(EngineOptions, "in_time", late)
+    part = get_engine("taylor").bound_forms(problem, forms)
+    assert "functionals" in stages
+    assert bool(part.lower[:3].isfinite().all())
+    assert not bool(part.lower[3:].isfinite().any())
+    assert bool((part.lower <= whole.lower + 1e-12).all())
+    assert bool((part.upper >= whole.upper - 1e-12).all())
 
 
 def test_the_attack_keeps_what_it_found_before_the_deadline(toy: Transformer) -> None:

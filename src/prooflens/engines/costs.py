@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from prooflens.models import Architecture
 from prooflens.problem import Problem
 
-FORM_STEPS = 25
+FORM_STEPS = 45
 """Small steps that each form takes on its way to an engine and back, about."""
 
 

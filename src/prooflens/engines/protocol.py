@@ -42,6 +42,14 @@ class EngineOptions:
         """Whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
+    def leaves(self, seconds: float) -> bool:
+        """Say whether the deadline leaves so many seconds.
+
+        Args:
+            seconds: how long something may take.
+        """
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
     def in_time(self, stage: str, share: float) -> None:
         """Tell how far the work is, and end it if the deadline has passed.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -90,7 +91,7 @@ def device_name(device: torch.device) -> str:
 
 
 def measure(device: torch.device) -> Speed:
-    """Measure a device: a product of matrices, a sum of arrays and a chain of small steps; under a second.
+    """Measure a device: a product of matrices, a sum of arrays and a chain of small steps; about a second.
 
     Args:
         device: what to measure.
@@ -103,13 +104,13 @@ def measure(device: torch.device) -> Speed:
         for _ in range(1000):
             small + small
 
-    product = _least(device, lambda: square @ square)
-    total = _least(device, lambda: array + array)
-    return Speed(MATRIX**3 / product, 3 * 8 * ARRAY / total, 1000.0 / _least(device, chain))
+    product = statistics.median(_times(device, lambda: square @ square))  # a burst is no speed to plan by
+    total, calls = (min(_times(device, work)) for work in (lambda: array + array, chain))
+    return Speed(MATRIX**3 / product, 3 * 8 * ARRAY / total, 1000.0 / calls)
 
 
-def _least(device: torch.device, work: Callable[[], object], tries: int = 9) -> float:
-    """Return the smallest time that some work took, as on a machine without other work; the first try warms up."""
+def _times(device: torch.device, work: Callable[[], object], tries: int = 11) -> list[float]:
+    """Return the seconds that some work took each time; a first try warms up."""
     taken = []
     for _ in range(tries + 1):
         start = time.perf_counter()
@@ -117,7 +118,7 @@ def _least(device: torch.device, work: Callable[[], object], tries: int = 9) -> 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - start)
-    return max(min(taken[1:]), 1e-9)
+    return [max(seconds, 1e-9) for seconds in taken[1:]]
 
 
 def _read(path: Path) -> dict[str, Speed]:

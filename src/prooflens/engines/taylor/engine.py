@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -98,6 +99,7 @@ class Taylor(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""
+        begun = time.monotonic()
         if not forms.signs:
             found = self._found(problem, forms, options)
         else:
@@ -108,7 +110,8 @@ class Taylor(EngineBase):
                 with suppress(OutOfTimeError):
                     self._refine(walk, problem, forms, found, Eigenvalues())
             del walk
-            if len(chosen := found.open()):
+            # The thorough walk takes at least as long as the quick one did.
+            if len(chosen := found.open()) and options.leaves(time.monotonic() - begun):
                 with suppress(OutOfTimeError):  # what the quick walk found stands
                     found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
         with suppress(OutOfTimeError):
@@ -180,7 +183,10 @@ class Taylor(EngineBase):
             found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
 
     def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
-        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each."""
+        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each.
+
+        Of forms that the time does not suffice for nothing is known.
+        """
         half_widths = walk.chains[0].root.half_widths
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
@@ -193,7 +199,11 @@ class Taylor(EngineBase):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
             parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
             if start + size < forms.size:  # after the last part there is nothing to be late for
-                walk.progress(stage, (start + size) / forms.size)
+                try:
+                    walk.progress(stage, (start + size) / forms.size)
+                except OutOfTimeError:
+                    parts.append(nothing_of(forms.size - start - size, parts[0]))
+                    break
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(
@@ -240,6 +250,15 @@ class FormBatch(NamedTuple):
         """Take over new bounds of some forms, where they are better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
+
+
+def nothing_of(size: int, like: FormBatch) -> FormBatch:
+    """Return bounds that say nothing of so many forms, and that nobody need try to improve."""
+    infinite, nowhere = (
+        like.lower.new_full((size,), torch.inf),
+        like.corner.new_zeros(size, like.corner.shape[1]),
+    )
+    return FormBatch(-infinite, infinite, nowhere, torch.zeros_like(infinite, dtype=torch.bool))
 
 
 def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
