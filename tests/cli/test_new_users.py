@@ -169,3 +169,8 @@ def test_an_interruption_shows_what_was_decided(call: Call, monkeypatch: pytest.
     assert code == 130
     assert {row["layer"] for row in json.loads(out)["rows"]} == {0}
     assert "interrupted: 8 of 16 claims were decided" in err
+    calls = iter(range(9))
+    code, out, err = call("circuit", "toy", "0.1:top1@-1 & 1.1:top1@-1", "--eps", "0.01", "--json")
+    assert code == 130
+    assert [row["layer"] for row in json.loads(out)["rows"]] == [0]
+    assert "interrupted: 1 parts were decided" in err

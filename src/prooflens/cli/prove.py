@@ -231,6 +231,7 @@ def circuit(
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
+    from prooflens.verdicts.certify import Interrupted
     from prooflens.verdicts.circuit import circuit as decide
 
     make_room(keep.out)
@@ -238,7 +239,12 @@ def circuit(
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         place = given.region(eps, prompt)
-        found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
+        try:
+            found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
+        except Interrupted as stop:
+            _show(stop.results, keep)
+            say(f"interrupted: {len(stop.results)} parts were decided", error=True)
+            raise typer.Exit(130) from None
     _show(found, keep)
     if keep.out is not None:
         found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))
