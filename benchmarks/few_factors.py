@@ -2,8 +2,8 @@
 
 python benchmarks/few_factors.py [MODEL] [--layers 1 2 8] [--pairs …] [--hull] [--output] [--device cuda] [-o FILE]
 
-Each question goes to `certify` (or `output`) as a user asks it. Beside the verdicts stands how many claims are true on 33
-points of the way (500 points of a hull).
+Each question goes to `certify` (or `output`) as a user asks it. Beside the verdicts stands how many claims are true on
+33 points of the way (500 points of a hull).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from measuring import tell as write
 from prooflens.engines.forms import forms_of
 from prooflens.models import Transformer
 from prooflens.problem import Problem
+from prooflens.verdicts.question import Place, ask
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
 PAIRS = {
@@ -44,9 +45,9 @@ FIVE = [
 POINTS = 33
 
 
-def truth(model: Transformer, region: object, layer: int) -> int:
+def truth(model: Transformer, region: Place, layer: int) -> int:
     """How many heads keep their key at the last position, on 33 points of a way or 2,000 of a hull."""
-    question = pl.verdicts.question.ask(model, TEXT, region, layer=layer, positions=[-1])
+    question = ask(model, TEXT, region, layer=layer, positions=[-1])
     problem: Problem = question.problem
     if problem.region.n_factors == 1:
         alpha = torch.linspace(-1.0, 1.0, POINTS, dtype=torch.float64)[:, None].to(problem.region.center)
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
     model = pl.load(given.model).to(given.device)
-    regions: dict[str, object] = (
+    regions: dict[str, Place] = (
         {}
         if given.hulls or given.five or given.spans
         else {name: pl.Segment(TEXT, PAIRS[name]) for name in given.pairs if name in PAIRS}
@@ -102,7 +103,7 @@ def span(model: Transformer, k: int) -> pl.Span:
     return pl.Span(TEXT, [pl.direction(x.cpu(), -2, way / way.norm()) for way in ways], far)
 
 
-def tell(given: argparse.Namespace, model: Transformer, name: str, region: object, layer: int) -> None:
+def tell(given: argparse.Namespace, model: Transformer, name: str, region: Place, layer: int) -> None:
     """Ask one question and write a line."""
     if given.device != "cpu":
         torch.cuda.reset_peak_memory_stats()

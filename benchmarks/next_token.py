@@ -25,8 +25,9 @@ from prooflens.engines.attack import AttackBudget, Witness, attack_claims
 from prooflens.engines.bounds import Tail
 from prooflens.engines.hidden import HiddenBounds
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
+from prooflens.engines.rivals import is_tail
 from prooflens.engines.taylor import Taylor
-from prooflens.engines.vocabulary import bound_outputs, is_tail
+from prooflens.engines.vocabulary import bound_outputs
 from prooflens.memory import keep_freed
 from prooflens.problem import Problem
 from prooflens.queries import Argmax, Claim

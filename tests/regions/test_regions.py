@@ -132,12 +132,12 @@ def test_arrays_and_other_precisions() -> None:
 
 def test_the_centre_may_lie_outside_of_the_constraints() -> None:
     G = torch.ones(1, 4, 3, dtype=torch.float64)
-    assert Region(X, generators=G).holds_center
+    assert Region(X, generators=G).holds_reference
     assert Region(
         X, generators=G, constraints=Constraints.of(1, A_ub=torch.ones(1, 1), b_ub=torch.ones(1))
-    ).holds_center
+    ).holds_reference
     away = Region(X, generators=G, constraints=Constraints.of(1, torch.ones(1, 1), torch.ones(1)))
-    assert not away.holds_center
+    assert not away.holds_reference
     assert not away.contains(X)
 
 
@@ -224,7 +224,7 @@ def test_a_token_has_one_radius() -> None:
 def test_a_float32_hull_answers_as_a_float64_one() -> None:
     points = [torch.zeros(2, 3), torch.ones(2, 3)]
     coarse, fine = (Paraphrases([x.to(kind) for x in points], convex=True).region() for kind in KINDS)
-    assert coarse.holds_center == fine.holds_center
+    assert coarse.holds_reference == fine.holds_reference
     for x in (*points, 0.5 * torch.ones(2, 3), 2.0 * torch.ones(2, 3)):
         assert bool(coarse.contains(x)) == bool(fine.contains(x.double()))
 

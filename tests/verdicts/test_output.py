@@ -12,7 +12,8 @@ from prooflens.engines import get_engine
 from prooflens.engines.attack import AttackBudget, attack_claims
 from prooflens.engines.functionals import bound_functionals
 from prooflens.engines.hidden import HiddenBounds, hidden_bounds, output_forms
-from prooflens.engines.vocabulary import bound_margins, bound_tail, is_tail
+from prooflens.engines.rivals import is_tail
+from prooflens.engines.vocabulary import bound_margins, bound_tail
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Transformer
 from prooflens.problem import Problem

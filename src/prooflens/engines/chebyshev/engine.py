@@ -36,7 +36,9 @@ ENDS = ("low", "high")
 AT_ONCE = 8
 """On a device that walks many pieces as fast as one, regions are cut into so many before the first is walked."""
 MOST_WALKS = 256
-"""Where ranges are wanted and not signs: no more pieces are walked than this."""
+"""Where ranges are wanted and not signs: no more pieces are walked than this, unless a caller says so."""
+SIGNS = 8
+"""Where signs are wanted, so many times as many are."""
 
 
 @register("chebyshev")
@@ -48,6 +50,7 @@ class Chebyshev(EngineBase):
         name: the engine's name in the registry.
         guarantee: proved.
         degree: the degree in each factor; None for one that goes with the number of factors.
+        most_walks: how many pieces are walked at most where ranges are wanted; for signs eight times as many.
 
     Example:
         >>> import prooflens as pl
@@ -64,6 +67,7 @@ class Chebyshev(EngineBase):
     name: str = "chebyshev"
     guarantee: Guarantee = Guarantee.PROVED
     degree: int | None = None
+    most_walks: int = MOST_WALKS
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse regions of many factors."""
@@ -74,7 +78,9 @@ class Chebyshev(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form on pieces that cover the region, the most open piece first."""
-        return Search.start(problem, forms, options, self.degree).run()
+        search = Search.start(problem, forms, options, self.degree)
+        search.most_walks = self.most_walks
+        return search.run()
 
     def bound_rivals(self, problem: Problem, winner: int, options: EngineOptions = NO_OPTIONS) -> FormBounds:
         """Bound one output's margin over every other, over the whole vocabulary; the winner's own margin is 1.
@@ -134,6 +140,7 @@ class Search:
         corners: coordinates of the points with the least and the greatest value so far.
         extremes: these values.
         walks: how many pieces were walked.
+        most_walks: where ranges are wanted, how many may be.
     """
 
     problem: Problem
@@ -149,6 +156,7 @@ class Search:
     extremes: Float[Tensor, "2 F"]
     done: list[Leaf] = field(default_factory=list)
     walks: int = 0
+    most_walks: int = MOST_WALKS
     resolution: float | None = None
     """Where a map is wanted: pieces on which a form has both signs are cut down to this share of the region."""
 
@@ -267,14 +275,14 @@ class Search:
 
     def _is_open(self, leaf: Leaf, missed: Float[Tensor, " F"], mixed: Bool[Tensor, " F"]) -> bool:
         """Say whether cutting a piece may say more of what is asked."""
+        if self.walks + len(self.waiting) > (SIGNS if self.forms.signs else 1) * self.most_walks:
+            return False
         if self.forms.signs:
             undecided = (leaf.lower <= 0.0) & (leaf.upper >= 0.0)
             if self.resolution is not None:
                 return bool((undecided & ~(mixed & (leaf.box.share <= self.resolution))).any())
             return bool((undecided & self.provable).any())
         width = (self.extremes[1] - self.extremes[0]).clamp(min=0.0)
-        if self.walks + len(self.waiting) > MOST_WALKS:
-            return False
         return bool((missed > TIGHT * width + 1e-12).any())
 
     def found(self) -> FormBounds:

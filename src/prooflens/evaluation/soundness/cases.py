@@ -14,7 +14,7 @@ from prooflens.models.architecture import Activation, HeadNorm, NormKind, NormPl
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.problem import Problem
 from prooflens.queries import Claim, parse_query
-from prooflens.regions import Ball, Constraints, Region
+from prooflens.regions import Ball, Constraints, Hull, Region, Segment, Span
 
 FIRST = ("encoder", "bert", "mpnet", "gpt2", "llama")
 NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare", "window")
@@ -64,7 +64,11 @@ def random_case(seed: int) -> Case:
         padding = torch.arange(n_tokens) < n_tokens - 1
     # What is missed grows with every layer: deep models are asked about smaller regions, so that something is proved.
     share = 1.0 if depth is None else 10.0 ** deep.uniform(-3.0, 0.0)
-    problem = Problem(model, _random_region(x, choose, share), padding)
+    region = _random_region(x, choose, share)
+    between = random.Random(f"way of case {seed}")
+    if between.random() < 1 / 6:
+        region = _random_way(x, between, share)
+    problem = Problem(model, region, padding)
     layer = choose.randrange(model.architecture.n_layers)
     about_output = choose.random() < 0.2 or not model.architecture.has_attention
     queries, claims = _random_claims(problem, layer, about_output, choose)
@@ -218,6 +222,20 @@ def _random_region(x: Tensor, choose: random.Random, share: float) -> Region:
     if kind == "generators":
         return Region(x, generators=G)
     return Region(x, generators=G, constraints=Constraints.of(n, torch.ones(1, n), torch.zeros(1)))
+
+
+def _random_way(x: Tensor, choose: random.Random, share: float) -> Region:
+    """The way to another input, the hull of several, or a span; the tokens in front may stay where they are."""
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+    first, far = choose.randrange(len(x)), 10.0 ** choose.uniform(-2.0, 0.3) * share
+    others = []
+    for _ in range(choose.choice((1, 1, 1, 2, 3))):
+        move = torch.randn(x.shape, generator=generator, dtype=torch.float64) * far
+        move[:first] = 0.0
+        others.append(x + move)
+    if choose.random() < 0.25:
+        return Span(x, [other - x for other in others], choose.uniform(0.2, 1.0)).region()
+    return Segment(x, others[0]).region() if len(others) == 1 else Hull([x, *others]).region()
 
 
 def _random_claims(

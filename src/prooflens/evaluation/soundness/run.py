@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from prooflens.engines import Engine, Guarantee, engine_names, get_engine
 from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.chebyshev import Chebyshev
 from prooflens.engines.crown.alpha import AlphaCrown
 from prooflens.engines.exact import Exact
 from prooflens.engines.functionals import bound_claims, refusal
@@ -81,6 +82,8 @@ def modest(name: str) -> Engine:
     """An engine by name; those that search with few steps, since what they return when they stop is proved as well."""
     if name == "exact":
         return Exact(tolerance=1e-3, max_cells=64, max_slow_cells=4)
+    if name == "chebyshev":
+        return Chebyshev(most_walks=8)
     return AlphaCrown(steps=3, inner_steps=1) if name == "alpha-crown" else get_engine(name)
 
 
