@@ -18,6 +18,7 @@ from measuring import Meter, tell
 from prooflens import Ball, load
 from prooflens.engines import get_engine
 from prooflens.engines.functionals import refusal
+from prooflens.evaluation.memory_meter import resident
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import forecast
 from prooflens.verdicts.machine import speed_of
@@ -73,11 +74,13 @@ def measure(case: Case, words: int | None, out: Path | None) -> None:
             tell(line | {"refused": reason}, out)
             continue
         evidence = [Evidence.about(claim) for claim in question.claims]
+        before = resident() / 2**30
         with Meter(model.device) as meter:
             prove(problem, evidence, get_engine(name))
         proved = sum(not item.open for item in evidence)
         ratio = None if expected.seconds is None else expected.seconds / meter.seconds
-        tell(line | {"taken_s": meter.seconds, "ratio": ratio, "peak_gib": meter.gib, "proved": proved}, out)
+        taken = {"taken_s": meter.seconds, "ratio": ratio, "taken_gib": meter.gib - before}
+        tell(line | taken | {"proved": proved}, out)
 
 
 def main(
