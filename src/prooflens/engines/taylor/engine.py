@@ -14,14 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
-from prooflens.engines.costs import FORM_STEPS, Cost
+from prooflens.engines.costs import Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, OutOfTimeError, register
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
-from prooflens.engines.taylor.cost import allowed_memory, least_memory, needed_memory, taylor_work
+from prooflens.engines.taylor.cost import allowed_memory, least_memory, walk_cost
 from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
@@ -46,9 +46,6 @@ CORNERS = 32
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
-
-WALK_SHARE = 0.65
-"""The share of the multiplications that `taylor_work` counts that a walk takes (benchmarks/plan.py)."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
@@ -94,11 +91,7 @@ class Taylor(EngineBase):
 
     def cost(self, problem: Problem, depth: int, size: int) -> Cost:
         """Predict a walk forward and the forms' way back; where signs stay open it takes about twice that."""
-        architecture, p = problem.model.architecture, problem.region.n_factors
-        back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
-        memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1))
-        steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
-        return Cost(WALK_SHARE * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)
+        return walk_cost(problem, depth, size)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""
