@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan.py -o benchmarks/measured/plan.jsonl
 
-The speed of the machine is the one that plans use: measured once and kept in the cache folder. One line per engine and
+The speed of the machine is measured anew before every engine, since other work changes it. One line per engine and
 question; `ratio` is predicted over taken. `--words` cuts the prompt of smollm2 so that `taylor` fits into the memory of
 a laptop.
 """
@@ -21,7 +21,7 @@ from prooflens.engines.functionals import refusal
 from prooflens.evaluation.memory_meter import resident
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import forecast
-from prooflens.verdicts.machine import speed_of
+from prooflens.verdicts.machine import measure_again
 from prooflens.verdicts.portfolio import prove
 from prooflens.verdicts.question import ask
 from prooflens.verdicts.settings import Settings
@@ -59,6 +59,7 @@ def measure(case: Case, words: int | None, out: Path | None) -> None:
     problem, settings = question.problem, Settings()
     functionals = [f for claim in question.claims for f in claim.functionals]
     for name in case.engines:
+        speed = measure_again(model.device)
         expected = forecast(Stage(name), problem, question.claims, settings)
         line: dict[str, object] = {
             "model": case.model,
@@ -67,6 +68,7 @@ def measure(case: Case, words: int | None, out: Path | None) -> None:
             "tokens": problem.n_tokens,
             "claims": len(question.claims),
             "engine": name,
+            "multiplications_per_s": speed.multiplications,
             "predicted_s": expected.seconds,
             "predicted_gib": None if expected.memory is None else expected.memory / 2**30,
         }
@@ -88,8 +90,7 @@ def main(
     words: Annotated[int | None, typer.Option(help="Words of smollm2's prompt (default: all).")] = None,
 ) -> None:
     """Ask every engine of every case."""
-    found = speed_of(load("minilm").device)
-    tell({"speed": vars(found), "threads": torch.get_num_threads()}, out)
+    tell({"threads": torch.get_num_threads(), "torch": torch.__version__}, out)
     for case in CASES:
         measure(case, words, out)
 

@@ -79,6 +79,16 @@ def speed_of(device: torch.device) -> Speed:
     return _KNOWN[name]
 
 
+def measure_again(device: torch.device) -> Speed:
+    """Measure a device anew, for this process only; other work on a machine changes its speed.
+
+    Args:
+        device: where the model is.
+    """
+    _KNOWN[device_name(device)] = measure(device)
+    return _KNOWN[device_name(device)]
+
+
 def device_name(device: torch.device) -> str:
     """Return the name under which a device's speed is kept; a processor's has its number of threads.
 

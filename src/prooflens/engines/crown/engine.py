@@ -99,7 +99,7 @@ def crown_work(problem: Problem, depth: int) -> float:
     return last + 2.0 * coordinates * layer * sum(before + 1.0 / 3.0 for before in range(depth))
 
 
-PASSES = 2600
+PASSES = 2200
 """How often all numbers of forms by tokens by coordinates are read or written in a layer (measured)."""
 
 
