@@ -112,15 +112,14 @@ def forecast(stage: Stage, problem: Problem, claims: Sequence[Claim], settings: 
     engine = get_engine(stage.engine)
     if not isinstance(engine, Priced):
         return Forecast(more=more)
-    taken: list[float] = []
-    memory = 0.0
-    for linear in (True, False):
+    taken, memory = {True: 0.0, False: 0.0}, 0.0
+    for linear in taken:
         functionals = [f for claim in claims for f in claim.functionals if is_margin(f) is linear]
         cost = engine.cost(problem, depth, form_count(problem, functionals))
         curved = CURVED_STEPS * sum(not f.is_linear for f in functionals)
-        taken.append(speed.seconds(replace(cost, steps=cost.steps + curved)) if functionals else 0.0)
+        taken[linear] = speed.seconds(replace(cost, steps=cost.steps + curved)) if functionals else 0.0
         memory = max(memory, cost.memory)
-    return Forecast(sum(taken), memory, *taken, more)
+    return Forecast(sum(taken.values()), memory, taken[True], taken[False], more)
 
 
 @dataclass(frozen=True)
