@@ -17,6 +17,7 @@ from prooflens.report.attention import AttentionHead, attention_heads
 from prooflens.report.images import ImageAttention, image_attention
 from prooflens.report.outputs import Answer, answers
 from prooflens.report.source import RowSource, read_source
+from prooflens.report.ways import WayPieces, way_pieces
 from prooflens.results.outcome import STRENGTH, Verdict
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class ReportData:
     strip: tuple[TokenRadius, ...] = ()
     answers: tuple[Answer, ...] = ()
     images: tuple[ImageAttention, ...] = ()
+    ways: tuple[WayPieces, ...] = ()
     notes: tuple[str, ...] = field(default=())
     advice: tuple[str, ...] = ()
     """Why rows are open, once for each run: who was asked about them, and who was not."""
@@ -183,6 +185,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         circuits=tuple(_circuit(s) for s in verdict_sources if s.circuit),
         strip=_strip(radii, first),
         images=image_attention(verdict_sources),
+        ways=way_pieces([s for s in verdict_sources if not s.circuit]),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         advice=_distinct(s.advice for s in everything if s.advice),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),

@@ -20,6 +20,7 @@ from prooflens.report.figures import attention_map, circuit_graph, radius_map, s
 from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
+from prooflens.report.ways import draw_pieces
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ CAPTIONS = {
     "curve": "Every point of the ball has a margin on or above the solid line: that is <b>proved</b>. The dashed line "
     "was <b>attained</b>, by the attack or by the clean input. Where the solid line is above 0 the claim holds; where "
     "the dashed line is below, it fails; the shaded gap is open.",
+    "way": "The region between the prompts, cut into pieces. On each piece every point has a margin within the band: "
+    "that is <b>proved</b>. Where the band lies above 0 the claim holds on the whole piece. A hull of three prompts is "
+    "drawn as a triangle.",
     "circuit": "Parts by layer, coloured by verdict: a part that <b>holds</b> is proved on the whole region. The ring "
     "marks the weakest link: the weakest verdict, then the smallest proved margin.",
     "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
@@ -108,6 +112,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         )
     for shown in data.images:
         yield f"image-{slug(shown.name)}", image_map(shown)
+    for way in data.ways:
+        yield f"way-{slug(way.name)}", draw_pieces(way)
     for curve in data.curves:
         layer, at, position, query = curve.key
         yield f"margin-{layer}.{at}@{position}-{slug(query)}", sandwich(curve)
@@ -236,6 +242,9 @@ def _sections(data: ReportData) -> Iterator[str]:
     if data.images:
         body = panels("row", "image", [i.name for i in data.images], [image_map(i) for i in data.images])
         yield _section("image", "Attention over the image", body)
+    if data.ways:
+        body = panels("row", "way", [w.name for w in data.ways], [draw_pieces(w) for w in data.ways])
+        yield _section("way", "Between the prompts, piece by piece", body)
     if data.curves:
         names = ["{}.{}@{} {}".format(*curve.key) for curve in data.curves]
         body = panels("row", "curve", names, [sandwich(curve) for curve in data.curves])

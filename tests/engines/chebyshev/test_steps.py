@@ -132,6 +132,7 @@ CASES: dict[str, Callable[[Setup], tuple[Value, Tensor]]] = {
     "root mean square": lambda setup: norm_case(setup, 1, False, 6),
     "layer norm": lambda setup: norm_case(setup, 1, True, 6),
     "norms of heads": lambda setup: norm_case(setup, 2, False, 6),
+    "layer norms of heads": lambda setup: norm_case(setup, 2, True, 6),
     "gelu": lambda setup: network_case(setup, "gelu", False),
     "relu": lambda setup: network_case(setup, "relu", False),
     "relu2": lambda setup: network_case(setup, "relu2", False),

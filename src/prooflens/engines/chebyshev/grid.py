@@ -33,6 +33,10 @@ RADII = (1.25, 1.5, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 8.0, 11.0, 16.0, 24.0, 40.0, 8
 """The ellipses that are tried; every one gives a valid bound."""
 
 
+MOST_POINTS = 3000
+"""Finer grids of more points than this are not used: what they would show is bounded on ellipses."""
+
+
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Chebyshev points of a box of k factors.
@@ -59,9 +63,9 @@ class Grid:
         return torch.cartesian_prod(*axes).reshape(self.size, len(axes)).to(self.like)
 
     @cached_property
-    def to_coefficients(self) -> Float[Tensor, "N N"]:
-        """The map from runs to coefficients."""
-        found = torch.ones(1, 1, dtype=torch.float64)
+    def transforms(self) -> list[Float[Tensor, "n n"]]:
+        """The map from runs to coefficients, factor by factor."""
+        found = []
         for degree in self.degrees:
             n = degree + 1
             rows = [
@@ -71,8 +75,8 @@ class Grid:
                 ]
                 for m in range(n)
             ]
-            found = torch.kron(found, torch.tensor(rows, dtype=torch.float64))
-        return found.to(self.like)
+            found.append(torch.tensor(rows, dtype=torch.float64).to(self.like))
+        return found
 
     @cached_property
     def exponents(self) -> Float[Tensor, "k N"]:
@@ -93,8 +97,10 @@ class Grid:
 
     @cached_property
     def finer(self) -> Finer:
-        """A grid of two or three times the degree: where a defect is seen rather than bounded."""
-        return Finer.of(self, 3 if len(self.degrees) == 1 else 2)
+        """A grid of two or three times the degree, where a defect is seen rather than bounded; itself if too large."""
+        times = 3 if len(self.degrees) == 1 else 2
+        size = math.prod(times * degree + 1 for degree in self.degrees)
+        return Finer.of(self, times if size <= MOST_POINTS else 1)
 
     @cached_property
     def threefold(self) -> Finer:
@@ -123,7 +129,7 @@ class Grid:
         Args:
             runs: values at the points.
         """
-        found = torch.einsum("mj,bj...->bm...", self.to_coefficients, runs)
+        found = along(self.transforms, runs)
         return found, grow(self._rounding * runs.abs().amax(1))
 
     def moves(self, coefficients: Tensor, off: Tensor) -> Float[Tensor, b * n]:
@@ -185,14 +191,12 @@ class Finer:
     Attributes:
         coarse: the grid that it refines.
         grid: the finer grid.
-        values: the map from runs to the interpolant at the finer points, shape [n, N].
-        padding: the map from coefficients to those of the finer grid, shape [n, N].
+        values: the map from runs to the interpolant at the finer points, factor by factor.
     """
 
     coarse: Grid
     grid: Grid
-    values: Float[Tensor, "n N"]
-    padding: Float[Tensor, "n N"]
+    values: list[Float[Tensor, "n m"]]
 
     @classmethod
     def of(cls, coarse: Grid, times: int) -> Finer:
@@ -203,14 +207,12 @@ class Finer:
             times: by what its degrees are multiplied.
         """
         fine = Grid(tuple(times * degree for degree in coarse.degrees), coarse.like)
-        values, padding = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
-        for few, many in zip(coarse.degrees, fine.degrees, strict=True):
+        values = []
+        for few, many, transform in zip(coarse.degrees, fine.degrees, coarse.transforms, strict=True):
             angles = [(2 * j + 1) * math.pi / (2 * (many + 1)) for j in range(many + 1)]
             rows = [[math.cos(m * t) for m in range(few + 1)] for t in angles]
-            values = torch.kron(values, torch.tensor(rows, dtype=torch.float64))
-            padding = torch.kron(padding, torch.eye(many + 1, few + 1, dtype=torch.float64))
-        to_values = values.to(coarse.like) @ coarse.to_coefficients
-        return cls(coarse, fine, to_values, padding.to(coarse.like))
+            values.append(torch.tensor(rows, dtype=torch.float64).to(coarse.like) @ transform)
+        return cls(coarse, fine, values)
 
     def at(self, runs: Float[Tensor, "b N *n"]) -> tuple[Float[Tensor, "b n *n"], Float[Tensor, b * n]]:
         """Return the interpolant at the finer points, and by how much that may be off.
@@ -220,14 +222,18 @@ class Finer:
         Args:
             runs: values at the points of the coarse grid.
         """
-        found = torch.einsum("fj,bj...->bf...", self.values, runs)
+        found = along(self.values, runs)
         k, N = len(self.coarse.degrees), self.coarse.size
         off = 4.0**k * N * gamma(4 * N + 64 * k + 64)
         return found, grow(off * runs.abs().amax(1))
 
     def padded(self, coefficients: Float[Tensor, "b N *n"]) -> Float[Tensor, "b n *n"]:
         """Return coefficients of the coarse grid among those of the finer one."""
-        return torch.einsum("fm,bm...->bf...", self.padding, coefficients)
+        few, many = ([degree + 1 for degree in grid.degrees] for grid in (self.coarse, self.grid))
+        b, rest = len(coefficients), coefficients.shape[2:]
+        found = coefficients.new_zeros(b, *many, *rest)
+        found[(slice(None), *(slice(n) for n in few))] = coefficients.reshape(b, *few, *rest)
+        return found.reshape(b, self.grid.size, *rest)
 
     def apart(
         self, runs: Float[Tensor, "b N *n"], fine_runs: Float[Tensor, "b n *n"]
@@ -242,6 +248,19 @@ class Finer:
         fine, fine_off = self.grid.coefficients(fine_runs)
         apart = (fine - self.padded(coarse)).abs().sum(1)
         return grow(apart + self.coarse.size * off + self.grid.size * fine_off)
+
+
+def along(maps: list[Float[Tensor, "n m"]], runs: Float[Tensor, "b N *n"]) -> Float[Tensor, "b M *n"]:
+    """Apply a linear map to every factor's own dimension of values on a grid.
+
+    Args:
+        maps: a matrix for each factor.
+        runs: values, the last factor running fastest.
+    """
+    found = runs.reshape(len(runs), *(part.shape[1] for part in maps), -1)
+    for axis, part in enumerate(maps, 1):
+        found = torch.tensordot(part, found, dims=([1], [axis])).movedim(0, axis)
+    return found.reshape(len(runs), -1, *runs.shape[2:])
 
 
 def _points(degree: int) -> list[float]:

@@ -33,29 +33,27 @@ from prooflens.numerics import gamma
 
 
 def centred(value: Value) -> Value:
-    """x − mean(x)."""
+    """x − mean(x), of every token or of every head."""
     terms: dict[str, Factor] = {}
-    n = value.box.shape[-1]
+    n, heads = value.box.shape[-1], value.heads
+    d = n // heads
+    same = torch.eye(n, dtype=value.box.dtype, device=value.box.device)[None, None]
     for name, factor in value.terms.items():
-        given = (
-            torch.eye(n, dtype=value.box.dtype, device=value.box.device)[None, None]
-            if factor is None
-            else dense(factor)
-        )
-        terms[name] = given - given.mean(-2, keepdim=True)
-    runs = value.runs - value.runs.mean(-1, keepdim=True)
-    noise = gamma(n + 8) * 4.0 * value.piece.grid.lebesgue * value.runs.abs().amax(-1).amax(1)
+        split = (same if factor is None else dense(factor)).unflatten(2, (heads, d))
+        terms[name] = (split - split.mean(3, keepdim=True)).flatten(2, 3)
+    x, box_ = value.runs.unflatten(-1, (heads, d)), value.box.unflatten(-1, (heads, d))
+    runs = (x - x.mean(-1, keepdim=True)).flatten(-2)
+    noise = gamma(d + 8) * 4.0 * value.piece.grid.lebesgue * value.runs.abs().amax(-1).amax(1)
     for name, factor in value.terms.items():
         most = factor_size(factor, n)
-        noise = noise + product_error(n, 4.0 * most * value.piece.atoms[name].size)
-    around = grow(value.box + value.box.mean(-1, keepdim=True) + noise[..., None])
+        noise = noise + product_error(d, 4.0 * most * value.piece.atoms[name].size)
+    around = grow((box_ + box_.mean(-1, keepdim=True)).flatten(-2) + noise[..., None])
     return Value(f"{value.name}.centred", value.piece, runs, terms, around, value.heads)
 
 
 def norm(step: Norm, value: Value) -> Value:
     """The norm of every token, or of every head."""
     if step.centred:
-        assert value.heads == 1, "norms of heads are not centred"
         value = centred(value)
     grid, heads = value.piece.grid, value.heads
     b, S, flat = value.box.shape

@@ -1,0 +1,76 @@
+"""The command `way`: how far along the way to another prompt claims are proved, and where they break first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.groups import grouped
+from prooflens.cli.options import ClaimOptions, Device, InputOptions, Json, Memory, limit_memory, named_tokens
+from prooflens.errors import RegionError
+from prooflens.progress import shown
+
+
+@app.command()
+@grouped
+def way(
+    given: InputOptions,
+    claims: ClaimOptions,
+    device: Device = None,
+    memory: Memory = None,
+    resolution: Annotated[
+        float, typer.Option(help="Broken pieces are cut down to this share of the way.")
+    ] = 1 / 64,
+    plot: Annotated[Path | None, typer.Option(help="A folder for a picture of every claim (SVG).")] = None,
+    as_json: Json = False,
+) -> None:
+    """How far along the way to another prompt (--to) claims are proved, and where they break first.
+
+    Exit code: 0 all hold on the whole way, 1 error, 2 some unknown, 3 some fail.
+    """
+    from prooflens.report.page import slug, write_drawings
+    from prooflens.report.ways import way_picture
+    from prooflens.verdicts.way import way as walk
+
+    if given.to is None or given.hull is not None or given.tokens is not None:
+        raise RegionError(
+            "a way goes from --text to another prompt: give it with --to, and neither --hull nor --tokens"
+        )
+    with shown(not as_json) as tell:
+        held, prompt = given.load(tell)
+        limit_memory(memory)
+        found = walk(
+            held,
+            prompt,
+            given.to,
+            claims.queries,
+            claims.heads,
+            layer=claims.layer,
+            positions=named_tokens(claims.positions),
+            resolution=resolution,
+            memory=memory,
+            device=device,
+            progress=tell,
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        rows = [
+            (
+                str(row.claim),
+                row.verdict,
+                f"{100 * row.proved:.4g} %",
+                "" if row.breaks is None else f"{100 * row.breaks:.4g} %",
+                len(row.pieces),
+            )
+            for row in found
+        ]
+        print_table(("claim", "verdict", "proved to", "breaks at", "pieces"), rows)
+    if plot is not None:
+        made = write_drawings(((f"way-{slug(str(row.claim))}", way_picture(row)) for row in found), plot)
+        say(f"{len(made)} files in {plot}", error=as_json)
+    words = [row.verdict for row in found]
+    raise typer.Exit(3 if "fails" in words else 2 if "unknown" in words else 0)
