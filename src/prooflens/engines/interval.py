@@ -51,7 +51,7 @@ class IntervalEngine(EngineBase):
         architecture, S = problem.model.architecture, problem.n_tokens
         weights = weights_before(architecture, depth)
         values = S * (12 * architecture.d_model + 4 * architecture.d_ff) + architecture.n_heads * S * S * 8
-        steps = 4000.0 * (depth + 1) + 3500.0 * architecture.n_layers + FORM_STEPS * size
+        steps = 4000.0 * (depth + 1) + 1500.0 * architecture.n_layers + FORM_STEPS * size
         held = 8.0 * (4 * architecture.d_model * architecture.d_ff + values)
         return Cost(4.0 * S * weights, 8.0 * (6 * weights + 20 * (depth + 1) * values), steps, held)
 

@@ -85,10 +85,9 @@ class Layer0(EngineBase):
         chunk = min(size * numbers, CHUNK_ELEMENTS)
         normed = problem.model.architecture.norm_place in ("pre", "sandwich")
         passes = PASSES + (NORM_PASSES if normed else 0)
+        steps = 3000.0 * problem.model.architecture.n_layers + FORM_STEPS * size
         passes *= 2 if size * numbers > CACHED_ELEMENTS else 1
-        return Cost(
-            36.0 * size * head, 8.0 * passes * size * numbers, 400.0 + FORM_STEPS * size, 8.0 * 12 * chunk
-        )
+        return Cost(36.0 * size * head, 8.0 * passes * size * numbers, steps, 8.0 * 12 * chunk)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners they were expanded around."""
