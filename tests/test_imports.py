@@ -16,14 +16,15 @@ import prooflens
 
 ROOT = Path(prooflens.__file__).parent
 
-FOUNDATION = {"errors", "json_files", "memory", "progress", "statistics", "version"}
+FOUNDATION = {"durations", "errors", "json_files", "memory", "progress", "statistics", "version"}
 """Small modules without a subject of their own; they import each other at most."""
 
 FOLDERS: Mapping[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "json_files": set(),
-    "progress": set(),
+    "durations": {"errors"},
+    "progress": {"durations"},
     "memory": {"errors"},
     "statistics": {"errors"},
     "numerics": {"errors"},
@@ -35,7 +36,7 @@ FOLDERS: Mapping[str, set[str]] = {
     "engines": {"errors", "progress", "numerics", "sets", "models", "regions", "queries", "problem"},
     "certificate": {"errors", "json_files"},
     "checker": set(),
-    "results": {"errors", "version", "models", "regions", "queries", "engines", "certificate"},
+    "results": {"durations", "errors", "version", "models", "regions", "queries", "engines", "certificate"},
     "verdicts": FOUNDATION | {"models", "regions", "queries", "problem", "engines", "results"},
     "sweep": FOUNDATION | {"models", "regions", "queries", "certificate", "results", "verdicts"},
     "report": FOUNDATION | {"models", "certificate", "results", "verdicts", "sweep"},
@@ -51,6 +52,7 @@ FOLDERS: Mapping[str, set[str]] = {
 
 SHARED = {
     "bounds",
+    "costs",
     "forms",
     "protocol",
     "relaxations",
@@ -65,6 +67,7 @@ SHARED = {
 ENGINES: Mapping[str, set[str]] = {
     "bounds": set(),
     "forms": set(),
+    "costs": set(),
     "protocol": {"bounds", "forms"},
     "relaxations": {"forms"},
     "tensor_sets": {"bounds", "forms", "relaxations"},

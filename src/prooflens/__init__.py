@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.output import output, output_radius
+    from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
     from prooflens.verdicts.way import way
 
@@ -48,6 +49,7 @@ _HOMES = {
     "output_radius": "prooflens.verdicts.output",
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
+    "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "way": "prooflens.verdicts.way",
     "report": "prooflens.report",
@@ -75,6 +77,7 @@ __all__ = [
     "load",
     "output",
     "output_radius",
+    "plan",
     "pull",
     "radius",
     "report",

@@ -9,7 +9,7 @@ from torch import Tensor
 from peer_models import PEERS, peer_model
 from prooflens import Ball, Region, load
 from prooflens.engines import forms_of, get_engine
-from prooflens.engines.crown import crown_work
+from prooflens.engines.crown import Crown, crown_work
 from prooflens.engines.crown.alpha import AlphaCrown
 from prooflens.engines.crown.lines import LineRelaxation, activation, convex
 from prooflens.engines.crown.norm import square_lines
@@ -25,6 +25,8 @@ from prooflens.queries import Box
 from prooflens.queries.attention import TopK
 from prooflens.queries.weights import differences_from_scores
 from prooflens.verdicts.certify import decide_question
+from prooflens.verdicts.forecast import Forecast, deadline_of, obstacle
+from prooflens.verdicts.machine import speed_of
 from prooflens.verdicts.question import ask
 from prooflens.verdicts.settings import Settings, parse_budget
 from prooflens.verdicts.stages import PORTFOLIO
@@ -265,7 +267,11 @@ def test_the_portfolio_asks_crown_where_it_can_be_paid() -> None:
     assert not stage.applies(small, 0)
     assert stage.applies(problem_of("llama"), 0)
     assert crown_work(small, 2) > 3 * crown_work(small, 1)
-    assert not stage.applies(small, 10**5)
+    deep = Crown().cost(small, 10**5, 1)
+    dear = Forecast(speed_of(small.model.device).seconds(deep), deep.memory)
+    timed = deadline_of(Settings(), small, question.claims)
+    assert obstacle(stage, small, dear, timed) is not None
+    assert obstacle(stage, small, Forecast(1.0, 2.0**20), timed) is None
 
 
 def test_a_float32_model_is_refused() -> None:

@@ -45,7 +45,7 @@ def soundness(
 
     most = cases if cases is not None else 200 if hours is None else 10**9
     seconds = float("inf") if hours is None else 3600.0 * hours
-    with shown(not as_json) as tell:
+    with shown(True) as tell:
         found = run(most, seed, engine, None, seconds, tell, kind or KINDS, keep)
     if as_json:
         print_json(found.to_dict())

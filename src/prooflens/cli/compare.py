@@ -46,7 +46,7 @@ def compare(
     from prooflens.verdicts.settings import Settings
 
     named = [name.strip() for name in (engines or "").split(",") if name.strip()] + list(engine or [])
-    with shown(not as_json) as tell:
+    with shown(True) as tell:
         settings = Settings.of("auto", memory, device, tell, seed, budget)
         found = ask_all(claims.ask(given, eps, device, tell), named or None, settings)
     written = []

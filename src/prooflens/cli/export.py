@@ -22,7 +22,7 @@ def export(
     from prooflens.models import load
     from prooflens.models.export import export as write
 
-    with shown(not as_json) as tell:
+    with shown(True) as tell:
         held = load(model, tell)
     folder = write(held, out)
     if as_json:

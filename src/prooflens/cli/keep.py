@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,21 @@ def configuration(*groups: DataclassInstance, **others: object) -> dict[str, Any
     return {**kept, **others, "command": command_line()}
 
 
-def command_line(without: str = "") -> str:
-    """The command as it was given."""
-    return shlex.join(["prooflens", *(word for word in sys.argv[1:] if word != without)])
+def command_line(instead: Mapping[str, str] | None = None, without: str = "") -> str:
+    """The command as it was given.
+
+    Args:
+        instead: options to give other values, or to add.
+        without: a flag to leave out.
+    """
+    instead = instead or {}
+    words: list[str] = []
+    skip = False
+    for word in sys.argv[1:]:
+        name, _, value = word.partition("=")
+        changed = name.removeprefix("--") in instead and name.startswith("--")
+        if not (skip or changed or word == without):
+            words.append(word)
+        skip = changed and not value
+    added = [part for name, value in instead.items() for part in (f"--{name}", value)]
+    return shlex.join(["prooflens", *words, *added])

@@ -61,7 +61,7 @@ def pull(
     from prooflens.models import load
     from prooflens.models.pull import pull as fetch
 
-    with shown(not as_json) as report:
+    with shown(True) as report:
         folder = fetch(name, report)
     model = load(folder)
     if as_json:
@@ -87,7 +87,7 @@ def train(
     """Train one of our own models by its recipe; deterministic for a seed."""
     from prooflens.models.train import train as fit
 
-    with shown(not as_json) as report:
+    with shown(True) as report:
         trained = fit(name, seed, data, report, out)
     if as_json:
         print_json({"name": name, "seed": seed, "folder": str(trained.folder), "accuracy": trained.accuracy})
@@ -105,7 +105,7 @@ def show(
     """Print a model: architecture, parameters, fingerprint."""
     from prooflens.models import load
 
-    with shown(not as_json) as report:
+    with shown(True) as report:
         model = load(name, report)
     if as_json:
         print_json(

@@ -30,6 +30,9 @@ EngineName = Annotated[str, typer.Option("--engine", help="auto, or one engine b
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Seed = Annotated[int, typer.Option(help="Seed of the attack.")]
 Memory = Annotated[str | None, typer.Option(help="Memory that engines may use: 8GB.")]
+Time = Annotated[
+    str | None, typer.Option(help="Time that all of it may take: 60s, 2m (default: two minutes a layer).")
+]
 AttackEffort = Annotated[
     str | None, typer.Option("--budget", help="Budget of the attack: a name or samples/restarts/steps.")
 ]
@@ -163,12 +166,13 @@ class EffortOptions(AttackOptions):
 
     engine: EngineName = "auto"
     memory: Memory = None
+    time: Time = None
 
     def options(self, tell: Progress) -> Options:
         """The keyword arguments of the Python API."""
         from prooflens.verdicts.settings import Options
 
-        return super().options(tell) | Options(engine=self.engine, memory=self.memory)
+        return super().options(tell) | Options(engine=self.engine, memory=self.memory, time=self.time)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import EffortOptions, InputOptions, KeepOptions, Tolerance, limit_memory
-from prooflens.cli.prove import exit_code, show_radii
+from prooflens.cli.prove import document, exit_code, show_radii, tell_open
 from prooflens.errors import RegionError
 from prooflens.progress import Progress, shown
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prooflens.results import Radii
     from prooflens.results.outputs import OutputResults
 
-SHOWN = ("candidate", "text", "verdict", "clean", "lower", "upper", "engine")
+SHOWN = ("candidate", "text", "verdict", "clean", "lower", "upper", "unit", "engine")
 
 
 @app.command()
@@ -68,7 +68,7 @@ def output(
         show_radii(look, keep, asked)
         return
     make_room(keep.out)
-    with shown(not keep.as_json) as tell:
+    with shown(True) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         found = decide(
@@ -83,7 +83,8 @@ def output(
 
 def _show(found: OutputResults, keep: KeepOptions) -> None:
     if keep.as_json:
-        print_json(found.to_dict())
+        print_json(document(found))
     else:
         print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
+        tell_open(found.whole)

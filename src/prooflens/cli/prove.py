@@ -16,6 +16,7 @@ from prooflens.cli.options import (
     EffortOptions,
     Eps,
     InputOptions,
+    Json,
     KeepOptions,
     Tolerance,
     limit_memory,
@@ -25,6 +26,7 @@ from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
     from prooflens.results import Frame, Radii
+    from prooflens.verdicts.question import Question
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
@@ -49,6 +51,55 @@ def certify(
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
     _decide(given, eps, claims, effort, keep, resume, effort.memory)
+
+
+@app.command()
+@grouped
+def plan(
+    given: InputOptions,
+    claims: ClaimOptions,
+    effort: EffortOptions,
+    eps: Eps = None,
+    as_json: Json = False,
+) -> None:
+    """Print what `certify` would ask with the same options, with predicted seconds and GiB; nothing is proved."""
+    from prooflens.verdicts.plan import plan_question
+
+    with shown(True) as tell:
+        settings = effort.settings(tell)
+        question = claims.ask(given, eps, settings.device, tell)
+        found = plan_question(question, settings)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    say(selection(question), error=True)
+    columns = ("layer", "engine", "claims", "seconds", "GiB", "asked")
+    print_table(
+        columns,
+        (
+            (s.layer, s.engine, s.claims, s.seconds, s.gib, "yes" if s.fits else f"no: {s.why}")
+            for s in found.stages
+        ),
+    )
+    say(f"{found.line}; each stage is asked about what those before it leave open")
+
+
+def selection(question: Question) -> str:
+    """What was selected, in words: heads by layer, positions, queries."""
+    heads: dict[int, set[int]] = {}
+    for claim in question.claims:
+        for row in claim.rows:
+            heads.setdefault(row.layer, set()).add(row.head)
+    named = [
+        f"{len(found)} {'head' if len(found) == 1 else 'heads'} of layer {layer}"
+        for layer, found in sorted(heads.items())
+    ]
+    if any(f.logits for claim in question.claims for f in claim.functionals):
+        named.append("the output")
+    places = {row.position for claim in question.claims for row in claim.rows}
+    at = f" at {len(places)} {'position' if len(places) == 1 else 'positions'}" if places else ""
+    size = len(question.claims)
+    return f"{', '.join(named) or 'nothing'}{at}: {size} {'claim' if size == 1 else 'claims'}"
 
 
 @app.command()
@@ -79,16 +130,18 @@ def _decide(
     from prooflens.results.keeper import RunKeeper
     from prooflens.verdicts.certify import Interrupted, decide_question
 
-    with shown(not keep.as_json) as tell:
+    with shown(True) as tell:
         settings = effort.settings(tell)
         question = claims.ask(given, eps, settings.device, tell)
         asked = configuration(given, claims, effort, eps=eps)
         keeper = RunKeeper(keep.out, question.subject, asked, resume)
+        say(selection(question), error=True)
         question = replace(question, claims=keeper.remaining(question.claims))
         limit_memory(memory)
         try:
             results = decide_question(question, settings, keeper)
         except Interrupted as stop:
+            _show(stop.results, keep)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
             say(_advice(keep), error=True)
             raise typer.Exit(130) from None
@@ -151,7 +204,7 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
     complete = True
     make_room(keep.out)
     try:
-        with shown(not keep.as_json) as tell:
+        with shown(True) as tell:
             found = look(tell)
     except SearchInterrupted as stop:
         found, complete = stop.radii, False
@@ -178,14 +231,20 @@ def circuit(
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
+    from prooflens.verdicts.certify import Interrupted
     from prooflens.verdicts.circuit import circuit as decide
 
     make_room(keep.out)
-    with shown(not keep.as_json) as tell:
+    with shown(True) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         place = given.region(eps, held, prompt)
-        found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
+        try:
+            found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
+        except Interrupted as stop:
+            _show(stop.results, keep)
+            say(f"interrupted: {len(stop.results)} parts were decided", error=True)
+            raise typer.Exit(130) from None
     _show(found, keep)
     if keep.out is not None:
         found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))
@@ -203,9 +262,16 @@ def exit_code(counts: dict[Any, int]) -> int:
 def _show(frame: Frame, keep: KeepOptions) -> None:
     """The rows as a document or as a table."""
     if keep.as_json:
-        print_json(frame.to_dict())
+        print_json(document(frame))
     else:
         _list(frame)
+
+
+def document(frame: Frame) -> dict[str, Any]:
+    """The document of `--json`: rows and summary; of verdicts also who was asked, and how to ask on."""
+    from prooflens.results import Results
+
+    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {})}
 
 
 def _list(frame: Frame) -> None:
@@ -220,6 +286,18 @@ def _list(frame: Frame) -> None:
         ordered = counted.sort_by([(key, "ascending") for key in keys]).select([*keys, "count_all"])
         print_table((*keys, "rows"), (row.values() for row in ordered.to_pylist()))
     say(frame.line)
+    tell_open(frame)
+
+
+def tell_open(frame: Frame) -> None:
+    """Why rows are open, once for all, and the commands that ask on."""
+    from prooflens.results import Results
+
+    if not isinstance(frame, Results) or frame.advice is None:
+        return
+    say(frame.advice)
+    for options in frame.ways_on:
+        say(f"to ask on: {command_line(options)}")
 
 
 def _address(row: dict[str, Any]) -> str:

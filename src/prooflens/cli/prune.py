@@ -45,7 +45,7 @@ def prune(
 
     if out is not None:
         check_replaceable(out)
-    with shown(not as_json) as tell:
+    with shown(True) as tell:
         held = load(model, tell)
         prompts = _prompts(held, text, samples)
         labels = answers(held, prompts)

@@ -70,7 +70,7 @@ def reproduce(
         checked_device(device)
     results: list[Result] = []
     missing: dict[str, str] = {}
-    with shown(not as_json) as tell:
+    with shown(True) as tell:
         settings = StudySettings(quick, model, engine, layer, samples, device, seed, tell, out, jobs)
         for number, one in enumerate(studies):
             tell(one.name, number / len(studies))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import FORM_STEPS, Cost, weights_before
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.interval_walk import bound_on_box, form_program, region_box
@@ -44,6 +45,15 @@ class IntervalEngine(EngineBase):
 
     name: str = "interval"
     guarantee: Guarantee = Guarantee.PROVED
+
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict a walk of boxes: three products with each weight matrix, and one with its absolute values."""
+        architecture, S = problem.model.architecture, problem.n_tokens
+        weights = weights_before(architecture, depth)
+        values = S * (12 * architecture.d_model + 4 * architecture.d_ff) + architecture.n_heads * S * S * 8
+        steps = 4000.0 * (depth + 1) + 1500.0 * architecture.n_layers + FORM_STEPS * size
+        held = 8.0 * (4 * architecture.d_model * architecture.d_ff + values)
+        return Cost(4.0 * S * weights, 8.0 * (6 * weights + 20 * (depth + 1) * values), steps, held)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form; ±∞ where a value could not be bounded."""

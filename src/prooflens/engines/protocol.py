@@ -18,6 +18,10 @@ from prooflens.problem import Problem
 from prooflens.progress import Progress, silent
 
 
+class OutOfTimeError(EngineError):
+    """The time that an engine was allowed ended before it knew anything."""
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """What a caller allows an engine, and who is told of progress; the same for every engine.
@@ -25,10 +29,40 @@ class EngineOptions:
     Attributes:
         memory: bytes that the engine may use; None for what it thinks the machine can spare.
         progress: called with what is being done and which share of it is done.
+        deadline: when to stop, on the clock of `time.monotonic`, and return what is proved by then; None for never.
+            Engines with loops look at it between their steps.
     """
 
     memory: int | None = None
     progress: Progress = silent
+    deadline: float | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def leaves(self, seconds: float) -> bool:
+        """Say whether the deadline leaves so many seconds.
+
+        Args:
+            seconds: how long something may take.
+        """
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
+    def in_time(self, stage: str, share: float) -> None:
+        """Tell how far the work is, and end it if the deadline has passed.
+
+        Args:
+            stage: what is being done.
+            share: which share of it is done.
+
+        Raises:
+            OutOfTimeError: after the deadline.
+        """
+        self.progress(stage, share)
+        if self.late:
+            raise OutOfTimeError(f"the time that was allowed ended at {stage}")
 
 
 NO_OPTIONS = EngineOptions()

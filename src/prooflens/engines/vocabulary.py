@@ -18,6 +18,7 @@ bound is wanted, cheapest first, and only tokens that are still open go on:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,7 +34,7 @@ from prooflens.engines.hidden import (
     hidden_bounds,
     output_forms,
 )
-from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, Stopwatch
+from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, OutOfTimeError, Stopwatch
 from prooflens.engines.relaxations.interval_walk import value_boxes
 from prooflens.engines.rivals import BoundsRivals, bound_by_itself, is_tail, tail_parts
 from prooflens.models import OUTPUT
@@ -156,9 +157,10 @@ def _margins(
     constants = torch.tensor([f.constant for f in functionals]).to(value)
     open_ = ((found.lower + constants <= 0.0) & (found.upper + constants >= 0.0)).nonzero()[:, 0].tolist()
     if open_:
-        again = bound_margins(engine, problem, [functionals[i] for i in open_], options)
-        found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
-        found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
+        with suppress(OutOfTimeError):  # what the enclosure says stands
+            again = bound_margins(engine, problem, [functionals[i] for i in open_], options)
+            found.lower[open_] = torch.maximum(found.lower[open_], again.lower)
+            found.upper[open_] = torch.minimum(found.upper[open_], again.upper)
     return found
 
 

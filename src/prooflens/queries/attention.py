@@ -147,6 +147,11 @@ class TopK(RowQuery):
         _check_count("top", self.k)
 
     @property
+    def unit(self) -> str:
+        """Differences of pre-softmax scores."""
+        return "score margin"
+
+    @property
     def kind(self) -> str:
         """The short form, as in `top3`."""
         return f"top{self.k}"
@@ -175,6 +180,11 @@ class Ranking(RowQuery):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count("rank", self.k)
+
+    @property
+    def unit(self) -> str:
+        """Differences of pre-softmax scores."""
+        return "score margin"
 
     @property
     def kind(self) -> str:
@@ -212,6 +222,11 @@ class Mass(RowQuery):
         super().__post_init__()
         if not 0.0 < self.tau < 1.0:
             raise QueryError(f"a mass threshold lies strictly between 0 and 1, got {self.tau}")
+
+    @property
+    def unit(self) -> str:
+        """The logarithm of the odds of the mass, above those of the threshold."""
+        return "log-odds"
 
     @property
     def kind(self) -> str:
@@ -259,6 +274,11 @@ class Specialised(RowQuery):
     B: tuple[Token, ...]
 
     @property
+    def unit(self) -> str:
+        """The logarithm of the ratio of both masses."""
+        return "log-odds"
+
+    @property
     def kind(self) -> str:
         """The short form, as in `spec{1,2}>{3}`."""
         return f"spec{{{_write_tokens(self.A)}}}>{{{_write_tokens(self.B)}}}"
@@ -298,6 +318,11 @@ class Entropy(RowQuery):
             raise QueryError(f"an entropy threshold is a finite number of nats, got {wrong[0]}")
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise QueryError(f"entropy cannot lie between {self.lower} and {self.upper}: swap the thresholds")
+
+    @property
+    def unit(self) -> str:
+        """Entropies, in nats."""
+        return "nats"
 
     @property
     def kind(self) -> str:

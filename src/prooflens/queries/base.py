@@ -261,6 +261,11 @@ class Claim:
 class Query(ABC):
     """A question that is not yet about a prompt. `str(query)` is its short form, which `parse_query` reads back."""
 
+    @property
+    @abstractmethod
+    def unit(self) -> str:
+        """What its functionals are measured in: `score margin`, `log-odds`, `nats` or `logit margin`."""
+
     @abstractmethod
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Return the claims that the query makes about a setting.

@@ -53,6 +53,14 @@ class Circuit(Query):
         terms = (f"{weight!r} * {part}" for weight, part in zip(self.weights, self.parts, strict=True))
         return f"{' + '.join(terms)} > 0"
 
+    @property
+    def unit(self) -> str:
+        """The unit that all parts share; `weighted sum`, or `several units` where they differ."""
+        if self.weights is not None:
+            return "weighted sum"
+        units = {part.unit for part in self.parts}
+        return units.pop() if len(units) == 1 else "several units"
+
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Return one claim about all rows of all parts.
 
@@ -129,6 +137,11 @@ class Argmax(Query):
     def __str__(self) -> str:
         return "argmax"
 
+    @property
+    def unit(self) -> str:
+        """Differences of outputs."""
+        return "logit margin"
+
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Return one claim, about no row of attention, with the nearest other outputs first.
 
@@ -170,6 +183,11 @@ class Beats(Query):
 
     def __str__(self) -> str:
         return f"logit{self.winner}>logit{self.loser}"
+
+    @property
+    def unit(self) -> str:
+        """The difference of two outputs."""
+        return "logit margin"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Return one claim, about no row of attention.

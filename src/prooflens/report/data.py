@@ -118,6 +118,8 @@ class ReportData:
     images: tuple[ImageAttention, ...] = ()
     ways: tuple[WayPieces, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    advice: tuple[str, ...] = ()
+    """Why rows are open, once for each run: who was asked about them, and who was not."""
 
 
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException)
@@ -185,15 +187,18 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         images=image_attention(verdict_sources),
         ways=way_pieces([s for s in verdict_sources if not s.circuit]),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
+        advice=_distinct(s.advice for s in everything if s.advice),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )
 
 
 VERDICT_COLUMNS = (
     "layer", "head", "position", "query", "eps", "verdict", "guarantee", "lower", "attack", "clean", "engine",
-    "reason", "circuit",
+    "unit", "reason", "circuit",
 )  # fmt: skip
-RADIUS_COLUMNS = ("layer", "head", "position", "query", "token", "certified", "attack", "clean", "engine")
+RADIUS_COLUMNS = (
+    "layer", "head", "position", "query", "token", "certified", "attack", "clean", "engine", "unit", "reason",
+)  # fmt: skip
 
 
 def _distinct(values: Iterable[str]) -> tuple[str, ...]:

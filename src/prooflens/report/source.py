@@ -42,6 +42,8 @@ class RowSource:
     """The tensors of a run, or the outcomes of results."""
     pixels: Any = field(default=None, repr=False)
     """The image of a region in memory, bytes [C, H, W]."""
+    advice: str | None = None
+    """Why rows are open: who was asked about them, and who was not."""
 
     @property
     def image(self) -> Any | None:
@@ -161,6 +163,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         None,
         item.outcomes if isinstance(item, Results) else None,
         region_tensors(subject.region, "region").get("image"),
+        item.advice if isinstance(item, Results) else None,
     )
 
 
@@ -184,4 +187,9 @@ def _from_run(path: Path) -> RowSource:
         region,
         (info.get("configuration") or {}).get("command"),
         run.tensors,
+        advice=_text((info.get("effort") or {}).get("advice")),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

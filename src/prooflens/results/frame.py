@@ -238,7 +238,7 @@ class Frame:
         """
         from prooflens.certificate import read_run
 
-        table = read_run(path).rows
+        table = with_units(read_run(path).rows)
         if not set(cls.shown) <= set(table.column_names):
             raise QueryError(f"{path} holds no {cls.title}")
         return cls(
@@ -263,6 +263,17 @@ class Frame:
         )
         more = f"<p>… {len(self) - len(few)} more rows</p>" if len(self) > len(few) else ""
         return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>{more}"
+
+
+def with_units(table: pa.Table) -> pa.Table:
+    """Return the rows of a run with a column of units; runs of older versions have none, and get nulls.
+
+    Args:
+        table: the rows.
+    """
+    if "unit" in table.column_names:
+        return table
+    return table.append_column("unit", pa.nulls(table.num_rows, pa.string()))
 
 
 def _cell(value: object) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from prooflens.certificate.store import RunWriter
 from prooflens.errors import RunError
 from prooflens.queries import Claim
-from prooflens.results.frame import Subject
+from prooflens.results.frame import Subject, with_units
 from prooflens.results.record import append, header
 from prooflens.results.tables import VERDICTS, Results, claim_key
 
@@ -72,8 +72,9 @@ class RunKeeper:
         whole = results
         if self.before is not None:
             whole = Results(
-                pa.concat_tables([self.before.select(VERDICTS.names), results.table]), results.subject
+                pa.concat_tables([with_units(self.before).select(VERDICTS.names), results.table]),
+                results.subject,
             )
         if self.writer is not None:
-            self.writer.finish(counts=whole.counts)
+            self.writer.finish(counts=whole.counts, effort=results.effort)
         return whole

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from torch import Tensor
+
 from prooflens.engines import Bounds
 from prooflens.engines.attack import Witness
 from prooflens.queries import Claim
+from prooflens.results.asked import Asked
 
 
 class Verdict(StrEnum):
@@ -36,6 +39,7 @@ class Outcome:
         engine: whose evidence the verdict rests on.
         attack: the smallest value of the weakest functional that was attained.
         seconds: time spent.
+        asked: who was asked, who was not, and what those would need.
     """
 
     claim: Claim
@@ -48,18 +52,36 @@ class Outcome:
     attack: float | None = None
     """The smallest value of the weakest functional that was attained; None if nothing was attacked."""
     seconds: float = 0.0
+    asked: tuple[Asked, ...] = ()
 
     @property
     def lower(self) -> float:
-        """The lower bound of the weakest functional; ∞ for a claim with nothing to prove."""
-        return float(self.bounds.lower.min()) if len(self.bounds.lower) else float("inf")
+        """The lower bound of the weakest functional; ∞ for a claim that the mask alone decides."""
+        return least(self.claim, self.bounds.lower)
 
     @property
     def upper(self) -> float:
         """The smallest upper bound of all functionals: `lower` and `upper` enclose the claim's margin."""
-        return float(self.bounds.upper.min()) if len(self.bounds.upper) else float("inf")
+        return least(self.claim, self.bounds.upper)
 
     @property
     def clean(self) -> float:
         """The smallest value of all functionals on the clean input."""
-        return float(self.claim.clean.min()) if len(self.claim.clean) else float("inf")
+        return least(self.claim, self.claim.clean)
+
+
+def least(claim: Claim, values: Tensor) -> float:
+    """Return the smallest of some values of a claim's functionals, in the unit of its query.
+
+    Functionals that read nothing are constants that only say what the mask decides; they have no unit and do not
+    count.
+
+    Args:
+        claim: what is claimed.
+        values: bounds or values of its functionals, in their order.
+
+    Returns:
+        The smallest value; ∞ where every functional is decided by the mask.
+    """
+    read = [i for i, f in enumerate(claim.functionals) if (f.rows or f.logits) and i < len(values)]
+    return float(values[read].min()) if read else float("inf")

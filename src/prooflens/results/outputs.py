@@ -33,7 +33,19 @@ class OutputResults(Results):
     """
 
     title = "outputs"
-    shown = ("candidate", "text", "query", "verdict", "clean", "lower", "upper", "attack", "engine", "reason")
+    shown = (
+        "candidate",
+        "text",
+        "query",
+        "verdict",
+        "clean",
+        "lower",
+        "upper",
+        "attack",
+        "unit",
+        "engine",
+        "reason",
+    )
 
     @classmethod
     def about(cls, whole: Outcome, candidates: Sequence[Outcome], subject: Subject, names: Names) -> Self:

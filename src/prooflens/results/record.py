@@ -35,7 +35,7 @@ def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | 
     assert results.subject is not None
     writer = RunWriter.create(Path(path), header(results.subject, configuration or {}))
     append(writer, results)
-    writer.finish(counts=results.counts)
+    writer.finish(counts=results.counts, effort=results.effort)
 
 
 def append(writer: RunWriter, results: Results) -> None:

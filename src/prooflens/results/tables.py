@@ -15,6 +15,7 @@ import pyarrow as pa
 from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
+from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
 from prooflens.results.frame import Frame, Subject, query_name
 from prooflens.results.outcome import STRENGTH, Outcome, Verdict
 
@@ -46,6 +47,7 @@ VERDICTS = pa.schema(
         ("reason", pa.string()),
         ("top", pa.int32()),
         ("circuit", pa.string()),
+        ("unit", pa.string()),
     ]
 )
 """The columns of a verdict; `docs/certify.md` says what each means."""
@@ -60,6 +62,7 @@ RADII = pa.schema(
         ("engine", pa.string()),
         ("ms", pa.float64()),
         ("reason", pa.string()),
+        ("unit", pa.string()),
     ]
 )
 """The columns of a radius: certified ≤ true ≤ attack."""
@@ -112,7 +115,19 @@ class Results(Frame):
     words = MappingProxyType(
         {"verdict": frozenset(verdict.value for verdict in Verdict), "guarantee": GUARANTEES}
     )
-    shown = ("layer", "head", "position", "query", "verdict", "lower", "attack", "clean", "engine", "reason")
+    shown = (
+        "layer",
+        "head",
+        "position",
+        "query",
+        "verdict",
+        "lower",
+        "attack",
+        "clean",
+        "unit",
+        "engine",
+        "reason",
+    )
 
     def __init__(
         self, table: pa.Table, subject: Subject | None = None, outcomes: Sequence[Outcome] = ()
@@ -150,6 +165,7 @@ class Results(Frame):
                 str(o.claim.query) if place[0] is None and o.claim.rows else None
                 for o, place in zip(outcomes, places, strict=True)
             ],
+            "unit": [o.claim.query.unit for o in outcomes],
         }
         return cls(pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS), subject, outcomes)
 
@@ -196,6 +212,33 @@ class Results(Frame):
     def summary(self) -> dict[str, Any]:
         """The number of rows with each verdict."""
         return {"rows": len(self), **self.counts}
+
+    @property
+    def engines(self) -> list[dict[str, Any]]:
+        """Who was asked and who was not, one entry per engine: rows, seconds taken and predicted, memory, why not.
+
+        Empty for rows that were read from a run directory: its `run.json` has them.
+        """
+        return by_engine(o.asked for o in self.outcomes)
+
+    @property
+    def advice(self) -> str | None:
+        """Why rows are unknown, once for all of them, and which options ask on; None if no row is."""
+        return open_rows(self._open)
+
+    @property
+    def ways_on(self) -> list[dict[str, str]]:
+        """Options that ask those who were not asked about unknown rows, such as `{"time": "400s"}`, best first."""
+        return option_sets(item for asked in self._open for item in asked)
+
+    @property
+    def _open(self) -> list[tuple[Asked, ...]]:
+        return [o.asked for o in self.outcomes if o.verdict is Verdict.UNKNOWN]
+
+    @property
+    def effort(self) -> dict[str, Any]:
+        """What was done and what was not, ready for JSON: `engines`, `advice` and `ways_on`."""
+        return {"engines": self.engines, "advice": self.advice, "ways_on": self.ways_on}
 
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory with rows, bounds, witnesses and fingerprints (`docs/certify.md`).
@@ -260,6 +303,7 @@ class Radii(Frame):
         "certified",
         "attack",
         "clean",
+        "unit",
         "engine",
         "reason",
     )

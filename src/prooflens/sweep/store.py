@@ -218,6 +218,9 @@ def _columns(table: pa.Table) -> pa.Schema:
     for schema in COLUMNS.values():
         if schema.names == table.column_names:
             return schema
+        older = schema.remove(schema.get_field_index("unit"))  # sweeps of versions without units
+        if older.names == table.column_names:
+            return older
     raise ValueError(f"these are no rows of a sweep: {', '.join(table.column_names)}")
 
 

@@ -7,6 +7,7 @@ was asked for by name.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,7 @@ from prooflens.results.keeper import RunKeeper
 from prooflens.results.tables import claim_key
 from prooflens.verdicts.chunks import chunks, halves
 from prooflens.verdicts.evidence import Evidence
+from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import attack, gather_evidence, prove
 from prooflens.verdicts.question import Heads, Place, Question, ask
 from prooflens.verdicts.settings import Options, Settings
@@ -70,7 +72,7 @@ def certify(
         skip: keys of claims to leave out (`Results.keys` of earlier results).
         out: a run directory to write while the work goes on (docs/certify.md).
         resume: go on with the run in `out`: what it holds is not asked again, and comes back with the rest.
-        options: engine, memory, device, progress, seed and budget: see `Options`.
+        options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
         A table with one row per claim: verdict, proved bounds, the engine behind them, and why.
@@ -118,6 +120,7 @@ def _configuration(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
         "engines": list(settings.engines),
         "seed": settings.seed,
         "memory": settings.memory,
+        "time": settings.time,
         "device": settings.device,
         "budget": None if settings.budget is None else asdict(settings.budget),
     }
@@ -152,12 +155,14 @@ def _decide_chunks(
     evidence: dict[int, Evidence] = {}
     try:
         waiting = list(chunks(problem, claims, settings.memory))
+        settings = deadline_of(settings, problem, claims)
         while waiting:
+            allowed = part_of_time(problem, claims, waiting, settings)
             chunk = waiting.pop(0)
             evidence = {i: Evidence.about(claims[i], problem.region.holds_reference) for i in chunk}
             board.start(len(chunk))
             try:
-                gather_evidence(problem, list(evidence.values()), replace(settings, progress=board.tell))
+                gather_evidence(problem, list(evidence.values()), replace(allowed, progress=board.tell))
             except (MemoryError, RuntimeError) as error:
                 waiting = [*halves(chunk, error), *waiting]
                 continue
@@ -168,6 +173,25 @@ def _decide_chunks(
         board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items() if item.decided}
         raise Interrupted(board.results(question.subject)) from None
     return board.results(question.subject)
+
+
+def part_of_time(
+    problem: Problem, claims: Sequence[Claim], waiting: Sequence[Sequence[int]], settings: Settings
+) -> Settings:
+    """Return the settings of the first chunk that waits: it has a share of the time that is left, a deep one more.
+
+    Args:
+        problem: the model and the region.
+        claims: all claims.
+        waiting: chunks of them that are not decided yet, by numbers.
+        settings: with the deadline of the whole call.
+    """
+    left = settings.left
+    if left is None:
+        return settings
+    weights = [len(chunk) * (1.0 + depth_of(problem, claims[chunk[0]])) for chunk in waiting if chunk]
+    share = weights[0] / sum(weights) if weights else 1.0
+    return settings.until(time.monotonic() + share * left, settings.allotted)
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from prooflens.errors import EngineError
 from prooflens.memory import available, is_shortage, written
 from prooflens.problem import Problem
 from prooflens.queries import Claim
-from prooflens.verdicts.portfolio import depth_of
+from prooflens.verdicts.forecast import depth_of, form_count
 
 CHUNK_NUMBERS = 2**25
 """Functionals times factors that are worked on at a time, unless a memory limit says less (256 MiB per matrix)."""
@@ -63,7 +63,6 @@ def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Ite
     allowed = check_memory(problem, memory)
     numbers = CHUNK_NUMBERS if allowed is None else min(CHUNK_NUMBERS, allowed // 64)
     most = min(CHUNK_FUNCTIONALS, max(LEAST_FUNCTIONALS, numbers // max(1, problem.region.n_factors)))
-    per_row = problem.n_tokens * (problem.n_tokens + 1) // 2
     depths = [depth_of(problem, claim) for claim in claims]
     for depth in sorted(set(depths)):
         chunk: list[int] = []
@@ -71,7 +70,7 @@ def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Ite
         for i, claim in enumerate(claims):
             if depths[i] != depth:
                 continue
-            size = sum(1 if f.is_linear else per_row * len(f.rows) for f in claim.functionals)
+            size = form_count(problem, claim.functionals)
             if chunk and held + size > most:
                 yield chunk
                 chunk, held = [], 0

@@ -46,7 +46,7 @@ def circuit(
         region: the inputs on which the circuit is to hold.
         circuit: a query with several parts, or heads (a list, a mapping or a JSON file of nodes).
         query: what the heads of a list are asked.
-        options: engine, memory, device, progress, seed and budget: see `Options`.
+        options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
         One row per part, and last the circuit itself.
@@ -98,4 +98,5 @@ def _together(parts: Sequence[Outcome], whole: Claim) -> Outcome:
         "+".join(dict.fromkeys(part.engine for part in decisive)),
         min(attacks) if attacks else None,
         sum(part.seconds for part in parts),
+        tuple(item for part in parts for item in part.asked),
     )

@@ -16,6 +16,7 @@ from prooflens.queries import Claim
 from prooflens.results.outcome import Verdict
 
 PROVED_REASON = "proved on the whole region"
+OPEN_REASON = "neither proved nor broken"
 
 
 def decide(claim: Claim, *known: Bounds) -> Guarantee | None:
@@ -74,7 +75,13 @@ VERDICTS = {Guarantee.PROVED: Verdict.HOLDS, Guarantee.ESTIMATED: Verdict.ESTIMA
 """What a guarantee of all conditions makes of a claim that is not broken."""
 
 
-def reason_of(claim: Claim, verdict: Verdict, guessed: Iterable[str], proved: str = PROVED_REASON) -> str:
+def reason_of(
+    claim: Claim,
+    verdict: Verdict,
+    guessed: Iterable[str],
+    proved: str = PROVED_REASON,
+    open_: str = OPEN_REASON,
+) -> str:
     """Say in words why a claim ends as it does.
 
     Args:
@@ -82,6 +89,7 @@ def reason_of(claim: Claim, verdict: Verdict, guessed: Iterable[str], proved: st
         verdict: how it ends.
         guessed: the engines whose estimates it rests on.
         proved: what to say of a claim that holds.
+        open_: what to say of a claim that is neither proved nor broken.
     """
     match verdict:
         case Verdict.HOLDS:
@@ -91,7 +99,7 @@ def reason_of(claim: Claim, verdict: Verdict, guessed: Iterable[str], proved: st
         case Verdict.ESTIMATED:
             return f"{'+'.join(dict.fromkeys(guessed))} only estimates: not a proof"
         case Verdict.UNKNOWN:
-            return claim.tie or "neither proved nor broken"
+            return claim.tie or open_
 
 
 def is_proved(claim: Claim, bounds: Bounds) -> bool:

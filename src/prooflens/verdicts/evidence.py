@@ -18,7 +18,9 @@ from prooflens.engines.attack import Witness
 from prooflens.engines.bounds import Cover, Ledger, tighter
 from prooflens.problem import Problem
 from prooflens.queries import Claim
-from prooflens.results.outcome import Outcome, Verdict
+from prooflens.results.asked import Asked, explanation
+from prooflens.results.outcome import Outcome, Verdict, least
+from prooflens.results.tables import finite
 from prooflens.verdicts.decide import PROVED_REASON, decide, reason_of, verdict_of
 
 ATTACK = "attack"
@@ -107,6 +109,8 @@ class Evidence:
     reached: Float[Tensor, " p"] | None = None
     """The factors at which an attack attained its smallest value."""
     seconds: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+    """Who was asked so far, and who was not."""
     share: float | None = None
     """Of a witness on the way to another prompt: its share of the way."""
 
@@ -189,10 +193,18 @@ class Evidence:
         if clean:
             region = problem.region
             witness = Witness(region.reference, region.anchor_factors, self.claim.clean)
-        attack = self.attack if witness is None else _least(witness.values)
+        attack = self.attack if witness is None else finite(least(self.claim, witness.values))
         engine = (CLEAN if clean else ATTACK) if verdict is Verdict.FAILS else self.named()
         return Outcome(
-            self.claim, verdict, self.bounds(), witness, self._reason(clean), engine, attack, self.seconds
+            self.claim,
+            verdict,
+            self.bounds(),
+            witness,
+            self._reason(clean),
+            engine,
+            attack,
+            self.seconds,
+            tuple(self.asked),
         )
 
     def named(self) -> str:
@@ -252,7 +264,7 @@ class Evidence:
         proved = PROVED_REASON if self.engines else "true by the mask alone"
         guessed = [bounds.engine for bounds in behind if bounds.guarantee is Guarantee.ESTIMATED]
         whole = proved if tail is None else f"{proved}; {tail}"
-        return reason_of(self.claim, self.verdict, guessed, whole)
+        return reason_of(self.claim, self.verdict, guessed, whole, explanation(self.asked))
 
 
 def _is_blank(known: Known) -> Bool[Tensor, " F"]:
@@ -277,7 +289,3 @@ def _ledger(sources: Sequence[BoundSource | None]) -> Ledger | None:
 def _signs(corner: Tensor) -> Tensor:
     """Corners of the factor box as int8: an eighth of the memory. What a functional does not read stays at 0."""
     return corner.to(torch.int8) if bool((corner == corner.sign()).all()) else corner
-
-
-def _least(values: Tensor) -> float | None:
-    return float(values.min()) if len(values) else None

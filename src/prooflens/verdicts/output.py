@@ -20,6 +20,7 @@ from prooflens.queries import Argmax, Beats, Claim
 from prooflens.queries.circuit import CANDIDATES
 from prooflens.queries.rows import Token
 from prooflens.results import Outcome, Radii, Verdict
+from prooflens.results.asked import explanation
 from prooflens.results.outputs import Names, OutputResults
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.decide import reason_of, verdict_of
@@ -49,7 +50,7 @@ def output(
         region: the inputs on which the answer is to be the same.
         layers: cut the model after so many blocks; final norm and head are applied there.
         top: how many candidates get a row of their own.
-        options: engine, memory, device, progress, seed and budget: see `Options`.
+        options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
         The row of the answer, then one row per candidate with proved bounds of its distance.
@@ -122,7 +123,7 @@ def output_radius(
         tokens: the tokens that move; None for all.
         tolerance: radii lie on a grid with steps of a factor 1 + tolerance.
         between: the ends of the grid.
-        options: engine, memory, device, progress, seed and budget: see `Options`.
+        options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
         A table of one row: certified ≤ true ≤ attack.
@@ -164,14 +165,14 @@ def _candidate(whole: Outcome, place: int) -> Outcome:
     )
     broken = whole.witness is not None and bool(condition.broken(whole.witness.values[place]))
     verdict = verdict_of(claim, broken, bounds)
-    reason = reason_of(claim, verdict, [bounds.engine])
+    reason = reason_of(claim, verdict, [bounds.engine], open_=explanation(whole.asked))
     witness = None
     if broken and whole.witness is not None:
         at = whole.witness.values[place : place + 1]
         witness = Witness(whole.witness.x, whole.witness.alpha, at)
     engine = ATTACK if verdict is Verdict.FAILS else bounds.engine
     reached = None if witness is None else float(witness.values[0])
-    return Outcome(claim, verdict, bounds, witness, reason, engine, reached)
+    return Outcome(claim, verdict, bounds, witness, reason, engine, reached, asked=whole.asked)
 
 
 def _tie(claim: Claim, place: int) -> str | None:

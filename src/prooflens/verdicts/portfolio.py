@@ -5,45 +5,159 @@ Only functionals that are still open go to the next stage, and a claim that is p
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from prooflens.engines import Engine, get_engine
 from prooflens.engines.attack import attack_claims
 from prooflens.engines.functionals import bound_functionals, refusal
-from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, OutOfTimeError
 from prooflens.engines.rivals import is_tail
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
-from prooflens.queries import Claim, Functional
+from prooflens.progress import Progress
+from prooflens.results.asked import Asked, State
 from prooflens.verdicts.breaks import is_way, moved_to_first_break
 from prooflens.verdicts.evidence import ATTACK, Evidence
+from prooflens.verdicts.forecast import (
+    NOTHING_EXPECTED,
+    Forecast,
+    Obstacle,
+    depth_of,
+    forecast,
+    is_margin,
+    more_memory,
+    obstacle,
+    stage_end,
+)
 from prooflens.verdicts.settings import Settings
-from prooflens.verdicts.stages import default_budget, is_small
-
-
-def depth_of(problem: Problem, claim: Claim) -> int:
-    """The deepest layer that a claim reads; the number of layers if it reads outputs."""
-    if any(f.logits for f in claim.functionals):
-        return problem.model.architecture.n_layers
-    return max((row.layer for f in claim.functionals for row in f.rows), default=0)
+from prooflens.verdicts.stages import Stage, default_budget, is_small
 
 
 def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Settings) -> None:
     """Run the stages on claims of one depth, in place; stops as soon as nothing is open.
 
-    An engine that refuses is passed over, unless it is the only one that was asked for: then its reason is the error.
+    A stage of the portfolio that would take longer than there is time, or more memory, is not begun; every claim that
+    is open remembers that, and what the stage would need. An engine that refuses is passed over, unless it is the only
+    one that was asked for: then its reason is the error.
     """
     depth = max((depth_of(problem, item.claim) for item in evidence), default=0)
-    only = len(settings.engines) == 1
-    for stage in settings.stages:
-        if not stage.applies(problem, depth):
-            continue
+    stages = [stage for stage in settings.stages if stage.applies(problem, depth)]
+    board = StageBoard.of(problem, evidence, stages, settings)
+    for place, stage in enumerate(stages):
+        open_ = [item for item in evidence if item.wanted()]
+        if not open_:
+            return
+        claims = [item.claim for item in open_]
+        allowed = stage_end(stage, stages[place + 1 :], settings)
+        allowed = replace(allowed, progress=board.part(place))
         if stage.engine == ATTACK:
-            attack(problem, evidence, settings, stage.share)
+            attack(problem, evidence, allowed, stage.share, forecast(stage, problem, claims, settings))
+            continue
+        expected = forecast(stage, problem, claims, settings)
+        if hindered := obstacle(stage, problem, expected, allowed):
+            note_unasked(problem, open_, stage, expected, hindered, allowed)
         else:
-            prove(problem, evidence, get_engine(stage.engine), settings.options, required=only)
+            prove(
+                problem, evidence, get_engine(stage.engine), allowed.options, not settings.planned, expected
+            )
+
+
+def note_unasked(
+    problem: Problem,
+    open_: Sequence[Evidence],
+    stage: Stage,
+    expected: Forecast,
+    hindered: Obstacle,
+    settings: Settings,
+) -> None:
+    """Let every open claim remember that an engine was not asked, why, and the options with which it would be.
+
+    Args:
+        problem: the model and the region.
+        open_: what is known of each open claim.
+        stage: the engine.
+        expected: what it would take.
+        hindered: why it was not asked.
+        settings: what was allowed.
+    """
+    why, options = hindered.why, dict(hindered.options)
+    functionals = [f for item in open_ for f in item.claim.functionals]
+    reason = refusal(get_engine(stage.engine), problem, functionals, settings.options) if options else None
+    if reason is not None:  # more time alone would not do
+        why, options = f"{why}; {reason}", options | _memory_for(reason, problem, expected)
+    note = Asked(
+        stage.engine,
+        State.NOT_ASKED,
+        predicted=expected.seconds,
+        memory=expected.memory,
+        why=why,
+        options=options,
+        call=next(CALLS),
+    )
+    for item in open_:
+        item.asked.append(note)
+
+
+def _memory_for(reason: str, problem: Problem, expected: Forecast) -> dict[str, str]:
+    """The option that gives an engine the memory for want of which it refuses."""
+    short = expected.memory is not None and "GiB" in reason
+    return more_memory(problem, expected.memory or 0.0) if short else {}
+
+
+CALLS = itertools.count(1)
+"""Numbers of calls."""
+
+
+@dataclass(frozen=True)
+class StageBoard:
+    """How far the work on one chunk is: stages count by their predicted seconds.
+
+    Attributes:
+        tell: who is told.
+        names: the engines of the stages.
+        ends: the share of all that is done after each stage.
+    """
+
+    tell: Progress
+    names: tuple[str, ...]
+    ends: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, evidence: Sequence[Evidence], stages: Sequence[Stage], settings: Settings
+    ) -> StageBoard:
+        """Weigh the stages that can be asked."""
+        claims = [item.claim for item in evidence]
+        expected = [forecast(stage, problem, claims, settings) for stage in stages]
+        weights = [
+            0.0
+            if obstacle(stage, problem, one, settings)
+            else UNPREDICTED
+            if one.seconds is None
+            else one.seconds
+            for stage, one in zip(stages, expected, strict=True)
+        ]
+        whole = max(sum(weights), 1e-9)
+        ends = tuple(total / whole for total in itertools.accumulate(weights))
+        return cls(settings.options.progress, tuple(stage.engine for stage in stages), ends)
+
+    def part(self, place: int) -> Progress:
+        """Return whom one stage tells how far it is."""
+        first = self.ends[place - 1] if place else 0.0
+
+        def tell(stage: str, share: float) -> None:
+            self.tell(f"{self.names[place]} {stage}".strip(), first + share * (self.ends[place] - first))
+
+        tell("", 0.0)
+        return tell
+
+
+UNPREDICTED = 1.0
+"""Seconds that count for a stage whose time nobody can tell."""
 
 
 def prove(
@@ -52,6 +166,7 @@ def prove(
     engine: Engine,
     options: EngineOptions = NO_OPTIONS,
     required: bool = False,
+    expected: Forecast = NOTHING_EXPECTED,
 ) -> None:
     """Ask one engine about every functional that is still open.
 
@@ -61,6 +176,7 @@ def prove(
         engine: who is asked.
         options: what it may use.
         required: whether it is an error if the engine refuses; otherwise it is passed over.
+        expected: what it was predicted to take, for the record.
     """
     for linear in (True, False):
         # Apart, since a call that is all margins keeps the ledger of its bounds.
@@ -68,32 +184,50 @@ def prove(
         functionals = [item.claim.functionals[i] for item, chosen in asked for i in chosen]
         if not functionals:
             continue
+        predicted = expected.margins if linear else expected.others
+        note = Asked(engine.name, State.ASKED, 0.0, predicted, expected.memory, call=next(CALLS))
         if reason := refusal(engine, problem, functionals, options):
             if required:
                 raise EngineError(f"{engine.name} cannot answer: {reason}")
+            more = _memory_for(reason, problem, expected)
+            note = replace(note, state=State.REFUSED, why=reason, options=more)
+            for item, _ in asked:
+                item.asked.append(note)
             continue
-        bounds = bound_functionals(engine, problem, functionals, options=options)
+        start = time.perf_counter()
+        try:
+            bounds = bound_functionals(engine, problem, functionals, options=options)
+        except OutOfTimeError as error:
+            taken = time.perf_counter() - start
+            note = replace(note, state=State.LATE, seconds=taken, why=str(error), options=expected.more)
+            for item, _ in asked:
+                item.asked.append(note)
+            continue
         first = 0
         for item, chosen in asked:
             item.learn(chosen, bounds, first)
             item.seconds += bounds.seconds * len(chosen) / len(functionals)
+            reached = float(bounds.lower[first : first + len(chosen)].min())
+            item.asked.append(replace(note, seconds=bounds.seconds, reached=reached))
             first += len(chosen)
 
 
 def _chosen(item: Evidence, linear: bool) -> list[int]:
     """The functionals of a claim to ask about; a vocabulary is worth asking once the named tokens are beaten."""
     functionals = item.claim.functionals
-    chosen = [i for i in item.wanted() if _is_margin(functionals[i]) is linear]
+    chosen = [i for i in item.wanted() if is_margin(functionals[i]) is linear]
     if len(item.missing()) > len(chosen):
         chosen = [i for i in chosen if not is_tail(functionals[i])]
     return chosen
 
 
-def _is_margin(functional: Functional) -> bool:
-    return functional.is_linear and functional.constant == 0.0
-
-
-def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, share: float = 1.0) -> None:
+def attack(
+    problem: Problem,
+    evidence: Sequence[Evidence],
+    settings: Settings,
+    share: float = 1.0,
+    expected: Forecast = NOTHING_EXPECTED,
+) -> None:
     """Look for points that break what is not proved; remember how far down each claim was brought.
 
     Args:
@@ -101,22 +235,26 @@ def attack(problem: Problem, evidence: Sequence[Evidence], settings: Settings, s
         evidence: what is known of each claim; witnesses and attained values are added.
         settings: budget and seed.
         share: the share of the budget to use.
+        expected: what it was predicted to take, for the record.
     """
     targets = [item for item in evidence if item.open and not item.claim.wants_range]
     budget = (settings.budget or default_budget(problem)).part(share)
-    if not targets or not (budget.samples or budget.restarts):
+    if not targets or not (budget.samples or budget.restarts) or settings.options.late:
         return
     start = time.perf_counter()
     starts = [item.corners() for item in targets]
     fast = not is_small(problem)
-    result = attack_claims(problem, [item.claim for item in targets], budget, settings.seed, starts, fast)
-    seconds = (time.perf_counter() - start) / len(targets)
+    claims = [item.claim for item in targets]
+    result = attack_claims(problem, claims, budget, settings.seed, starts, fast, settings.options)
+    taken = time.perf_counter() - start
+    note = Asked(ATTACK, State.ASKED, taken, expected.seconds, expected.memory, call=next(CALLS))
     found = zip(targets, result.witnesses, result.values.tolist(), result.alpha, strict=True)
     for item, witness, value, alpha in found:
         item.witness = witness
         if witness is not None and is_way(problem.region):
             moved = moved_to_first_break(problem, item.claim, witness)
             item.witness, item.share = moved if moved is not None else (witness, None)
-        item.seconds += seconds
+        item.seconds += taken / len(targets)
+        item.asked.append(replace(note, reached=value))
         if math.isfinite(value) and (item.attack is None or value < item.attack):
             item.attack, item.reached = value, alpha

@@ -28,6 +28,10 @@ Place = Ball | Region | Paraphrases | Pixels | Segment | Hull | Span
 """Where a claim is to hold."""
 
 
+LARGEST_EPS = 1e30
+"""The largest ε: the attack runs in float32, and squares of values must stay finite in float64."""
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """A problem and the claims about it, with the names that results carry."""
@@ -149,7 +153,10 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
 def as_region(place: Place, prompt: Prompt) -> Region:
     """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
     if isinstance(place, Ball):
-        return _indexed(place, prompt).around(prompt)
+        ball = _indexed(place, prompt).around(prompt)
+        if (largest := float(ball.half_widths().max())) > LARGEST_EPS:
+            raise RegionError(f"ε = {largest:g} is too large: give one of at most {LARGEST_EPS:g}")
+        return ball
     region = place.region() if isinstance(place, Paraphrases | Segment | Hull | Span) else place
     if not isinstance(region, Region):
         raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")

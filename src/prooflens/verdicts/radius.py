@@ -7,6 +7,7 @@ at one ε serves every claim whose next question is that ε.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
@@ -64,7 +65,7 @@ def radius(
         per_token: move one token at a time, with a row for each.
         tolerance: radii lie on a grid with steps of a factor 1 + tolerance.
         between: the ends of the grid.
-        options: engine, memory, device, progress, seed and budget: see `Options`.
+        options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
         A table with one row per claim. A certified radius of 0 means that nothing is proved at the smallest ε, an
@@ -103,8 +104,12 @@ def radius(
     moves: list[int | None] = [*(range(size) if places is None else places)] if per_token else [None]
     frames: list[pa.Table] = []
     with shown(settings.progress) as tell:
+        if settings.time is not None:
+            settings = settings.until(time.monotonic() + settings.time, settings.time)
         for number, token in enumerate(moves):
-            told = replace(settings, progress=_part(tell, number, len(moves), token))
+            told = replace(
+                _share(settings, len(moves) - number), progress=_part(tell, number, len(moves), token)
+            )
             search = _search(question, told, grid, places if token is None else [token])
             try:
                 search.run()
@@ -137,6 +142,12 @@ def _search(
         return Ball(eps, moving).around(question.problem.region.center)
 
     return RadiusSearch(question.problem, question.claims, grid, ball, settings)
+
+
+def _share(settings: Settings, searches: int) -> Settings:
+    """The settings of the next of several searches: an equal part of the time that is left."""
+    left = settings.left
+    return settings if left is None else settings.until(time.monotonic() + left / searches, settings.allotted)
 
 
 def _part(tell: Progress, number: int, total: int, token: int | None) -> Progress:

@@ -22,11 +22,14 @@ from prooflens.problem import Problem
 from prooflens.queries import Claim
 from prooflens.regions import Region
 from prooflens.results import Subject
+from prooflens.results.asked import Asked, ways_on
 from prooflens.results.frame import query_name
+from prooflens.results.outcome import least
 from prooflens.results.tables import RADII, claim_place, finite
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.evidence import ATTACK, Evidence
-from prooflens.verdicts.portfolio import depth_of, gather_evidence
+from prooflens.verdicts.forecast import deadline_of, depth_of
+from prooflens.verdicts.portfolio import gather_evidence
 from prooflens.verdicts.settings import Settings
 from prooflens.verdicts.stages import default_budget, is_small
 
@@ -49,6 +52,10 @@ class RadiusSearch:
     engines: dict[int, str] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
+    skipped: dict[str, Asked] = field(default_factory=dict)
+    """Engines that were not asked at some ε, and what they would have needed."""
+    late: bool = False
+    """Whether the time ended before the search did."""
 
     def __post_init__(self) -> None:
         self.proved = [-1] * len(self.claims)
@@ -58,9 +65,15 @@ class RadiusSearch:
     def run(self) -> None:
         """Attack shortly, prove, attack again; whenever it stops, `proved` and `broken` are sound."""
         attacked = [i for i in self.asked if self.claims[i].functionals]
-        self._bisect(attacked, list(self.proved), self.broken, self._survives(0.2), 0.0)
-        self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, from_above=True)
-        self._bisect(attacked, list(self.proved), self.broken, self._survives(1.0), 0.7)
+        whole = self.settings
+        for share, prove in ((0.2, False), (0.8, True), (1.0, False)):
+            if (left := whole.left) is not None:
+                self.settings = whole.until(time.monotonic() + share * left, whole.allotted)
+            if prove:
+                self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, True)
+            else:
+                attack = self._survives(share)
+                self._bisect(attacked, list(self.proved), self.broken, attack, 0.0 if share < 1.0 else 0.7)
 
     def _bisect(
         self,
@@ -79,7 +92,7 @@ class RadiusSearch:
         step = dict.fromkeys(chosen, 1)
         deep = {i for i in chosen if from_above and depth_of(self.problem, self.claims[i])}
         gaps = [bad[i] - good[i] for i in chosen]
-        while any(bad[i] - good[i] > 1 for i in chosen):
+        while any(bad[i] - good[i] > 1 for i in chosen) and not self._is_late():
             wanted: dict[int, list[int]] = {}
             for i in chosen:
                 if bad[i] - good[i] > 1:
@@ -90,10 +103,11 @@ class RadiusSearch:
                     wanted.setdefault(place, []).append(i)
             for place, members in sorted(wanted.items(), reverse=True):
                 asked = [i for i in chosen if good[i] < place < bad[i] and (i in members or i in deep)]
-                if asked:
+                if asked and not self._is_late():
                     left = sum(math.log(max(1, bad[i] - good[i])) for i in chosen)
                     share = 1.0 - left / sum(math.log(max(2, gap)) for gap in gaps)
-                    self.settings.options.progress(f"ε={self.grid[place]:.2g}", done + 0.3 * share)
+                    told = f"{self._so_far()}; now ε={self.grid[place]:.2g}"
+                    self.settings.options.progress(told, done + 0.3 * share)
                     self._ask(probe, place, asked, good, bad)
 
     def _ask(self, probe: Probe, place: int, members: list[int], good: list[int], bad: list[int]) -> None:
@@ -103,6 +117,22 @@ class RadiusSearch:
         spent = (time.perf_counter() - start) / len(members)
         for i in members:
             self.seconds[i] = self.seconds.get(i, 0.0) + spent
+
+    def _is_late(self) -> bool:
+        """Whether the time ended; the search is then not at its end, and the rows say so."""
+        self.late = self.late or self.settings.options.late
+        return self.settings.options.late
+
+    def _so_far(self) -> str:
+        """The radii so far, in words: of one claim both ends, of several how many are proved and how far."""
+        proved = [self.grid[self.proved[i]] for i in self.asked if self.proved[i] >= 0]
+        broken = [self.grid[self.broken[i]] for i in self.asked if self.broken[i] < len(self.grid)]
+        parts = [f"{len(proved)} of {len(self.asked)} proved"]
+        if proved:
+            parts[0] += f" (ε {min(proved):.2g} to {max(proved):.2g})"
+        if broken:
+            parts.append(f"{len(broken)} broken (from {min(broken):.2g})")
+        return ", ".join(parts)
 
     def _at(self, eps: float) -> Problem:
         return replace(self.problem, region=self.balls(eps))
@@ -114,7 +144,9 @@ class RadiusSearch:
         done = [False] * len(members)
         for chunk in chunks(problem, claims, self.settings.memory):
             evidence = [Evidence.about(claims[place]) for place in chunk]
-            gather_evidence(problem, evidence, self.proofs)
+            gather_evidence(problem, evidence, deadline_of(self.proofs, problem, claims))
+            for item in evidence:
+                self.skipped |= {note.engine: note for note in item.asked if not note.tried}
             for place, item in zip(chunk, evidence, strict=True):
                 if not item.open:
                     self.engines[members[place]] = item.named()
@@ -135,7 +167,10 @@ class RadiusSearch:
             budget = (self.settings.budget or default_budget(problem)).part(share)
             starts = [self._start(i, problem.region) for i in members]
             claims = [self.claims[i] for i in members]
-            result = attack_claims(problem, claims, budget, self.settings.seed, starts, not is_small(problem))
+            options = self.settings.options
+            result = attack_claims(
+                problem, claims, budget, self.settings.seed, starts, not is_small(problem), options
+            )
             for i, witness in zip(members, result.witnesses, strict=True):
                 if witness is not None:
                     self.witnesses[i] = witness
@@ -164,12 +199,25 @@ class RadiusSearch:
             "token": [token] * size,
             "certified": [end[0] for end in ends],
             "attack": [end[1] for end in ends],
-            "clean": [finite(float(c.clean.min())) if len(c.clean) else None for c in self.claims],
+            "clean": [finite(least(c, c.clean)) for c in self.claims],
+            "unit": [c.query.unit for c in self.claims],
             "engine": [self.engines.get(i, "none") for i in range(size)],
             "ms": [1e3 * self.seconds.get(i, 0.0) for i in range(size)],
-            "reason": [end[2] + note for end in ends],
+            "reason": [
+                end[2] + (self._missed() if i in self.asked else "") + note for i, end in enumerate(ends)
+            ],
         }
         return pa.table({name: columns[name] for name in RADII.names}, RADII)
+
+    def _missed(self) -> str:
+        """What was not done: engines that were not asked, a search that had no time for its end."""
+        said = "; the time ended before the search did" if self.late else ""
+        if self.skipped:
+            named = ", ".join(f"{item.engine} ({item.needs or item.why})" for item in self.skipped.values())
+            said += f"; not asked at some ε: {named}"
+            ways = ways_on(self.skipped.values())
+            said += f"; {ways}" if ways else ""
+        return said
 
     def _ends(self, i: int) -> tuple[float | None, float | None, str]:
         """Certified radius, attacked radius, and in words what they are."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time as clock
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import torch
 
+from prooflens.durations import parse_time
 from prooflens.engines import Guarantee, get_engine
 from prooflens.engines.attack import BUDGETS, AttackBudget
 from prooflens.engines.protocol import EngineOptions
@@ -24,8 +26,11 @@ class Options(TypedDict, total=False):
 
     - `engine`: `"auto"` asks a portfolio of engines; a name asks that engine and then attacks (default: `"auto"`).
     - `memory`: what engines may use, in bytes or as in `"8GB"` (default: what the machine can spare).
+    - `time`: how long all of it may take, in seconds or as in `"60s"`, `"2m"`; what is proved by then is returned
+      (default: two minutes for every layer that is asked about; an engine that is named has no limit).
     - `device`: `"cpu"`, `"cuda"`, `"cuda:1"` (default: where the model is).
-    - `progress`: True for a progress bar, or a function that is told a stage and a share (default: False).
+    - `progress`: True for a progress bar (a line now and then where there is no terminal), or a function that is told
+      a stage and a share (default: False).
     - `seed`: seed of the attack (default: 0).
     - `budget`: how hard to attack: a row of `BUDGETS`, `"samples/restarts/steps"` or an `AttackBudget` (default: one
       that fits the size of the problem).
@@ -33,6 +38,7 @@ class Options(TypedDict, total=False):
 
     engine: str
     memory: int | str | None
+    time: float | str | None
     device: str | None
     progress: Show
     seed: int
@@ -50,6 +56,9 @@ class Settings:
         memory: bytes that engines may use; None for what the machine can spare.
         device: where to run; None for where the model is.
         progress: whether to show a bar, or who is told instead.
+        time: seconds that all of it may take; None for the default of the portfolio.
+        deadline: when to stop, on the clock of `time.monotonic`; None for never.
+        allotted: how many seconds there were from the start to the deadline of the whole call.
     """
 
     stages: tuple[Stage, ...] = PORTFOLIO
@@ -58,6 +67,9 @@ class Settings:
     memory: int | None = None
     device: str | None = None
     progress: Show = False
+    time: float | None = None
+    deadline: float | None = None
+    allotted: float | None = None
 
     @classmethod
     def of(
@@ -68,11 +80,12 @@ class Settings:
         progress: Show = False,
         seed: int = 0,
         budget: AttackBudget | str | None = None,
+        time: float | str | None = None,
     ) -> Settings:
         """Read settings as people write them: the keyword arguments are those of `Options`.
 
         Raises:
-            EngineError: for an engine or a budget that there is not, or an amount of memory that is none.
+            EngineError: for an engine or a budget that there is not, or an amount of memory or time that is none.
             PromptError: for a device that cannot be used.
 
         Example:
@@ -80,7 +93,34 @@ class Settings:
             AttackBudget(samples=100, restarts=2, steps=10)
         """
         named = None if device is None else checked_device(device)
-        return cls(stages_of(engine), parse_budget(budget), seed, parse_memory(memory), named, progress)
+        return cls(
+            stages_of(engine),
+            parse_budget(budget),
+            seed,
+            parse_memory(memory),
+            named,
+            progress,
+            parse_time(time),
+        )
+
+    @property
+    def planned(self) -> bool:
+        """Whether several engines are asked as a portfolio, by what they take."""
+        return len(self.engines) > 1
+
+    @property
+    def left(self) -> float | None:
+        """The seconds until the deadline; None if there is none."""
+        return None if self.deadline is None else self.deadline - clock.monotonic()
+
+    def until(self, deadline: float, allotted: float | None) -> Settings:
+        """Return the same settings with a deadline.
+
+        Args:
+            deadline: when to stop, on the clock of `time.monotonic`.
+            allotted: how many seconds the whole call has.
+        """
+        return replace(self, deadline=deadline, allotted=allotted)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -95,7 +135,8 @@ class Settings:
     @property
     def options(self) -> EngineOptions:
         """What every engine is allowed, and who it tells how far it is."""
-        return EngineOptions(self.memory, silent if isinstance(self.progress, bool) else self.progress)
+        tell = silent if isinstance(self.progress, bool) else self.progress
+        return EngineOptions(self.memory, tell, self.deadline)
 
 
 def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:

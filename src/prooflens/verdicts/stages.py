@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from prooflens.engines import engine_names
 from prooflens.engines.attack import AttackBudget
 from prooflens.engines.chebyshev import MOST_FACTORS
-from prooflens.engines.crown import crown_work
-from prooflens.engines.taylor import taylor_work
 from prooflens.errors import EngineError
 from prooflens.problem import Problem
 from prooflens.queries.rows import suggestion
@@ -19,9 +16,6 @@ from prooflens.verdicts.evidence import ATTACK
 SMALL_FACTORS = 2000
 SMALL_WIDTH = 128
 """Up to this many factors and this width polynomial zonotopes are affordable and attacks may be thorough."""
-
-MOST_WORK = 1e12
-"""Multiplications that a stage of the portfolio may take: about a minute on one core."""
 
 
 def is_small(problem: Problem) -> bool:
@@ -45,27 +39,27 @@ class Stage:
     """Of an attack: the share of the whole budget."""
     few: bool | None = None
     """Whether it is for regions of few factors, or for all others; None for both."""
-    work: Callable[[Problem, int], float] | None = None
-    """About how many multiplications it takes at a depth; beyond `MOST_WORK` it is not asked."""
+    useful: Callable[[Problem, int], bool] | None = None
+    """Whether it can add anything at a depth to the stages before it; None: always."""
 
     def applies(self, problem: Problem, depth: int) -> bool:
-        """Whether it is worth asking; depth is the deepest layer read, the number of layers for outputs."""
+        """Whether it has anything to say; depth is the deepest layer read, the number of layers for outputs."""
         known = self.engine == ATTACK or self.engine in engine_names()
-        cheap = self.work is None or self.work(problem, depth) <= MOST_WORK
-        small = is_small(problem) or not self.small_only
-        return known and depth in self.depths and cheap and small and self.few in (None, has_few(problem))
+        adds = self.useful is None or self.useful(problem, depth)
+        return known and depth in self.depths and adds and self.few in (None, has_few(problem))
+
+    def too_large(self, problem: Problem) -> str | None:
+        """Say why a problem is too large for it, whatever the time; None if it is not."""
+        if not self.small_only or is_small(problem):
+            return None
+        return f"meant for at most {SMALL_FACTORS} factors and width {SMALL_WIDTH}"
 
 
-def work_of_lines(problem: Problem, depth: int) -> float:
-    """What `crown` costs; where the first scores are exactly quadratic it has nothing to add to `layer0`."""
+def adds_lines(problem: Problem, depth: int) -> bool:
+    """Whether `crown` can add to `layer0`: not where the first scores are exactly quadratic."""
     architecture = problem.model.architecture
     exact = architecture.norm_place in ("post", "none", "output") and architecture.qk_norm == "none"
-    return math.inf if depth == 0 and exact else crown_work(problem, depth)
-
-
-def work_of_walks(problem: Problem, depth: int) -> float:
-    """What `taylor` costs, in the time that one core takes for `MOST_WORK`: minutes are allowed, and a GPU counts."""
-    return taylor_work(problem, depth) / (1000.0 if problem.model.device.type == "cuda" else 10.0)
+    return depth > 0 or not exact
 
 
 DEEPER = range(1, 10**6)
@@ -74,8 +68,8 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("chebyshev", few=True),
-    Stage("taylor", DEEPER, few=False, work=work_of_walks),
-    Stage("crown", work=work_of_lines),
+    Stage("taylor", DEEPER, few=False),
+    Stage("crown", useful=adds_lines),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )

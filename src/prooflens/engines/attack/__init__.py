@@ -14,6 +14,7 @@ from prooflens.engines.attack.engine import (
     AttackResult,
     Witness,
     attack_claims,
+    attack_cost,
     attained,
     break_claims,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "AttackResult",
     "Witness",
     "attack_claims",
+    "attack_cost",
     "attained",
     "break_claims",
 ]

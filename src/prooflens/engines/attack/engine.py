@@ -10,9 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
+from prooflens.engines.attack.search import (
+    CHUNK_ELEMENTS,
+    AttackBudget,
+    AttackSearch,
+    Landscape,
+    inside,
+)
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import FORM_STEPS, Cost, block_weights, weights_before
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, register
 from prooflens.engines.rivals import is_tail
@@ -77,10 +84,10 @@ class Attack:
         Args:
             problem: the model and the region.
             forms: what to search.
-            options: ignored.
+            options: the deadline; memory is not looked at.
         """
         targets = Targets.of_forms(forms, problem.n_tokens)
-        search = AttackSearch(_landscape(problem, targets, self.fast), targets)
+        search = AttackSearch(_landscape(problem, targets, self.fast), targets, late=lambda: options.late)
         search.run(self.budget, self.seed, _corners(self.starts))
         alpha, _ = inside(problem.region, search.alpha)
         values = attained(problem, targets, alpha)
@@ -179,6 +186,7 @@ def attack_claims(
     seed: int = 0,
     starts: Sequence[Float[Tensor, "K p"] | None] | None = None,
     fast: bool = False,
+    options: EngineOptions = NO_OPTIONS,
 ) -> AttackResult:
     """Try to falsify every claim; a claim is left alone as soon as it is broken.
 
@@ -193,9 +201,10 @@ def attack_claims(
         seed: seed of the search.
         starts: factors to start from, for each claim.
         fast: search in float32.
+        options: the deadline; what is found by then is returned.
     """
     if tails := [i for i, claim in enumerate(claims) if any(map(is_tail, claim.functionals))]:
-        return _attack_tails(problem, claims, tails, budget, seed, starts, fast)
+        return _attack_tails(problem, claims, tails, budget, seed, starts, fast, options)
     found: list[Witness | None] = [None] * len(claims)
     center = problem.region.center
     if not any(f.rows or f.logits for claim in claims for f in claim.functionals):
@@ -213,11 +222,37 @@ def attack_claims(
             found[index] = _witness(problem, claims[index], factors, x)
         return torch.tensor([found[index] is not None for index in chosen.tolist()])
 
-    search = AttackSearch(_landscape(problem, targets, fast), targets, confirm)
+    search = AttackSearch(_landscape(problem, targets, fast), targets, confirm, lambda: options.late)
     search.run(budget, seed, _padded(starts, search.alpha))
     alpha, _ = inside(problem.region, search.alpha)
     values = attained(problem, targets, alpha) if targets.n_functionals else search.best
     return AttackResult(found, values, alpha)
+
+
+CONVERSION = 0.01
+"""Small steps that converting a weight to float32 counts for (measured)."""
+
+
+def attack_cost(problem: Problem, depth: int, claims: int, budget: AttackBudget, fast: bool) -> Cost:
+    """Predict what `attack_claims` takes: samples once through the model, and every step of PGD there and back.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer whose scores are read, or the number of layers for outputs.
+        claims: how many claims are attacked.
+        budget: how many samples, restarts and steps.
+        fast: search in float32.
+    """
+    architecture, S = problem.model.architecture, problem.n_tokens
+    runs = budget.samples + 3.0 * claims * (budget.restarts + 1) * budget.steps
+    values = S * (12 * architecture.d_model + 4 * architecture.d_ff) + 4 * architecture.n_heads * S * S
+    share, width = (0.5, 4.0) if fast else (1.0, 8.0)
+    traffic = runs * width * 4 * (depth + 1) * values
+    steps = 2000.0 * (depth + 1) * (budget.steps + 1) + FORM_STEPS * claims
+    if fast:  # the model is converted first
+        steps += CONVERSION * architecture.n_layers * block_weights(architecture)
+    memory = 2.0 * width * min(CHUNK_ELEMENTS, runs * values * (depth + 1))
+    return Cost(share * runs * S * weights_before(architecture, depth), traffic, steps, memory)
 
 
 def _attack_tails(
@@ -228,17 +263,18 @@ def _attack_tails(
     seed: int,
     starts: Sequence[Float[Tensor, "K p"] | None] | None,
     fast: bool,
+    options: EngineOptions,
 ) -> AttackResult:
     """Attack claims with a tail one by one, on the outputs that matter; what is found is run through the model."""
     starts = starts or [None] * len(claims)
     others = [i for i in range(len(claims)) if i not in tails]
     rest = attack_claims(
-        problem, [claims[i] for i in others], budget, seed, [starts[i] for i in others], fast
+        problem, [claims[i] for i in others], budget, seed, [starts[i] for i in others], fast, options
     )
     witnesses = dict(zip(others, rest.witnesses, strict=True))
     values, factors = dict(zip(others, rest.values, strict=True)), dict(zip(others, rest.alpha, strict=True))
     for i in tails:
-        result = attack_claims(*_alone(problem, claims[i]), budget, seed, [starts[i]], fast)
+        result = attack_claims(*_alone(problem, claims[i]), budget, seed, [starts[i]], fast, options)
         found = result.witnesses[0]
         factors[i] = result.alpha[0] if found is None else found.alpha
         at = _values(problem, claims[i], problem.region.point(factors[i]))

@@ -202,6 +202,8 @@ class AttackSearch:
     landscape: Landscape
     targets: Targets
     confirm: Confirm | None = None
+    late: Callable[[], bool] = lambda: False
+    """Whether it is time to stop; what was found by then is kept."""
 
     def __post_init__(self) -> None:
         center = self.landscape.region.center
@@ -230,7 +232,7 @@ class AttackSearch:
             step = max(1, group.capacity // max(restarts, functionals))
             for number, part in enumerate(members.split(step)):
                 chunk = part[self.open[part]]
-                if len(chunk):
+                if len(chunk) and not self.late():
                     given = None if starts is None else starts.to(self.alpha)[chunk]
                     descent = _Descent(group, self._chosen(group, chunk), chunk)
                     self._descend(descent, self._starts(descent, budget, seed + number, given), budget.steps)
@@ -283,7 +285,7 @@ class AttackSearch:
         size = max(1, min(capacity, CHUNK_ELEMENTS // wide))
         self._look(self._known)
         for number, begin in enumerate(range(0, samples, size)):
-            if not bool(self.open.any()):
+            if not bool(self.open.any()) or self.late():
                 return
             _, alpha = region.sample(min(size, samples - begin), seed=seed + number, corners=CORNER_SHARE)
             if len(alpha):
@@ -328,6 +330,8 @@ class AttackSearch:
         velocity = torch.zeros_like(alpha)
         with_momentum = (torch.arange(alpha.shape[1], device=alpha.device) % 2 == 1)[:, None]
         for k in range(steps):
+            if self.late():
+                return
             values, gradient = landscape.descent(targets, alpha)
             still = self._record(chunk, values, alpha)
             if not bool(still.all()):

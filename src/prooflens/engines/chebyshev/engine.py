@@ -186,9 +186,10 @@ class Search:
         )
 
     def run(self) -> FormBounds:
-        """Walk pieces until none is left."""
+        """Walk pieces until none is left, or the time ends."""
         while self.step():
-            pass
+            if self.options.late:
+                self.stop()
         return self.found()
 
     def step(self) -> bool:
@@ -212,6 +213,11 @@ class Search:
         covered = sum(leaf.box.share for leaf in self.done)
         self.options.progress(f"{self.walks} pieces", min(1.0, covered))
         return True
+
+    def stop(self) -> None:
+        """Leave the pieces that still wait as they are: what was known of the piece they were cut from holds."""
+        self.done += self.waiting
+        self.waiting = []
 
     def _batch(self) -> int:
         """How many pieces are walked at a time: as many as fit; on a processor a few, which saves calls and no more."""

@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
-from prooflens.engines.crown.steps import (
-    magnitude,
-)
-from prooflens.engines.crown.walk import Concretise, LineWalk, Start, plain
+from prooflens.engines.costs import FORM_STEPS, Cost
+from prooflens.engines.crown.steps import magnitude
+from prooflens.engines.crown.walk import BUDGET_ELEMENTS, Concretise, LineWalk, Start, plain
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.interval_walk import bound_on_box, form_program, region_box
@@ -100,6 +99,14 @@ def crown_work(problem: Problem, depth: int) -> float:
     return last + 2.0 * coordinates * layer * sum(before + 1.0 / 3.0 for before in range(depth))
 
 
+PASSES = 2200
+"""How often all numbers of forms by tokens by coordinates are read or written in a layer (measured)."""
+
+
+GATE_SHARE = 1.4
+"""By how much networks with gates cost more: their products are bounded from two sides (measured)."""
+
+
 @register("crown")
 @dataclass(frozen=True)
 class Crown(EngineBase):
@@ -122,6 +129,16 @@ class Crown(EngineBase):
 
     name: str = "crown"
     guarantee: Guarantee = Guarantee.PROVED
+
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict the way back of every hidden coordinate, and of the forms themselves."""
+        numbers = problem.region.center.numel()
+        traffic = 8.0 * PASSES * size * numbers * (depth + 1)
+        steps = 2000.0 * problem.n_tokens * (depth + 1) ** 2 + FORM_STEPS * size
+        widest = problem.n_tokens * max(problem.model.architecture.d_model, problem.model.architecture.d_ff)
+        memory = 8.0 * (12 * min(BUDGET_ELEMENTS, widest * numbers) + 4 * size * numbers)
+        gates = GATE_SHARE if problem.model.architecture.gated else 1.0
+        return Cost(gates * crown_work(problem, depth), traffic, steps, memory)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, never looser than `interval`, with corners."""

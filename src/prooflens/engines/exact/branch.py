@@ -19,6 +19,7 @@ Three ways to bound cells:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -98,7 +99,13 @@ class Maximum(NamedTuple):
     cells: int
 
 
-def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, max_cells: int) -> Maximum:
+def maximise(
+    bounder: Bounder,
+    first: Float[Tensor, "n p"],
+    tolerance: float,
+    max_cells: int,
+    late: Callable[[], bool] = lambda: False,
+) -> Maximum:
     """Maximise a form by branch and bound from the whole box.
 
     Args:
@@ -106,6 +113,7 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
         first: points to begin with, as cells of width 0.
         tolerance: the gap at which to stop.
         max_cells: how many cells may be visited.
+        late: whether it is time to stop; the bound of the cells so far is returned.
     """
     p = first.shape[-1]
     seen = bounder.assess(Cells(first, first))
@@ -124,7 +132,7 @@ def maximise(bounder: Bounder, first: Float[Tensor, "n p"], tolerance: float, ma
             open_ = _choose(open_, (~finished).nonzero()[:, 0])
         if not len(open_.bound):
             return Maximum(_proved(closed, bounder.slack), attained, alpha, used)
-        if used >= max_cells:
+        if used >= max_cells or late():
             most = max(closed, float(open_.bound.max()))
             return Maximum(_proved(most, bounder.slack), attained, alpha, used)
         order = open_.bound.argsort(descending=True)

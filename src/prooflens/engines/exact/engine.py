@@ -17,7 +17,7 @@ from prooflens.engines.exact.branch import Bounder, ByEngines, Quadratic, maximi
 from prooflens.engines.first_layer.entries import Entries
 from prooflens.engines.first_layer.layer import FirstLayer
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register, unknown_steps
 from prooflens.errors import EngineError
 from prooflens.numerics.rounding import TINY, up
 from prooflens.problem import Problem
@@ -106,30 +106,33 @@ class Exact(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Return the proved bounds of `solve`, with the factors of its witnesses as corners."""
-        found = self.solve(problem, forms)
+        found = self.solve(problem, forms, options)
         return FormBounds(found.lower, found.upper, found.lower_alpha, found.upper_alpha)
 
-    def solve(self, problem: Problem, forms: Forms) -> ExactBounds:
+    def solve(self, problem: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS) -> ExactBounds:
         """Bound every form on both sides, and give attained values with their witnesses.
 
         Args:
             problem: the model and the region.
             forms: what to bound.
+            options: the deadline; cells that were not halved by then keep the bounds they have.
 
         Raises:
             EngineError: if the instance is too large.
         """
-        if reason := self.refuses(problem, forms):
+        if reason := self.refuses(problem, forms, options):
             raise EngineError(reason)
         with torch.no_grad():
-            solved = [self._maximise(problem, side) for side in (forms.negated(), forms)]
+            solved = [self._maximise(problem, side, options) for side in (forms.negated(), forms)]
             (minus, lower_alpha, below), (upper, upper_alpha, above) = solved
             alpha, _ = inside(problem.region, torch.cat((lower_alpha, upper_alpha)))
             values = attained(problem, Targets.of_forms(forms, problem.n_tokens), alpha)
         n = forms.size
         return ExactBounds(-minus, upper, values[:n], -values[n:], alpha[:n], alpha[n:], below + above)
 
-    def _maximise(self, problem: Problem, forms: Forms) -> tuple[Tensor, Tensor, Tensor]:
+    def _maximise(
+        self, problem: Problem, forms: Forms, options: EngineOptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return proved upper bounds of the forms, the factors that (nearly) attain them, and the work."""
         center = problem.region.center
         bounds = center.new_zeros(forms.size)
@@ -145,7 +148,7 @@ class Exact(EngineBase):
                 visited[number] = 2 ** len(_query_factors(problem, int(form.position[0])))
             else:
                 bounder, most = self._bounder(view, form)
-                found = maximise(bounder, first[number], self.tolerance, most)
+                found = maximise(bounder, first[number], self.tolerance, most, lambda: options.late)
                 bounds[number], alpha[number], visited[number] = found.bound, found.alpha, found.cells
         return bounds, alpha, visited
 

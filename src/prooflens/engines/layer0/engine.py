@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.first_layer.entries import Entries, Moves, Point
 from prooflens.engines.first_layer.layer import FirstLayer
 from prooflens.engines.forms import Forms
@@ -27,6 +28,13 @@ from prooflens.regions import Region
 
 SIGN_STEPS = 2
 """How often a corner is replaced by the signs of the gradient there; any corner gives a bound."""
+
+PASSES, NORM_PASSES = 900, 1000
+"""How often all numbers of forms by tokens by coordinates are read or written, both sides together, and how often more
+where a norm stands before the scores (measured)."""
+
+CACHED_ELEMENTS = 2**23
+"""Beyond so many numbers a pass takes about twice as long: each temporary is mapped anew (measured)."""
 
 CHUNK_ELEMENTS = 2**24
 """How many numbers of a temporary are worked on at a time (128 MiB)."""
@@ -69,6 +77,17 @@ class Layer0(EngineBase):
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"
         return None
+
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict passes over forms by tokens by coordinates, and products with one head's weights for each form."""
+        numbers = problem.region.center.numel()
+        head = problem.model.architecture.head_dim * problem.model.architecture.d_model
+        chunk = min(size * numbers, CHUNK_ELEMENTS)
+        normed = problem.model.architecture.norm_place in ("pre", "sandwich")
+        passes = PASSES + (NORM_PASSES if normed else 0)
+        steps = 3000.0 * problem.model.architecture.n_layers + FORM_STEPS * size
+        passes *= 2 if size * numbers > CACHED_ELEMENTS else 1
+        return Cost(36.0 * size * head, 8.0 * passes * size * numbers, steps, 8.0 * 12 * chunk)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners they were expanded around."""

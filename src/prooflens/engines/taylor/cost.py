@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor.walk import one_token
@@ -61,3 +62,22 @@ def taylor_work(problem: Problem, depth: int) -> float:
     network = S * ((4.0 if architecture.gated else 1.0) * (f * d * (d + f) + 3.0 * f * f * d) + f * d * p)
     attention = 4.0 * (S * width) ** 2 * p / S + S * ((S * width) ** 2 * 8.0 + 40.0 * d**3 + 2.0 * S * d**3)
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
+
+
+WALK_SHARE = 0.65
+"""The share of the multiplications that `taylor_work` counts that a walk takes (benchmarks/plan.py)."""
+
+
+def walk_cost(problem: Problem, depth: int, size: int) -> Cost:
+    """Predict what a walk forward takes, and the forms' way back.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer whose scores are read, or the number of layers for outputs.
+        size: how many forms are asked.
+    """
+    architecture, p = problem.model.architecture, problem.region.n_factors
+    back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
+    memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1))
+    steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
+    return Cost(WALK_SHARE * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,13 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, OutOfTimeError, register
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
-from prooflens.engines.taylor.cost import allowed_memory, least_memory
+from prooflens.engines.taylor.cost import allowed_memory, least_memory, walk_cost
 from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
@@ -86,8 +89,13 @@ class Taylor(EngineBase):
             )
         return None
 
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict a walk forward and the forms' way back; where signs stay open it takes about twice that."""
+        return walk_cost(problem, depth, size)
+
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""
+        begun = time.monotonic()
         if not forms.signs:
             found = self._found(problem, forms, options)
         else:
@@ -95,11 +103,15 @@ class Taylor(EngineBase):
             found = self._parts(walk, problem, forms, Supports())
             drop_sign_changes(problem, forms, found)
             if walk.kept is None:
-                self._refine(walk, problem, forms, found, Eigenvalues())
+                with suppress(OutOfTimeError):
+                    self._refine(walk, problem, forms, found, Eigenvalues())
             del walk
-            if len(chosen := found.open()):
-                found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
-        self._ask_pieces(problem, forms, options, found)
+            # The thorough walk takes at least as long as the quick one did.
+            if len(chosen := found.open()) and options.leaves(time.monotonic() - begun):
+                with suppress(OutOfTimeError):  # what the quick walk found stands
+                    found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
+        with suppress(OutOfTimeError):
+            self._ask_pieces(problem, forms, options, found)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
@@ -146,8 +158,9 @@ class Taylor(EngineBase):
         walk = self.walk(problem, forms, options, blur=blur)
         found = self._parts(walk, problem, forms, Supports())
         if walk.kept is None:
-            self._refine(walk, problem, forms, found, Eigenvalues())
-            self._refine(walk, problem, forms, found, None)
+            with suppress(OutOfTimeError):
+                self._refine(walk, problem, forms, found, Eigenvalues())
+                self._refine(walk, problem, forms, found, None)
         return found
 
     def _refine(
@@ -166,7 +179,10 @@ class Taylor(EngineBase):
             found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
 
     def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
-        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each."""
+        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each.
+
+        Of forms that the time does not suffice for nothing is known.
+        """
         half_widths = walk.chains[0].root.half_widths
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
@@ -178,7 +194,12 @@ class Taylor(EngineBase):
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
             parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
-            walk.progress(stage, min(1.0, (start + size) / forms.size))
+            if start + size < forms.size:  # after the last part there is nothing to be late for
+                try:
+                    walk.progress(stage, (start + size) / forms.size)
+                except OutOfTimeError:
+                    parts.append(nothing_of(forms.size - start - size, parts[0]))
+                    break
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(
@@ -198,7 +219,7 @@ class Taylor(EngineBase):
         spare = allowed - least_memory(problem, forms) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = TaylorWalk(max(spare, 2**26), options.progress, kept, quick, blur)
+        walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
         segments = segments_of(program)
         read = None
         if segments[-1].final is not None:
@@ -225,6 +246,15 @@ class FormBatch(NamedTuple):
         """Take over new bounds of some forms, where they are better."""
         self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
         self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
+
+
+def nothing_of(size: int, like: FormBatch) -> FormBatch:
+    """Return bounds that say nothing of so many forms, and that nobody need try to improve."""
+    infinite, nowhere = (
+        like.lower.new_full((size,), torch.inf),
+        like.corner.new_zeros(size, like.corner.shape[1]),
+    )
+    return FormBatch(-infinite, infinite, nowhere, torch.zeros_like(infinite, dtype=torch.bool))
 
 
 def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
