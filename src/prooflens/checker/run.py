@@ -261,7 +261,9 @@ class _Checker:
         fit = len(low) == len(high) == len(functionals) and np.all(low <= high)
         _need(fit, "the bounds do not fit the claim")
         for column, bound in (("lower", low), ("upper", high)):
-            _need(row[column] in _least(functionals, bound.tolist()), f"column {column} is not the stored bound")
+            _need(
+                row[column] in _least(functionals, bound.tolist()), f"column {column} is not the stored bound"
+            )
         _need(row["eps"] == self.region.eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
         same = place == [None] * 3 or all(term[2:5] == place for f in functionals for term in f["terms"])
