@@ -74,10 +74,11 @@ def way(
                 f"{100 * row.proved:.4g} %",
                 "" if row.breaks is None else f"{100 * row.breaks:.4g} %",
                 len(row.pieces),
+                " ".join(f"{position}:{token!r}" for position, token in row.nearest),
             )
             for row in found
         ]
-        print_table(("claim", "verdict", "proved to", "breaks at", "pieces"), rows)
+        print_table(("claim", "verdict", "proved to", "breaks at", "pieces", "nearest tokens there"), rows)
     if plot is not None:
         made = write_drawings(((f"way-{slug(str(row.claim))}", way_picture(row)) for row in found), plot)
         say(f"{len(made)} files in {plot}", error=as_json)

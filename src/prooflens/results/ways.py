@@ -37,6 +37,8 @@ class Way:
         shares: points of the way at which the model was run.
         margins: the claim's margin there.
         breaks: the smallest share at which the claim was seen to break; None if it was not.
+        nearest: for every token that moves, its position and the vocabulary's nearest token to it at the break; empty
+            where nothing breaks, or the model reads no text.
     """
 
     claim: Claim
@@ -44,6 +46,7 @@ class Way:
     shares: Sequence[float]
     margins: Sequence[float]
     breaks: float | None
+    nearest: tuple[tuple[int, str], ...] = ()
 
     @property
     def proved(self) -> float:
@@ -75,6 +78,7 @@ class Way:
             "proved": self.proved,
             "covered": self.covered,
             "breaks": self.breaks,
+            "nearest": [list(pair) for pair in self.nearest],
             "pieces": [[p.start, p.end, p.lower, p.upper] for p in self.pieces],
             "attained": [list(self.shares), list(self.margins)],
         }

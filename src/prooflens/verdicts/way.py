@@ -23,11 +23,13 @@ from prooflens.progress import shown
 from prooflens.queries import Claim, Query
 from prooflens.queries.rows import Token
 from prooflens.regions import Segment
-from prooflens.results import Subject
 from prooflens.results.ways import Stretch, Way, Ways
 from prooflens.verdicts.breaks import first_break, margins_at
-from prooflens.verdicts.question import Heads, ask
+from prooflens.verdicts.question import Heads, as_prompt, ask
 from prooflens.verdicts.settings import Options, Settings
+
+CHUNK = 2048
+"""Vocabulary entries that are compared at a time."""
 
 POINTS = 257
 """How many points of the way are run to draw the attained margin."""
@@ -87,6 +89,7 @@ def way(
         device=settings.device,
     )
     problem = question.problem
+    prompt = as_prompt(problem.model, a)
     for claim in question.claims:
         if claim.wants_range or not all(f.is_linear and f.constant == 0.0 for f in claim.functionals):
             raise QueryError(f"{claim.query} is no sign of linear functionals: ask `certify` on a Segment")
@@ -101,12 +104,34 @@ def way(
         found, first = [], 0
         for claim in question.claims:
             places = torch.arange(first, first + len(claim.functionals))
-            found.append(_drawn(problem, claim, cover.select(places), question.subject))
+            row = _drawn(problem, claim, cover.select(places))
+            if row.breaks is not None and prompt.ids is not None:
+                row = replace(row, nearest=_nearest(problem, prompt, row.breaks))
+            found.append(row)
             first += len(claim.functionals)
     return Ways(found, question.subject, search.walks)
 
 
-def _drawn(problem: Problem, claim: Claim, cover: Cover, subject: Subject) -> Way:
+def _nearest(problem: Problem, prompt: Prompt, share: float) -> tuple[tuple[int, str], ...]:
+    """The vocabulary's nearest token (ℓ∞ after embedding) to each token that moves, at a share of the way."""
+    model, region = problem.model, problem.region
+    x = region.point(torch.tensor([2.0 * share - 1.0]).to(region.center))
+    own = torch.tensor(prompt.ids, device=x.device)
+    found = []
+    for position in (region.half_widths() != 0).any(-1).nonzero()[:, 0].tolist():
+        best, which = torch.inf, -1
+        for ids in torch.arange(model.weights["embed.tokens"].shape[0], device=x.device).split(CHUNK):
+            around = own[: position + 1].repeat(len(ids), 1)
+            around[:, position] = ids
+            gap, place = (model.embed(around)[:, position] - x[position]).abs().amax(-1).min(0)
+            if float(gap) < best:
+                best, which = float(gap), int(ids[place])
+        assert model.tokenizer is not None
+        found.append((position, model.tokenizer.token(which)))
+    return tuple(found)
+
+
+def _drawn(problem: Problem, claim: Claim, cover: Cover) -> Way:
     """One claim's map: its weakest functional on every piece, and the margin that the model itself has."""
     order = cover.low[:, 0].argsort()
     starts, ends = (0.5 * (side[order, 0] + 1.0) for side in (cover.low, cover.high))
