@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 import prooflens as pl
+from charts import Panel, curves
+from measuring import Line, told
 from measuring import tell as write
 from prooflens.engines.attack import AttackBudget, attack_claims
 from prooflens.engines.forms import forms_of
 from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
+from prooflens.report.svg import Drawing
 from prooflens.verdicts.question import Place, ask
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
@@ -99,7 +103,13 @@ def main() -> None:
     parser.add_argument("--attack", action="store_true", help="10⁴ points, and ten times the paper's budget")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument(
+        "--chart", type=Path, help="draw seconds and pieces by layer from the rows in -o, and end"
+    )
     given = parser.parse_args()
+    if given.chart is not None:
+        given.chart.write_text(chart(told(given.out)).svg(alone=True), encoding="utf-8")
+        return
     model = pl.load(given.model).to(given.device)
     regions: dict[str, Place] = (
         {}
@@ -121,6 +131,29 @@ def main() -> None:
     for layer in [model.architecture.n_layers] if given.output else given.layers:
         for name, region in regions.items():
             tell(given, model, start, name, region, layer)
+
+
+def chart(rows: Sequence[Line]) -> Drawing:
+    """Seconds and pieces against the layer: ways (one factor) in four panels, then the hull of three (two factors)."""
+    panels = []
+    for name in (*PAIRS, *HULLS):
+        seen: dict[int, dict[str, float]] = {}
+        for row in rows:
+            if (
+                row.get("region") == name
+                and "pieces" in row
+                and "crossed" not in row
+                and row.get("device") == "cuda"
+            ):
+                numbers = {"seconds": row["seconds"], "pieces": row["pieces"]}
+                seen[int(str(row["layer"]))] = {key: float(str(value)) for key, value in numbers.items()}
+        if seen:
+            panels.append(Panel(f"layer, {name}", sorted(seen.items())))
+    return curves(
+        "Seconds and pieces by layer, SmolLM2, H200",
+        panels,
+        {"seconds": "proved-line", "pieces": "attack-line"},
+    )
 
 
 def span(model: Transformer, k: int) -> pl.Span:
