@@ -82,7 +82,7 @@ def assert_same(ours: Transformer, module: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("name", [name for name in (*DECODERS, *ENCODERS) if "ReLU²" not in name])
 def test_every_family_comes_back(name: str, tmp_path: Path) -> None:
     module = of(name)
     model = pl.load(exported(module, tmp_path / "tiny.onnx"))

@@ -56,8 +56,8 @@ class Chebyshev(EngineBase):
         >>> import prooflens as pl
         >>> from prooflens.queries import Row
         >>> model = pl.load("toy")
-        >>> x = model.example()
-        >>> problem = Problem(model, pl.Segment(x, x.flip(0)).region())
+        >>> x = model.example().x
+        >>> problem = Problem(model, pl.Segment(x, x + 0.2 * (x.flip(0) - x)).region())
         >>> margin = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
         >>> found = Chebyshev().bound_forms(problem, margin)
         >>> bool(found.lower < found.upper)

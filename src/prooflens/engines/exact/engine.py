@@ -94,6 +94,8 @@ class Exact(EngineBase):
         """Refuse unknown steps, a point, constraints, and more than 64 factors unless all forms can be enumerated."""
         if reason := unknown_steps(problem.model.architecture, self.name):
             return reason
+        if not problem.model.architecture.has_attention:
+            return "exact bounds start from attention scores, and the model has none: ask crown or taylor"
         if problem.region.constraints is not None:
             return "exact bounds need a region without constraints"
         if problem.region.n_factors == 0:

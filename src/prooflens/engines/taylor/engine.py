@@ -194,12 +194,12 @@ class Taylor(EngineBase):
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
             parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
-            if start + size < forms.size:  # after the last part there is nothing to be late for
-                try:
-                    walk.progress(stage, (start + size) / forms.size)
-                except OutOfTimeError:
+            try:
+                walk.progress(stage, min(1.0, (start + size) / forms.size))
+            except OutOfTimeError:
+                if start + size < forms.size:  # after the last part there is nothing to be late for
                     parts.append(nothing_of(forms.size - start - size, parts[0]))
-                    break
+                break
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
     def walk(
