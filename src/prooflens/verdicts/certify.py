@@ -202,6 +202,8 @@ class _Board:
     total: int
     size: int = 0
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    far: float = 0.0
+    """The largest share that was told: what is left never grows."""
 
     def start(self, size: int) -> None:
         """A chunk of so many claims begins."""
@@ -212,7 +214,8 @@ class _Board:
         """A share of the chunk is done."""
         counts = Counter(outcome.verdict for outcome in self.outcomes.values())
         tally = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-        self.report(f"{stage} {tally}".strip(), (len(self.outcomes) + share * self.size) / max(1, self.total))
+        self.far = max(self.far, (len(self.outcomes) + share * self.size) / max(1, self.total))
+        self.report(f"{stage} {tally}".strip(), self.far)
 
     def results(self, subject: Subject) -> Results:
         """The outcomes in the order of the claims."""
