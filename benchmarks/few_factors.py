@@ -101,6 +101,7 @@ def main() -> None:
         "--spans", type=int, nargs="*", default=[], help="so many dense directions, 10 %% of the norm"
     )
     parser.add_argument("--attack", action="store_true", help="10⁴ points, and ten times the paper's budget")
+    parser.add_argument("--time", help="time that a question may take, as in 10m")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument(
@@ -177,7 +178,7 @@ def tell(
         found = pl.output(model, start, region)
         row |= {"verdict": str(found.whole.verdict), "answer": found.whole.text}
     else:
-        results = pl.certify(model, start, region, layer=layer, positions=[-1])
+        results = pl.certify(model, start, region, layer=layer, positions=[-1], time=given.time)
         row |= {word: int(count) for word, count in results.counts.items()}
         covers = [outcome.bounds.cover for outcome in results.outcomes if outcome.bounds.cover is not None]
         row["pieces"] = max((len(cover.low) for cover in covers), default=0)
