@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import prooflens as pl
 from prooflens.checker import check
@@ -229,3 +230,14 @@ def test_pieces_that_do_not_cover_the_region_are_caught(cut: Path, side: str) ->
 
     edit(cut, change)
     assert check(cut, TOY).counts["WRONG"] > 0
+
+
+def test_pieces_of_a_ball_of_few_factors_are_those_of_its_radii(toy: pl.Transformer, tmp_path: Path) -> None:
+    x = toy.example(0).x
+    radius = torch.zeros_like(x)
+    radius[0, :3] = 0.05
+    region = pl.Region(x, radius=radius)
+    pl.certify(toy, x, region, "1.0", engine="chebyshev").save(tmp_path / "ball")
+    report = check(tmp_path / "ball", TOY)
+    assert report.ok
+    assert any("pieces cover" in finding.note for finding in report.findings)

@@ -324,7 +324,8 @@ class _Checker:
         if f"{name}/low" not in self.tensors:
             return ""
         first, last, lower = (self.tensors[f"{name}/{part}"] for part in ("low", "high", "lower"))
-        factors = 0 if self.region.generators is None else len(self.region.generators)
+        held = self.region.generators
+        factors = int((self.region.radius > 0).sum()) if held is None else len(held)
         fit = first.shape == last.shape == (len(lower), factors) and lower.shape[1] == len(low)
         _need(fit, "the pieces do not fit the region and the claim")
         _need(covers(first, last), "the pieces do not cover the region")
