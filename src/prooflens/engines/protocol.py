@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,6 +68,27 @@ class EngineOptions:
 
 NO_OPTIONS = EngineOptions()
 """The default options: whatever memory the machine has, and no progress reports."""
+
+
+def default_memory(device: torch.device) -> int:
+    """Return the bytes that an engine may use by default: two thirds of what the device has.
+
+    Args:
+        device: where it works.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory * 2 // 3
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
+
+
+def allowed_memory(problem: Problem, options: EngineOptions) -> int:
+    """Return the bytes that an engine may use for a problem.
+
+    Args:
+        problem: the model and the region.
+        options: what the caller allows.
+    """
+    return options.memory or default_memory(problem.model.device)
 
 
 @runtime_checkable

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +13,12 @@ from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms, forms_of
 from prooflens.engines.chebyshev import Box, Chart, Chebyshev
+from prooflens.engines.chebyshev.attention import ScoreValue, softmax
+from prooflens.engines.chebyshev.grid import Grid
+from prooflens.engines.chebyshev.readings import first_moving
+from prooflens.engines.chebyshev.values import Piece
 from prooflens.engines.hidden import output_forms
+from prooflens.engines.protocol import EngineOptions
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import FAMILIES, random_model
 from prooflens.evaluation.soundness.forms import random_functionals
@@ -19,6 +26,7 @@ from prooflens.models import Transformer
 from prooflens.problem import Problem
 from prooflens.regions import Ball, Hull, Region, Segment, Span
 
+Pool = Literal["none", "last"]
 KINDS = ("segment", "hull", "span")
 
 
@@ -115,6 +123,62 @@ def test_tokens_in_front_of_the_first_that_moves_are_constants() -> None:
     assert not bool(crossed(problem, forms, found).any())
     still = forms.position < 2
     assert bool((found.upper - found.lower)[forms.index[still]].max() < 1e-8)
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "llama", "pythia", "bloom", "neo", "qwen3", "gemma2", "gemma3", "olmo2"]
+)
+@pytest.mark.parametrize("pool", ["none", "last"])
+def test_bounds_hold_behind_constants_of_every_family(family: str, pool: Pool) -> None:
+    """Scores of both kinds of rows, and outputs, where the first tokens do not move and are walked apart."""
+    for seed in range(3):
+        choose = random.Random(f"{family} {seed}")
+        model = random_model(family, choose, 2)
+        model = Transformer(replace(model.architecture, pool=pool), model.weights, name="decoder")
+        first = choose.choice((1, 2, 3))
+        problem = Problem(model, region_of(choose.choice(KINDS), inputs(model, seed, first=first, far=0.2)))
+        assert first_moving(problem) == first
+        weights = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for forms in (margins(problem, seed, 1), output_forms(weights)):
+            found = Chebyshev(most_walks=8).bound_forms(problem, forms)
+            assert not bool(crossed(problem, forms, found).any())
+
+
+def test_the_output_is_that_of_the_last_real_token() -> None:
+    """Only padding moves: the output is a constant, and that of a token in front of it."""
+    model = random_model("gpt2", random.Random(3), 2)
+    pools: tuple[Pool, ...] = ("none", "last")
+    for pool in pools:
+        plain = Transformer(replace(model.architecture, pool=pool), model.weights, name="decoder")
+        points = inputs(plain, 3, first=3, far=0.5)
+        problem = Problem(plain, Segment(points[0], points[1]).region(), torch.arange(4) < 3)
+        forms = output_forms(torch.eye(3, dtype=torch.float64))
+        found = Chebyshev().bound_forms(problem, forms)
+        assert not bool(crossed(problem, forms, found).any())
+        assert float((found.upper - found.lower).max()) < 1e-9
+
+
+def test_a_weight_that_underflows_is_not_forgotten() -> None:
+    """Where the centre's weight is 0 in float64 and another point's is not."""
+    grid = Grid((4,), torch.zeros(1, dtype=torch.float64))
+    runs = torch.zeros(1, 5, 1, 1, 2, dtype=torch.float64)
+    runs[..., 1] = (-760.0 - 700.0 * grid.points[:, 0])[None, :, None, None]
+    tiny = torch.full((1, 1, 1, 2), 1e-9, dtype=torch.float64)
+    nobody: Any = None
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = softmax(ScoreValue(Piece(grid), runs, tiny, tiny, tiny, nobody, nobody, mask, None))
+    real = math.exp(-60.0)
+    assert float(found.most[..., 1]) >= real
+    assert float(found.change[..., 1]) >= real
+    interpolated = float((grid.coefficients(found.runs)[0][0, :, 0, 0, 1] * (-1.0) ** torch.arange(5)).sum())
+    assert abs(real - interpolated) <= float(found.defect[..., 1])
+
+
+def test_a_model_that_does_not_fit_is_refused_by_one_line() -> None:
+    model = random_model("gpt2", random.Random(0), 1)
+    problem = Problem(model, region_of("segment", inputs(model, 0)))
+    with pytest.raises(EngineError, match="GiB for one piece"):
+        Chebyshev().bound_forms(problem, margins(problem, 0, 0), EngineOptions(memory=1000))
 
 
 def test_pieces_cover_the_region_and_their_bounds_hold_on_each() -> None:

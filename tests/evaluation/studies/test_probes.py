@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prooflens.engines.protocol import EngineOptions
-from prooflens.engines.taylor import default_memory
+from prooflens.engines.protocol import EngineOptions, default_memory
 from prooflens.evaluation.studies import StudyError, StudySettings, base, journal, probes, probing
 from prooflens.evaluation.studies.journal import ProbeAnswer
 from prooflens.evaluation.studies.measure import StudyCase

@@ -23,6 +23,9 @@ from prooflens.engines.relaxations.norms import GROWTH, UNDERFLOW, frobenius, gr
 from prooflens.models.sites import Scores, Softcap, share_heads
 from prooflens.numerics import gamma
 
+LEAST = 2.0**-1021
+"""What a weight may be that is computed as 0, or with fewer digits than others have."""
+
 TURN = 1.57
 """Below π/2: an exponential has a positive real part while its score turns no further than this."""
 
@@ -93,7 +96,15 @@ def _quadratic(M: Float[Tensor, "b s h c d"], w: Float[Tensor, "b m t h c"]) -> 
 
 
 def scores(step: Scores, q: Value, k: Value, tokens: slice, prefix: Prefix | None) -> ScoreValue:
-    """a = scale · q·k + bias, for the queries that are walked and all keys."""
+    """a = scale · q·k + bias, for the queries that are walked and all keys.
+
+    Args:
+        step: scale, bias and mask.
+        q: queries of the tokens that are walked.
+        k: their keys.
+        tokens: which tokens these are.
+        prefix: keys of the tokens in front, which do not move; None for none.
+    """
     grid = q.piece.grid
     H = q.heads
     rows = heads_of(q, q.runs)
@@ -105,7 +116,7 @@ def scores(step: Scores, q: Value, k: Value, tokens: slice, prefix: Prefix | Non
     # own errors of q and k are in the ellipsoids, but move no atom: they count as beyond the linear part
     q_own, k_own = heads_of(q, q.box), share_heads(heads_of(k, k.box), H)
     scale = abs(step.scale)
-    along_q = _quadratic(Mq, k_coefficients).movedim(2, 2)
+    along_q = _quadratic(Mq, k_coefficients)
     along_k = _quadratic(Mk, q_coefficients).mT
     both = torch.einsum("bih,bjh->bhij", eq, ek)
     slack = torch.einsum("bih,bjh->bhij", eq, length(k_off)) + torch.einsum(
@@ -213,12 +224,12 @@ def softmax(given: ScoreValue) -> Weights:
     # differences of scores round by a few units of the largest score
     off = off + gamma(K + 8) * plain.abs().amax(1).amax(-1, keepdim=True)
     p0 = torch.softmax(coefficients[:, 0].masked_fill(~mask, -torch.inf), -1)
-    raise_ = 1.0 + LIBM * (2.0 + coefficients[:, 0].abs().amax(-1, keepdim=True))
-    lift = raise_.square()
+    lift = (1.0 + LIBM * (2.0 + coefficients[:, 0].abs().amax(-1, keepdim=True))) ** 2
+    high = p0 + LEAST  # a weight that underflows is none of its own, and e^r brings it back
     R = grid.moves(coefficients, off)
     r = grow(R + given.error).masked_fill(~mask, 0.0)
     big, small = torch.exp(r) * (1.0 + LIBM), torch.exp(-r) * (1.0 - LIBM)
-    most = grow(p0 * big / (p0 * small).sum(-1, keepdim=True)).clamp(max=1.0) * lift
+    most = grow(high * big / (p0 * small).sum(-1, keepdim=True)).clamp(max=1.0) * lift
     least = p0 * small / (p0 * big).sum(-1, keepdim=True) / lift * (1.0 - 2.0**-32)
     change = grow(torch.maximum(most - p0, p0 - least)) + gamma(8) * p0
     fine = grid.finer
@@ -229,12 +240,13 @@ def softmax(given: ScoreValue) -> Weights:
     sure = far.clamp(max=300.0)
     small = torch.exp(-sure) * torch.cos(sure.clamp(max=TURN)) * (1.0 - LIBM)
     bottom = (p0 * torch.where(sure <= TURN, small, -torch.exp(sure) * (1.0 + LIBM))).sum(-1, keepdim=True)
-    top = grow(p0 * torch.exp(sure) * (1.0 + LIBM) / bottom.clamp(min=2.0**-100) * lift)
+    top = grow(high * torch.exp(sure) * (1.0 + LIBM) / bottom.clamp(min=2.0**-100) * lift)
     bound = torch.where((bottom > 2.0**-40) & (far < 300.0), _second_order(top, sure), torch.inf)
     real = _second_order(most, R.masked_fill(~mask, 0.0))
     defect = fine.grid.defect(bound, real) + apart
     size = 1.0 + plain.abs().amax(1).amax(-1, keepdim=True)
-    defect = grow(defect + grid.lebesgue * gamma(K + 128) * size * runs.amax(1)).masked_fill(~mask, 0.0)
+    rounding = grid.lebesgue * (gamma(K + 128) * size * runs.amax(1) + LEAST)
+    defect = grow(defect + rounding).masked_fill(~mask, 0.0)
     return Weights(given, runs, p0, most.masked_fill(~mask, 0.0), change.masked_fill(~mask, 0.0), defect)
 
 

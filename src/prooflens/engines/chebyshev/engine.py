@@ -12,9 +12,9 @@ from prooflens.engines.bounds import Cover, FormBounds, Guarantee
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.pieces import Box, Chart
 from prooflens.engines.chebyshev.ranges import polynomial_range
-from prooflens.engines.chebyshev.readings import Reading, reading_of
+from prooflens.engines.chebyshev.readings import Reading, first_moving, piece_memory, reading_of
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, allowed_memory, register
 from prooflens.errors import EngineError
 from prooflens.numerics import down, up
 from prooflens.problem import Problem
@@ -70,10 +70,16 @@ class Chebyshev(EngineBase):
     most_walks: int = MOST_WALKS
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Refuse regions of many factors."""
+        """Refuse regions of many factors, and models of which one piece does not fit into memory."""
         k = problem.region.n_factors
         if k > MOST_FACTORS:
             return f"chebyshev is for regions of at most {MOST_FACTORS} factors (segments, hulls, spans), not {k}"
+        need = piece_memory(problem, grid_of(problem, self.degree), first_moving(problem))
+        if need > (allowed := allowed_memory(problem, options)):
+            return (
+                f"chebyshev needs about {need / 2**30:.1f} GiB for one piece, {allowed / 2**30:.1f} GiB are allowed: "
+                "give more memory, fewer factors, or prompts that differ later"
+            )
         return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
@@ -99,6 +105,17 @@ class Chebyshev(EngineBase):
             raise EngineError(reason)
         with torch.no_grad():
             return Search.start(problem, forms, options, self.degree, winner).run()
+
+
+def grid_of(problem: Problem, degree: int | None = None) -> Grid:
+    """The points of a piece.
+
+    Args:
+        problem: the model and the region.
+        degree: the degree in each factor; None for one that goes with the number of factors.
+    """
+    k = problem.region.n_factors
+    return Grid((degree or DEGREES.get(k, 2),) * k, problem.region.center)
 
 
 @dataclass(eq=False)
@@ -169,10 +186,17 @@ class Search:
         degree: int | None = None,
         winner: int | None = None,
     ) -> Search:
-        """Prepare what all pieces share: the tokens that do not move are walked once."""
+        """Prepare what all pieces share: the tokens that do not move are walked once.
+
+        Args:
+            problem: the model and the region.
+            forms: what is asked.
+            options: memory that may be used, the deadline, and who is told of progress.
+            degree: the degree in each factor; None for one that goes with the number of factors.
+            winner: the output whose margins over all others are asked, in place of forms of outputs; None for none.
+        """
         region, like = problem.region, problem.region.center
-        k = region.n_factors
-        grid = Grid((degree or DEGREES.get(k, 2),) * k, like)
+        k, grid = region.n_factors, grid_of(problem, degree)
         reading = reading_of(problem, forms, winner)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
@@ -221,11 +245,13 @@ class Search:
 
     def _batch(self) -> int:
         """How many pieces are walked at a time: as many as fit; on a processor a few, which saves calls and no more."""
-        device, each = self.problem.region.center.device, self.reading.memory(self.grid)
+        device, each = (
+            self.problem.region.center.device,
+            piece_memory(self.problem, self.grid, self.reading.first),
+        )
         if device.type == "cpu":
             return max(1, min(8, 2**26 // each))
-        allowed = self.options.memory or torch.cuda.mem_get_info(device)[0]
-        return max(1, int(0.5 * allowed // each))
+        return max(1, int(0.5 * allowed_memory(self.problem, self.options) // each))
 
     def _ask(self, batch: list[Leaf]) -> None:
         coordinates = torch.stack([leaf.box.at(self.grid.points) for leaf in batch])

@@ -123,7 +123,7 @@ class Grid:
 
     def coefficients(
         self, runs: Float[Tensor, "b N *n"]
-    ) -> tuple[Float[Tensor, "b N *n"], Float[Tensor, b * n]]:
+    ) -> tuple[Float[Tensor, "b N *n"], Float[Tensor, "b ..."]]:
         """Return the coefficients c_m, c₀ first, and by how much each of them may be off.
 
         Args:
@@ -132,7 +132,7 @@ class Grid:
         found = along(self.transforms, runs)
         return found, grow(self._rounding * runs.abs().amax(1))
 
-    def moves(self, coefficients: Tensor, off: Tensor) -> Float[Tensor, b * n]:
+    def moves(self, coefficients: Tensor, off: Tensor) -> Float[Tensor, "b ..."]:
         """Bound |P − c₀| on the box, with c₀ as computed: Σ_{m≠0} |c_m| and all that rounding moves."""
         return grow(coefficients[:, 1:].abs().sum(1) + self.size * off)
 
@@ -146,7 +146,7 @@ class Grid:
         return found
 
     def on_ellipses(
-        self, sizes: Float[Tensor, "b N *n"], off: Float[Tensor, b * n]
+        self, sizes: Float[Tensor, "b N *n"], off: Float[Tensor, "b ..."]
     ) -> Float[Tensor, "k r b *n"]:
         """Bound Σ_{m≠0} |c_m| sup|T_m|, for every factor i and every ellipse r in it.
 
@@ -168,8 +168,8 @@ class Grid:
         return torch.tensor(rows, dtype=torch.float64).reshape(len(self.degrees), len(RADII)).to(self.like)
 
     def defect(
-        self, most: Float[Tensor, "k r b *n"], plain: Float[Tensor, b * n] | None = None
-    ) -> Float[Tensor, b * n]:
+        self, most: Float[Tensor, "k r b *n"], plain: Float[Tensor, "b ..."] | None = None
+    ) -> Float[Tensor, "b ..."]:
         """Bound how far the interpolant of a function is from it, on the box.
 
         Args:
@@ -214,7 +214,7 @@ class Finer:
             values.append(torch.tensor(rows, dtype=torch.float64).to(coarse.like) @ transform)
         return cls(coarse, fine, values)
 
-    def at(self, runs: Float[Tensor, "b N *n"]) -> tuple[Float[Tensor, "b n *n"], Float[Tensor, b * n]]:
+    def at(self, runs: Float[Tensor, "b N *n"]) -> tuple[Float[Tensor, "b n *n"], Float[Tensor, "b ..."]]:
         """Return the interpolant at the finer points, and by how much that may be off.
 
         An entry of the map sums N products of cosines of at most 2^k, each off by a few u.
@@ -237,7 +237,7 @@ class Finer:
 
     def apart(
         self, runs: Float[Tensor, "b N *n"], fine_runs: Float[Tensor, "b n *n"]
-    ) -> Float[Tensor, b * n]:
+    ) -> Float[Tensor, "b ..."]:
         """Bound, on the box, how far the interpolants of one function on the two grids are apart.
 
         Args:

@@ -30,12 +30,37 @@ def blurred(problem: Problem) -> Float[Tensor, "S d"]:
     return BLUR * (problem.region.center.abs() + problem.region.half_widths())
 
 
+def last_token(problem: Problem) -> int:
+    """The token whose output is read where outputs are not pooled over all: the last that is no padding."""
+    return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
+
+
 def first_moving(problem: Problem) -> int:
-    """The first token that moves, if all before it are constants at every depth; 0 if tokens see later ones."""
-    if not problem.model.architecture.causal or problem.model.architecture.pool != "none":
+    """The first token that moves, if all before it are constants at every depth; 0 if tokens see later ones.
+
+    No later than the token whose output is read, so that one is walked in any case.
+    """
+    architecture = problem.model.architecture
+    if not architecture.causal or architecture.pool not in ("none", "last"):
         return 0
     moves = (problem.region.half_widths() != 0).any(-1).nonzero()
-    return int(moves[0, 0]) if len(moves) else len(problem.region.center) - 1
+    return min(int(moves[0, 0]), last_token(problem)) if len(moves) else last_token(problem)
+
+
+def piece_memory(problem: Problem, grid: Grid, first: int) -> int:
+    """About how many bytes one piece takes: maps of errors, and runs on the grid and on the finer one.
+
+    Args:
+        problem: the model and the region.
+        grid: the points of a piece.
+        first: the first token that is walked.
+    """
+    architecture = problem.model.architecture
+    d, tokens = architecture.d_model, problem.n_tokens - first
+    wide = architecture.d_ff if architecture.has_network else d
+    keys = problem.n_tokens * architecture.n_heads * architecture.head_dim
+    runs = grid.size * (30 * wide + 6 * keys) + grid.finer.grid.size * 6 * wide
+    return 8 * tokens * (5 * wide * d + 16 * d * d + runs)
 
 
 @dataclass(eq=False)
@@ -57,15 +82,6 @@ class Reading:
     first: int
     prefixes: dict[str, Prefix] = field(default_factory=dict)
     fixed: dict[int, ScoreValue] = field(default_factory=dict)
-
-    def memory(self, grid: Grid) -> int:
-        """About how many bytes one piece takes: maps of errors, and runs on the grid and on the finer one."""
-        architecture = self.problem.model.architecture
-        d, tokens = architecture.d_model, self.problem.n_tokens - self.first
-        wide = architecture.d_ff if architecture.has_network else d
-        keys = self.problem.n_tokens * architecture.n_heads * architecture.head_dim
-        runs = grid.size * (30 * wide + 6 * keys) + grid.finer.grid.size * 6 * wide
-        return 8 * tokens * (5 * wide * d + 16 * d * d + runs)
 
     def read(
         self, grid: Grid, points: Float[Tensor, "b N S d"]
@@ -148,9 +164,7 @@ class Reading:
     def _token(self, value: Value) -> int:
         if self.problem.model.architecture.pool != "none":
             return 0
-        padding = self.problem.padding
-        last = self.problem.n_tokens - 1 if padding is None else int(padding.nonzero().max())
-        return last - self.first
+        return last_token(self.problem) - self.first
 
 
 @dataclass(eq=False)
@@ -187,7 +201,14 @@ ROWS = 2**14
 
 
 def constants(problem: Problem, program: Program, first: int, wanted: frozenset[str]) -> ChebyshevWalk:
-    """Walk the tokens that do not move."""
+    """Walk the tokens that do not move.
+
+    Args:
+        problem: the model and the region.
+        program: the steps for all tokens.
+        first: the first token that moves.
+        wanted: names of values that are kept.
+    """
     short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
     walk = ChebyshevWalk(short, 0, {}, wanted)
     grid = Grid((), problem.region.center)

@@ -146,7 +146,7 @@ def added(out: str, first: Value, other: Value) -> Value:
     n = first.box.shape[-1]
     terms = first.written_out()
     for name, factor in other.written_out().items():
-        join(terms, name, factor, n)
+        join(terms, name, factor, first.box)
     runs = first.runs + other.runs
     noise = gamma(4) * first.piece.grid.lebesgue * (first.runs.abs() + other.runs.abs()).amax(1)
     for part in (first, other):
@@ -192,7 +192,7 @@ def _kinked(function: Activation, value: Value) -> tuple[Tensor, Tensor, Tensor,
     bent = grow((1.0 + grid.lebesgue) * (1.0 if grid.degrees else 0.0) * torch.ones_like(c0))
     if function == "relu":
         share = (c0 / wide.clamp(min=2.0**-500)).clamp(-1.0, 1.0)
-        plain = 0.25 * (R - c0.square() / R.clamp(min=2.0**-500)).clamp(min=0.0)
+        plain = 0.25 * (R - c0.square() / R.clamp(min=2.0**-500)).clamp(min=0.0) + gamma(8) * R
         slope = torch.where(kink, 0.5 * (share + 1.0), on)
         change = torch.where(kink, torch.maximum(slope, 1.0 - slope), zero)
         return slope, torch.zeros_like(value.linear), change, torch.where(kink, bent * plain, zero)

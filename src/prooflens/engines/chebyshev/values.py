@@ -242,11 +242,12 @@ class Value:
 
     def written_out(self) -> dict[str, Factor]:
         """The maps of all atoms that are no sums, composite ones written out."""
+        assert not self.gates, "only an affine map reads an activation"
         found: dict[str, Factor] = {}
         for name, factor in self.terms.items():
             parts = self.piece.atoms[name].parts
             for part, inner in ({name: None} if parts is None else parts).items():
-                join(found, part, compose(factor, inner), self.box.shape[-1])
+                join(found, part, compose(factor, inner), self.box)
         return found
 
     def writing_noise(self) -> Float[Tensor, "b S"]:
@@ -293,18 +294,21 @@ def factor_size(factor: Factor, n: int) -> Tensor | float:
     return found
 
 
-def join(terms: dict[str, Factor], name: str, factor: Factor, n: int) -> None:
-    """Add a map of an atom to those that are there."""
+def join(terms: dict[str, Factor], name: str, factor: Factor, like: Float[Tensor, "b S n"]) -> None:
+    """Add a map of an atom to those that are there.
+
+    Args:
+        terms: maps by the names of their atoms; changed.
+        name: the atom.
+        factor: its map.
+        like: a value that the maps make, for the size of an identity.
+    """
     if name not in terms:
         terms[name] = factor
         return
-    there = terms[name]
-    given = there if there is not None else factor
-    if given is None:
-        raise AssertionError("two identities of one atom are never added")
-    some = dense(given)
-    eye = torch.eye(n, dtype=some.dtype, device=some.device)
-    terms[name] = sum((eye if part is None else dense(part)) for part in (there, factor))  # type: ignore[assignment]
+    eye = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)[None, None]
+    there, more = (eye if part is None else dense(part) for part in (terms[name], factor))
+    terms[name] = there + more
 
 
 def slip(value: Value, weight: Float[Tensor, "n m"], inner: int) -> Float[Tensor, "b S"]:

@@ -19,7 +19,7 @@ from prooflens.engines.chebyshev.attention import (
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.mixing import mix
 from prooflens.engines.chebyshev.norms import norm
-from prooflens.engines.chebyshev.tokens import added, affine, elementwise, product, rotary, shifted
+from prooflens.engines.chebyshev.tokens import added, affine, elementwise, opened, product, rotary, shifted
 from prooflens.engines.chebyshev.values import Atom, Piece, Value
 from prooflens.engines.relaxations.ellipsoids import total_along
 from prooflens.engines.relaxations.norms import grow
@@ -105,6 +105,8 @@ class ChebyshevWalk:
 
     def _step(self, step: AnyStep, given: list[AnyValue]) -> AnyValue:
         tokens = slice(self.first, None)
+        if not isinstance(step, Affine | Product):  # all others read errors as atoms alone
+            given = [opened(value) if isinstance(value, Value) else value for value in given]
         match step, given:
             case Affine(), [Value() as x]:
                 return affine(step, x)

@@ -20,13 +20,12 @@ Every eigenvalue is a guess that a factorisation proves (`numerics.psd`), or com
 different stand-in, and what it misses is added.
 """
 
-from prooflens.engines.taylor.cost import default_memory, least_memory, needed_memory, taylor_work
+from prooflens.engines.taylor.cost import least_memory, needed_memory, taylor_work
 from prooflens.engines.taylor.engine import Taylor, bound_part, drop_sign_changes, factors, pieces
 
 __all__ = [
     "Taylor",
     "bound_part",
-    "default_memory",
     "drop_sign_changes",
     "factors",
     "least_memory",

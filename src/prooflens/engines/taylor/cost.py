@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
-import torch
-
 from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor.walk import one_token
 from prooflens.models import Architecture
 from prooflens.problem import Problem
-
-
-def default_memory(device: torch.device) -> int:
-    """Return the bytes that the engine may use by default: two thirds of what the device has."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory * 2 // 3
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 2 // 3
-
-
-def allowed_memory(problem: Problem, options: EngineOptions) -> int:
-    """Return the bytes that the engine may use for a problem."""
-    return options.memory or default_memory(problem.model.device)
 
 
 def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:

@@ -17,11 +17,18 @@ from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.costs import Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import HiddenBounds, headless, nothing_known, output_forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, OutOfTimeError, register
+from prooflens.engines.protocol import (
+    NO_OPTIONS,
+    EngineBase,
+    EngineOptions,
+    OutOfTimeError,
+    allowed_memory,
+    register,
+)
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
 from prooflens.engines.taylor.chain import Chain, Seeds
-from prooflens.engines.taylor.cost import allowed_memory, least_memory, walk_cost
+from prooflens.engines.taylor.cost import least_memory, walk_cost
 from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of

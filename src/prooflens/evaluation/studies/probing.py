@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from prooflens.engines.attack import AttackBudget
-from prooflens.engines.protocol import EngineOptions
-from prooflens.engines.taylor import default_memory
+from prooflens.engines.protocol import EngineOptions, default_memory
 from prooflens.evaluation.studies.base import CHOICES, StudyError, StudySettings, silent
 from prooflens.evaluation.studies.journal import Journal, ProbeAnswer
 from prooflens.evaluation.studies.measure import StudyCase, answered, attacked
