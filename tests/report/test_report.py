@@ -185,10 +185,11 @@ def test_many_rows_are_cut_and_said(data: ReportData) -> None:
 
 
 def test_distances_to_the_vocabulary_are_the_nearest(minilm: pl.Transformer) -> None:
-    from prooflens.report.source import _nearest
+    from prooflens.models.nearest import nearest_token
 
     prompt = minilm.prompt("good")
-    distance, name = _nearest(minilm, prompt)[1]
+    assert prompt.ids is not None
+    distance, name = nearest_token(minilm, prompt.ids, 1, prompt.x[1], other=True)
     ids = torch.tensor(prompt.ids).repeat(3, 1)
     ids[:, 1] = torch.tensor([2307, 2204, 3376])
     others = (minilm.embed(ids)[:, 1] - prompt.x[1]).abs().amax(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ Margins = tuple[dict[str, Any], list[float], list[float]]
 """A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
 
 SEARCHED = "balls, their radius searched"
-CHUNK = 2048
-"""Vocabulary entries that are compared at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +85,7 @@ class RowSource:
             low, high = (self.held[f"row/{number}/{side}"].tolist() for side in ("lower", "upper"))
             yield json.loads(claim), low, high
 
-    def nearest_tokens(self) -> list[tuple[float, str]] | None:
+    def nearest_tokens(self) -> Sequence[tuple[float, str]] | None:
         """Per position the ℓ∞ distance, after embedding, to the nearest other token of the vocabulary, and its text.
 
         The radii of a ball are measured in this space, so the numbers compare. None for models without text, or where
@@ -96,6 +94,7 @@ class RowSource:
         if self.text is None:
             return None
         from prooflens.models import load
+        from prooflens.models.nearest import nearest_token
         from prooflens.verdicts.question import source_of
 
         # A run names its model; nothing is fetched because a file says so.
@@ -109,29 +108,7 @@ class RowSource:
             return None
         if prompt.ids is None or model.sha256 != self.model_sha256 or prompt.tokens != self.tokens:
             return None
-        return _nearest(model, prompt)
-
-
-def _nearest(model: Any, prompt: Any) -> list[tuple[float, str]]:
-    import torch
-
-    best = torch.full((len(prompt),), torch.inf, dtype=torch.float64)
-    which = torch.zeros(len(prompt), dtype=torch.long)
-    size = model.weights["embed.tokens"].shape[0]
-    own = torch.tensor(prompt.ids)
-    for start in range(0, size, CHUNK):
-        ids = torch.arange(start, min(start + CHUNK, size))
-        for position in range(len(prompt)):
-            # One column of other tokens, embedded at this position.
-            around = own[: position + 1].repeat(len(ids), 1)
-            around[:, position] = ids
-            gap = (model.embed(around)[:, position] - prompt.x[position]).abs().amax(-1)
-            gap[ids == own[position]] = torch.inf
-            value, place = gap.min(0)
-            if float(value) < float(best[position]):
-                best[position], which[position] = value, ids[place]
-    names = [model.tokenizer.token(int(i)) for i in which]
-    return list(zip(best.tolist(), names, strict=True))
+        return [nearest_token(model, prompt.ids, t, x, other=True) for t, x in enumerate(prompt.x)]
 
 
 def read_source(item: Frame | Path | str) -> RowSource:

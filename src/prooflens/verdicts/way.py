@@ -18,6 +18,7 @@ from prooflens.engines.chebyshev import Search
 from prooflens.engines.forms import forms_of
 from prooflens.errors import QueryError, RegionError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.nearest import nearest_token
 from prooflens.problem import Problem
 from prooflens.progress import shown
 from prooflens.queries import Claim, Query
@@ -27,9 +28,6 @@ from prooflens.results.ways import Stretch, Way, Ways
 from prooflens.verdicts.breaks import first_break, margins_at
 from prooflens.verdicts.question import Heads, as_prompt, ask
 from prooflens.verdicts.settings import Options, Settings
-
-CHUNK = 2048
-"""Vocabulary entries that are compared at a time."""
 
 POINTS = 257
 """How many points of the way are run to draw the attained margin."""
@@ -116,19 +114,9 @@ def _nearest(problem: Problem, prompt: Prompt, share: float) -> tuple[tuple[int,
     """The vocabulary's nearest token (ℓ∞ after embedding) to each token that moves, at a share of the way."""
     model, region = problem.model, problem.region
     x = region.point(torch.tensor([2.0 * share - 1.0]).to(region.center))
-    own = torch.tensor(prompt.ids, device=x.device)
-    found = []
-    for position in (region.half_widths() != 0).any(-1).nonzero()[:, 0].tolist():
-        best, which = torch.inf, -1
-        for ids in torch.arange(model.weights["embed.tokens"].shape[0], device=x.device).split(CHUNK):
-            around = own[: position + 1].repeat(len(ids), 1)
-            around[:, position] = ids
-            gap, place = (model.embed(around)[:, position] - x[position]).abs().amax(-1).min(0)
-            if float(gap) < best:
-                best, which = float(gap), int(ids[place])
-        assert model.tokenizer is not None
-        found.append((position, model.tokenizer.token(which)))
-    return tuple(found)
+    assert prompt.ids is not None
+    moving = (region.half_widths() != 0).any(-1).nonzero()[:, 0].tolist()
+    return tuple((t, nearest_token(model, prompt.ids, t, x[t]).token) for t in moving)
 
 
 def _drawn(problem: Problem, claim: Claim, cover: Cover) -> Way:
