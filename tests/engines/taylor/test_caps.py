@@ -98,7 +98,7 @@ def test_capped_scores_move_within_their_bounds(sizes: list[float], quick: bool)
             assert bool(((found.abs() - limit)[:, :, step.mask] <= SLACK).all())
         at_q, at_k, at_v = (mixing.chain.values[name] for name in "qkv")
         for t in range(len(mixing.u)):
-            shapes = MixShape(mix, at_q, at_k, at_v, [t], Grams.of(mix, at_k, at_v))
+            shapes = MixShape(mix, at_q, at_k, at_v, [t], Grams(mix))
             K_e, live = shapes._nonlinear(shapes._products())[0], step.mask[t].repeat(2)
             assert outside(K_e[live][:, live], b_e[:, :, t].flatten(1)[:, live]) <= SLACK
 

@@ -15,7 +15,7 @@ from prooflens.engines.functionals import bound_claims
 from prooflens.engines.hidden import headless
 from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.relaxations import ellipsoids as shapes
-from prooflens.engines.taylor import Taylor, drop_sign_changes, pieces
+from prooflens.engines.taylor import Taylor, drop_sign_changes, least_memory, pieces
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
@@ -357,3 +357,16 @@ def test_a_point_has_no_corners_to_give_up_at() -> None:
     forms = replace(random_forms(problem, 1, 5, seed=0), signs=True)
     found = bounds_of(problem, forms)
     assert bool(((found.lower > 0) | (found.upper < 0)).all())
+
+
+def test_with_less_memory_bounds_are_coarser_before_they_are_refused() -> None:
+    problem = problem_of("llama", 0.005)
+    forms = random_forms(problem, 1, 4, seed=0)
+    least, enough = least_memory(problem, forms, quick=True), least_memory(problem, forms)
+    assert least < enough
+    tight = bounds_of(problem, forms)
+    coarse = Taylor().bound_forms(problem, forms, EngineOptions(memory=enough - 1))
+    assert_contains(problem, forms, coarse, seed=1)
+    assert bool((coarse.upper - coarse.lower >= tight.upper - tight.lower).all())
+    with pytest.raises(EngineError, match="GiB"):
+        Taylor().bound_forms(problem, forms, EngineOptions(memory=least - 1))

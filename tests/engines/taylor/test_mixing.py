@@ -35,14 +35,17 @@ class Terms:
         self.mix, self.t, self.alpha = mix, t, alpha
         q, k, v = (chain.values[name] for name in (names.q, names.k, names.v))
         self.values = q, k, v
-        self.shapes = MixShape(mix, q, k, v, [t], Grams.of(mix, k, v))
+        self.shapes = MixShape(mix, q, k, v, [t], Grams(mix))
         self.generator = torch.Generator().manual_seed(seed)
         self.s = mix.s[:, t]
         self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.deviations[:, t])
         self.c = self.g * self.s
         self.b = torch.einsum("hjp,np->nhj", mix.rows[:, t], alpha)
         self.A_q = torch.einsum("hcp,np->nhc", mix.scores.q.A[t], alpha)
-        self.A_k, self.A_v = (torch.einsum("jhcp,np->njhc", x.A, alpha) for x in (mix.scores.k, mix.v))
+        self.A_k, self.A_v = (
+            torch.einsum("jhcp,np->njhc", x.A, alpha).repeat_interleave(x.share, 2)
+            for x in (mix.scores.k, mix.v)
+        )
 
     def members(self, value: Value, name: str, t: int) -> Tensor:
         """Random members of the boundary of one of a value's ellipsoids, with shared heads repeated."""

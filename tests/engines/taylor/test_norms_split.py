@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
         eye = torch.eye(d, dtype=torch.float64).expand(S, d, d)
         B = self.b @ self.b.mT
         noise = torch.zeros(S, dtype=torch.float64)
-        return Value(self.u, eye, Root(self.u, self.a, B, factors), {"r": eye}, {"r": B}, noise)
+        return Value(self.u, eye, Root(self.u, self.a, B, factors), {}, {}, noise)
 
     def moved(self, alpha: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
         """The linear part and e of each token at many α and ζ."""

@@ -21,10 +21,6 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def everything(T: int) -> list[Tensor]:
-    return list(torch.arange(T).split(2))
-
-
 def ellipsoids(seed: int, tokens: int, d: int) -> tuple[Tensor, Tensor]:
     """Shapes, and points on their boundaries, 40 per token."""
     L = normal(seed, tokens, d, d)
@@ -43,7 +39,7 @@ def test_members_stay_inside_from_root_to_root(room: int) -> None:
         A = normal(50 + step, T, S, d, d)
         missed, own = ellipsoids(100 + step, T, d)
         carried, noise = propagate(origins, A, torch.zeros(T, S).double())
-        there = [reached(J, shape, everything(T)) for shape, J in carried]
+        there = [reached(J, shape) for shape, J in carried]
         origins = kept_apart(carried, there, missed, room)
         e = torch.einsum("tsij,nsj->nti", A, e) + own
         whole = total([*there, missed])
@@ -62,14 +58,10 @@ def test_what_cancels_between_tokens_cancels() -> None:
     sizes = []
     for room in (0, 2):
         carried, _ = propagate([RemainderSource(eye[None])], both, torch.zeros(2, 1).double())
-        there = [reached(J, shape, everything(2)) for shape, J in carried]
+        there = [reached(J, shape) for shape, J in carried]
         origins = kept_apart(carried, there, 1e-20 * torch.stack((eye, eye)), room)
         carried, _ = propagate(origins, apart, torch.zeros(1, 2).double())
-        sizes.append(
-            sum(
-                float(reached(J, shape, everything(1)).diagonal(dim1=1, dim2=2).sum()) for shape, J in carried
-            )
-        )
+        sizes.append(sum(float(reached(J, shape).diagonal(dim1=1, dim2=2).sum()) for shape, J in carried))
     assert sizes[0] > 7.9
     assert sizes[1] < 1e-9
 

@@ -41,9 +41,7 @@ def value_of(u: Tensor, a: Tensor, b: Tensor) -> Value:
     factors = FactorBox(torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.long), 1)
     B = (b @ b.T)[None]
     eye = torch.eye(len(u), dtype=torch.float64)[None]
-    return Value(
-        u[None], eye, Root(u[None], a[None], B, factors), {"r": eye}, {"r": B}, torch.zeros(1).double()
-    )
+    return Value(u[None], eye, Root(u[None], a[None], B, factors), {}, {}, torch.zeros(1).double())
 
 
 def moves(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -338,7 +336,7 @@ def test_scores(sizes: list[float], quick: bool) -> None:
             assert bool(((found.abs() - limit)[:, :, step.mask] <= SLACK).all())
         at_q, at_k, at_v = (mixing.chain.values[name] for name in "qkv")
         for t in range(len(mixing.u)):
-            shapes = MixShape(mix, at_q, at_k, at_v, [t], Grams.of(mix, at_k, at_v))
+            shapes = MixShape(mix, at_q, at_k, at_v, [t], Grams(mix))
             K_e = shapes._nonlinear(shapes._products())[0]
             live = step.mask[t].repeat(2)
             b_e = centred(whole + first)[:, :, t].flatten(1)

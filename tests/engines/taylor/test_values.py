@@ -20,7 +20,7 @@ from torch.func import jvp, vmap
 from prooflens import Ball, Paraphrases
 from prooflens.engines.relaxations import ellipsoids as shapes
 from prooflens.engines.relaxations.ellipsoids import support
-from prooflens.engines.taylor import walk as taylor_walk
+from prooflens.engines.taylor import next_root
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.remainder_sources import PropagatedSource, RemainderSource, kept_apart
 from prooflens.engines.taylor.segments import FeedForward
@@ -251,13 +251,14 @@ def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> N
     counts: list[int] = []
 
     def keep(
-        origins: list[PropagatedSource], shapes: list[Tensor], missed: Tensor, _: int
+        origins: list[PropagatedSource], shapes: list[Tensor], missed: Tensor, room: int
     ) -> list[RemainderSource]:
         found = kept_apart(origins, shapes, missed, room)
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(taylor_walk, "kept_apart", keep)
+    monkeypatch.setattr(next_root, "sources_room", lambda memory, numbers: room)
+    monkeypatch.setattr(next_root, "kept_apart", keep)
     kinds: list[dict[str, object]] = [
         {"activation": "silu", "gated": True, "norm_kind": "rms", "norm_place": "pre", "causal": True},
         {"activation": "gelu"},

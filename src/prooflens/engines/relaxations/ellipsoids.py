@@ -55,6 +55,28 @@ def raised(M: Float[Tensor, "*b n n"], error: Tensor) -> Float[Tensor, "*b n n"]
     return found
 
 
+def without(M: Float[Tensor, "*b n n"], unit: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n n"]:
+    """Return (I − uuᵀ)M(I − uuᵀ), raised: the shape of what is left without a direction, in n² steps.
+
+    It is M − u hᵀ − h uᵀ with h = Mu − ½(uᵀMu)u. For ‖u‖ ≤ 1 + 2⁻³², Mu errs by γ_n‖M‖_F and uᵀMu by γ_2n‖M‖_F; the
+    three terms are at most 2‖M‖_F each. γ of 4n + 64 and the factor 8 cover all of it.
+
+    Args:
+        M: shapes, [..., n, n].
+        unit: u of length 1, or 0 to leave everything, shape [..., n].
+
+    Example:
+        >>> M = without(2.0 * torch.eye(2).double(), torch.tensor([0.6, 0.8]).double())
+        >>> [round(x, 6) for x in M.flatten().tolist()]
+        [1.28, -0.96, -0.96, 0.72]
+    """
+    n = M.shape[-1]
+    moved = (M @ unit[..., None])[..., 0]
+    half = moved - 0.5 * (moved * unit).sum(-1, keepdim=True) * unit
+    sides = torch.stack((unit, half), -1), torch.stack((half, unit), -2)
+    return raised(M - sides[0] @ sides[1], product_error(4 * n + 64, 8.0 * frobenius(M)))
+
+
 def gram(A: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b n n"]:
     """Return AAᵀ, raised."""
     return raised(A @ A.mT, product_error(A.shape[-1], frobenius(A).square()))

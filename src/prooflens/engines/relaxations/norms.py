@@ -23,6 +23,8 @@ POWER_STEPS = 12
 """Steps of the power iteration that guesses an eigenvalue."""
 SQUARINGS = 3
 """How often `spectral` squares a matrix; m equal eigenvalues then look like one that is larger by m^(1/16)."""
+FACTORISED = 128
+"""From this width on a CPU finds eigenvalues by factorisations."""
 CHUNK = 2**25
 """How many numbers of a batch of matrices are worked on at a time (256 MiB)."""
 
@@ -120,6 +122,17 @@ def spectral(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
     step = max(1, CHUNK // max(1, K.shape[-1] ** 2))
     found = [_spectral(flat[i : i + step]) for i in range(0, len(flat), step)]
     return torch.cat(found).reshape(K.shape[:-2]) if found else K.new_zeros(K.shape[:-2])
+
+
+def largest(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return an upper bound of the largest eigenvalue of shapes, the cheaper one to have.
+
+    A factorisation takes a twentieth of the time of a few squarings. On a GPU, and for small matrices, it takes more.
+
+    Args:
+        K: exactly symmetric matrices, shape [..., n, n].
+    """
+    return spectral(K) if K.is_cuda or K.shape[-1] < FACTORISED else top_eigenvalue(K)
 
 
 def _spectral(K: Float[Tensor, "B n n"]) -> Float[Tensor, " B"]:

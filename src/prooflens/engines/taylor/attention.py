@@ -29,9 +29,9 @@ from prooflens.engines.relaxations.norms import (
     cholesky_factor,
     frobenius,
     grow,
+    largest,
     length,
     product_error,
-    spectral,
 )
 from prooflens.engines.taylor.caps import CappedScores, capped_scores
 from prooflens.engines.taylor.segments import Attention
@@ -45,16 +45,16 @@ class Heads:
     """Queries, keys or values, with shared heads repeated.
 
     Attributes:
+        source: the value that they are the heads of.
         u: values at the centre, shape [S, H, c].
-        A: linear parts, shape [S, H, c, p].
         P: shapes of Aα, [S, H, c, c].
         B: shapes of e, [S, H, c, c].
         tau: sup ‖Aα‖, shape [S, H].
         e: sup ‖e‖, shape [S, H].
     """
 
+    source: Value
     u: Float[Tensor, "S H c"]
-    A: Float[Tensor, "S H c p"]
     P: Float[Tensor, "S H c c"]
     B: Float[Tensor, "S H c c"]
     tau: Float[Tensor, "S H"]
@@ -62,13 +62,42 @@ class Heads:
 
     @classmethod
     def of(cls, value: Value, n_heads: int) -> Heads:
-        """Give each group's head to all query heads that read it. A = JN rounds, which `slip` in e covers."""
+        """Give each group's head to all query heads that read it."""
         S, n = value.u.shape
         c, share = n // value.heads, n_heads // value.heads
-        A = (value.J @ value.root.N).reshape(S, value.heads, c, -1)
         u = value.u.reshape(S, value.heads, c)
-        parts = (u, A, value.blocks("shape_a"), value.blocks("shape_e"), value.tau, value.e)
-        return cls(*(x.repeat_interleave(share, 1) for x in parts))
+        parts = (u, value.blocks("shape_a"), value.blocks("shape_e"), value.tau, value.e)
+        u, P, B, tau, e = (x.repeat_interleave(share, 1) for x in parts)
+        return cls(value, u, P, B, tau, e)
+
+    @cached_property
+    def A(self) -> Float[Tensor, "S g c p"]:  # noqa: N802
+        """Linear parts, each shared head once; the product JN rounds, which `slip` in e covers."""
+        found: Tensor = self.source.root.linear_part(self.source.J).unflatten(1, (self.source.heads, -1))
+        return found
+
+    def forget_moves(self) -> None:
+        """Let go of the linear parts; they are made again if they are asked for."""
+        self.__dict__.pop("A", None)
+
+    @property
+    def share(self) -> int:
+        """How many heads read each of A."""
+        return self.u.shape[1] // self.source.heads
+
+    @cached_property
+    def move_size(self) -> Float[Tensor, "S H"]:
+        """‖A‖_F per token and head."""
+        return frobenius(self.A).repeat_interleave(self.share, 1)
+
+    def seen(self, w: Float[Tensor, "*b H c"]) -> Float[Tensor, "*b S H p"]:
+        """Return w·A of every head's covector with every token.
+
+        Args:
+            w: covectors, shape [..., H, c].
+        """
+        w = w.unflatten(-2, (self.source.heads, self.share))
+        return torch.einsum("...grc,jgcp->...jgrp", w, self.A).flatten(-3, -2)
 
     @property
     def n(self) -> Float[Tensor, "S H"]:
@@ -121,10 +150,10 @@ class ScoreSite:
             return None
         q, k, scale, mask = self.q, self.k, self.step.scale, self.step.mask
         second, cross = self._products
-        c, p = k.A.shape[-2:]
+        c, p = q.A.shape[-2:]
         own = supports(q.B.movedim(1, 0)[:, :, None].expand(*second.shape, -1, -1), _per_query(k.u))
         widths = self.half_widths
-        size = scale * (_outer(q.n, frobenius(k.A)) + _outer(frobenius(q.A), k.n)) * length(widths)
+        size = scale * (_outer(q.n, k.move_size) + _outer(q.move_size, k.n)) * length(widths)
         # A row is two sums of c terms, and its product with the half-widths one of p; x = fl(a/c) rounds once.
         rounding = gamma(8 * c + p + 64) * 4.0 * size + gamma(8) * self.bilinear.abs()
         rho = grow((self.rows.abs() @ widths + rounding) * mask)
@@ -135,7 +164,7 @@ class ScoreSite:
     def rows(self) -> Float[Tensor, "H S S p"]:
         """The linear parts of scores before the cap, 0 where the mask hides them."""
         q, k = self.q, self.k
-        found = torch.einsum("jhcp,ihc->hijp", k.A, q.u) + torch.einsum("ihcp,jhc->hijp", q.A, k.u)
+        found = k.seen(q.u).permute(2, 0, 1, 3) + torch.einsum("ihcp,jhc->hijp", q.A, k.u)
         return self.step.scale * found * self.step.mask[..., None]
 
     @property
@@ -231,7 +260,7 @@ def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Flo
     X = weights.sqrt()[..., None] * rows
     K = X @ X.mT
     error = product_error(X.shape[-1] + 64, frobenius(X).square())
-    return grow(spectral(0.5 * (K + K.mT)) + error + UNDERFLOW)
+    return grow(largest(0.5 * (K + K.mT)) + error + UNDERFLOW)
 
 
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:
@@ -279,9 +308,9 @@ class MixSite:
         widths = self.factors.half_widths
         p = self.rows.shape[-1]
         size = self.scale * (
-            q.n.T[:, :, None] * frobenius(k.A).T[:, None, :]
-            + q.n.T[:, :, None] * frobenius(k.A).amax(0)[:, None, None]
-            + frobenius(q.A).T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
+            q.n.T[:, :, None] * k.move_size.T[:, None, :]
+            + q.n.T[:, :, None] * k.move_size.amax(0)[:, None, None]
+            + q.move_size.T[:, :, None] * 2.0 * k.n.amax(0)[:, None, None]
         )
         # What the rows' own rounding leaves out counts as e. A row is two sums of c terms less a mean of S terms, and
         # its keys are deviations from a mean of S terms: γ_{2c+2S+8} of `size`, and γ_p for the sum over factors.
@@ -296,10 +325,10 @@ class MixSite:
     def _rows(self) -> Float[Tensor, "H S S p"]:
         """Return the linear parts of the centred scores."""
         q, k = self.scores.q, self.scores.k
-        rows = self.scale * torch.einsum("jhcp,ihc->hijp", k.A, q.u) * self.slopes[..., None]
-        rows = rows - torch.einsum("hij,hijp->hip", self.s, rows)[:, :, None]
-        rows = rows + self.scale * torch.einsum("ihcp,hijc->hijp", q.A, self.keys)
-        return rows * self.mask[..., None]
+        rows = k.seen(self.scale * q.u).permute(2, 0, 1, 3) * self.slopes[..., None]
+        rows -= torch.einsum("hij,hijp->hip", self.s, rows)[:, :, None]
+        rows += torch.einsum("ihcp,hijc->hijp", q.A, self.scale * self.keys)
+        return rows.mul_(self.mask[..., None])
 
     @cached_property
     def weights(self) -> Float[Tensor, "S p"]:
@@ -309,51 +338,6 @@ class MixSite:
         values = torch.einsum("hij,jg->ig", self.s, read)
         shares = [x / x.sum(-1, keepdim=True).clamp(min=2.0**-300) for x in (scores, values)]
         return self.factors.weights(shares[0] + shares[1] + 2.0**-300)
-
-    def tangent(
-        self,
-        q: Float[Tensor, "S n m"],
-        k: Float[Tensor, "S n m"],
-        v: Float[Tensor, "S n m"],
-        stream: Float[Tensor, "S d m"],
-        tokens: list[int],
-    ) -> tuple[Float[Tensor, "T S d m"], Float[Tensor, "T S"]]:
-        """Return the Jacobian of the next root by something of each token, and its rounding.
-
-        It is made of the Jacobians of q, k, v and the stream by that something. Sums have at most S, c·H or d terms,
-        and deviations from means have S more. The factor 8 in the rounding covers the three parts, and key-value
-        heads that several query heads share: r readers of a head count √r times.
-
-        Args:
-            q: the Jacobian of queries, shape [S, n, m].
-            k: the Jacobian of keys.
-            v: the Jacobian of values.
-            stream: the Jacobian of the residual stream.
-            tokens: the tokens of the next root.
-
-        Returns:
-            The Jacobian [T, S, d, m], and bounds of its blocks' rounding in the Frobenius norm, [T, S].
-        """
-        S, H, c = self.z.shape
-        Jq, Jk, Jv = (_split(J, H, c) for J in (q, k, v))
-        chosen = torch.arange(len(tokens))
-        pulled = (self.s[..., None] * self.deviations)[:, tokens]
-        beta = self.scale * torch.einsum("jhcd,thc->thjd", Jk, self.scores.q.u[tokens])
-        beta = beta * self.slopes[:, tokens].movedim(0, 1)[..., None]
-        alpha = self.scale * torch.einsum("thcd,htjc->thjd", Jq[tokens], self.keys[:, tokens])
-        inner = torch.einsum("htj,jhcd->tjhcd", self.s[:, tokens], Jv)
-        inner = inner + torch.einsum("htjc,thjd->tjhcd", pulled, beta)
-        inner[chosen, tokens] += torch.einsum("htjc,thjd->thcd", pulled, alpha)
-        made = self.out.flatten(1) @ inner.flatten(2, 3)
-        made[chosen, tokens] += stream[tokens]
-        values, keys, queries = self.v.n.amax(), self.scores.k.n.amax(), self.scores.q.n.amax()
-        head = frobenius(v) + 2.0 * values * self.scale * (queries * frobenius(k) * H**0.5)
-        size = (self.out_size.square().sum().sqrt() * head).expand(S, -1).clone()
-        own = frobenius(stream) + self.out_size.square().sum().sqrt() * (
-            4.0 * values * self.scale * keys * frobenius(q) * H**0.5 * S
-        )
-        size.diagonal().add_(own)
-        return made, grow(gamma(8 * (S + c * H + stream.shape[1]) + 256) * 8.0 * size[tokens])
 
     def pull(self, u: Float[Tensor, "F d"], t: int) -> dict[str, Tensor]:
         """Take covectors at row t of the next root back to q (row t), k and v (all rows).
@@ -385,8 +369,3 @@ class MixSite:
         bias = 0.0 if self.attention.output.bias is None else length(self.attention.output.bias)
         # Weights that are off by 2⁻⁴⁵ relative, as in `beta`, move a mean of values by at most twice that.
         return grow(n * (inner * S + bias + self.stream) + 2.0**-44 * self.out_size.sum() * values)
-
-
-def _split(J: Float[Tensor, "S n m"], n_heads: int, c: int) -> Float[Tensor, "S H c m"]:
-    S, n, m = J.shape
-    return J.reshape(S, n // c, c, m).repeat_interleave(n_heads * c // n, 1)

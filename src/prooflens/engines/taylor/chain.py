@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.relaxations.norms import grow
+from prooflens.engines.relaxations.norms import frobenius, grow, length
 from prooflens.engines.taylor.attention import MixSite, ScoreSite
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import Segment
 from prooflens.engines.taylor.values import Root, Value
-from prooflens.models.sites import Pool, Rotary
+from prooflens.models.sites import Affine, Pool, Rotary
 from prooflens.numerics import gamma
 
 Seeds = dict[int, dict[str, Tensor]]
@@ -61,6 +61,13 @@ class Chain:
         """Let go of everything but the segment and the root."""
         self.values, self.shapes, self.sites = {}, {}, {}
         self.scores = self.mix = self.mixed = self.beyond = None
+
+    def forget_moves(self) -> None:
+        """Let go of the linear parts of scores and values, which only the next root and Hessians read."""
+        if self.mix is not None:
+            for heads in (self.mix.scores.q, self.mix.scores.k, self.mix.v):
+                heads.forget_moves()
+            self.mix.rows = self.mix.rows[:0]
 
 
 class RemainderBound(Protocol):
@@ -107,11 +114,20 @@ def moved(source: Value, u: Tensor, move: Callable[[Tensor], Tensor], noise: Ten
     return Value(u, move(source.J), source.root, sources, source.shapes, grow(noise), heads)
 
 
-def by(value: Value, name: str) -> Tensor:
-    """Return the Jacobian of a value by a source, 0 if it does not depend on it."""
-    if name in value.sources:
-        return value.sources[name]
-    return value.u.new_zeros(*value.u.shape, value.shapes[name].shape[-1])
+def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+    """Bound the rounding of an affine map at the centre and of the covector that goes back through it.
+
+    Each errs by γ of its inner length times ‖v‖‖W‖ sup‖u(x)‖; of the factor 4 on that, 2 are to spare.
+
+    Args:
+        step: the affine map.
+        source: the value that it reads.
+        v: covectors at its output, shape [F, o].
+        t: the token.
+    """
+    size = frobenius(step.weight) * (2.0 * source.size[t])
+    bias = 0.0 if step.bias is None else length(step.bias)
+    return grow(gamma(sum(step.weight.shape) + 16) * length(v) * (2.0 * size + bias))
 
 
 def turning_norm(step: Rotary) -> Tensor:

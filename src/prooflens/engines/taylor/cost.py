@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.forms import Forms
-from prooflens.engines.taylor.walk import one_token
+from prooflens.engines.taylor.next_root import one_token
 from prooflens.models import Architecture
 from prooflens.problem import Problem
 
 
-def least_memory(problem: Problem, forms: Forms, whole: bool = False) -> int:
-    """Return the bytes that must be held at once: the kept chains (all if `whole`), and one layer at work."""
+def least_memory(problem: Problem, forms: Forms, whole: bool = False, quick: bool = False) -> int:
+    """Return the bytes that must be held at once: the kept chains, and one layer at work.
+
+    Args:
+        problem: a model and a region.
+        forms: what is asked.
+        whole: keep all chains, as a walk back to the input needs them.
+        quick: bound mixings in few steps, and keep no linear parts of scores for Hessians.
+    """
     architecture = problem.model.architecture
     depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
     kept = depth if whole else min(depth, len(forms.layers))
-    return needed_memory(architecture, problem.n_tokens, problem.region.n_factors, depth, kept)
+    return needed_memory(architecture, problem.n_tokens, problem.region.n_factors, depth, kept, quick)
 
 
-def needed_memory(architecture: Architecture, n_tokens: int, factors: int, depth: int, kept: int) -> int:
+def needed_memory(
+    architecture: Architecture, n_tokens: int, factors: int, depth: int, kept: int, quick: bool = False
+) -> int:
     """Return the bytes of a walk forward, from sizes alone.
 
     Args:
@@ -26,14 +35,18 @@ def needed_memory(architecture: Architecture, n_tokens: int, factors: int, depth
         factors: how many factors the region has.
         depth: how many blocks are walked.
         kept: how many chains are kept besides the one at work.
+        quick: bound mixings in few steps, and keep no linear parts of scores for Hessians.
     """
     S, d, p = n_tokens, architecture.d_model, max(1, factors)
-    H, c, f = architecture.n_heads, architecture.head_dim, architecture.d_ff
+    H, c, f, groups = architecture.n_heads, architecture.head_dim, architecture.d_ff, architecture.kv_heads
     rows = 2 if architecture.score_cap is None else 3
-    chain = S * d * (70 * d + 2 * p) + 3 * S * H * c * p + rows * H * S * S * p
-    mixing = one_token(S, H, c, d, p) + 3 * S * S * H * c * d + 2 * (S * architecture.kv_heads * c) ** 2
+    chain = S * d * (40 * d + p)
+    moves = S * (H + 2 * groups) * c * p + rows * H * S * S * p
+    mixing = 4 * S * H * c * d
+    if not quick:
+        mixing += one_token(S, H, groups, c, d, p) + 2 * (S * groups * c) ** 2
     work = max(mixing, (24 if architecture.gated else 6) * f * f) if depth else 0
-    return 8 * ((kept + 1) * chain + work)
+    return 8 * ((kept + 1) * chain + (1 if quick else kept + 1) * moves + S * d * p + work)
 
 
 def taylor_work(problem: Problem, depth: int) -> float:
@@ -61,6 +74,6 @@ def walk_cost(problem: Problem, depth: int, size: int) -> Cost:
     """
     architecture, p = problem.model.architecture, problem.region.n_factors
     back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
-    memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1))
+    memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1), quick=True)
     steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
     return Cost(WALK_SHARE * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)

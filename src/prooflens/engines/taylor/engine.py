@@ -88,7 +88,7 @@ class Taylor(EngineBase):
         architecture = problem.model.architecture
         if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
             return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
-        need, allowed = least_memory(problem, forms), allowed_memory(problem, options)
+        need, allowed = least_memory(problem, forms, quick=True), allowed_memory(problem, options)
         if need > allowed:
             return (
                 f"taylor needs about {need / 2**30:.1f} GiB for {problem.region.n_factors} factors, "
@@ -103,7 +103,8 @@ class Taylor(EngineBase):
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""
         begun = time.monotonic()
-        if not forms.signs:
+        fits = least_memory(problem, forms) <= allowed_memory(problem, options)
+        if fits and not forms.signs:
             found = self._found(problem, forms, options)
         else:
             walk = self.walk(problem, forms, options, quick=True)
@@ -114,11 +115,12 @@ class Taylor(EngineBase):
                     self._refine(walk, problem, forms, found, Eigenvalues())
             del walk
             # The thorough walk takes at least as long as the quick one did.
-            if len(chosen := found.open()) and options.leaves(time.monotonic() - begun):
+            if fits and len(chosen := found.open()) and options.leaves(time.monotonic() - begun):
                 with suppress(OutOfTimeError):  # what the quick walk found stands
                     found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
-        with suppress(OutOfTimeError):
-            self._ask_pieces(problem, forms, options, found)
+        if fits:
+            with suppress(OutOfTimeError):
+                self._ask_pieces(problem, forms, options, found)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
@@ -128,7 +130,8 @@ class Taylor(EngineBase):
         if reason := self.refuses(asked, forms, options):
             raise EngineError(reason)
         with torch.no_grad():
-            walk = self.walk(asked, forms, options)
+            quick = least_memory(asked, forms) > allowed_memory(asked, options)
+            walk = self.walk(asked, forms, options, quick)
             value, t = last_value(walk, asked)
             root = value.root
             A = (value.J[t] @ root.N[t]) * root.half_widths
@@ -223,8 +226,8 @@ class Taylor(EngineBase):
         )
         program = problem.model.program(problem.n_tokens, wanted, problem.padding)
         allowed = allowed_memory(problem, options)
-        spare = allowed - least_memory(problem, forms) // 2
-        whole = self.thorough and least_memory(problem, forms, whole=True) <= allowed
+        spare = allowed - least_memory(problem, forms, quick=quick) // 2
+        whole = self.thorough and least_memory(problem, forms, whole=True, quick=quick) <= allowed
         kept = None if whole else frozenset(forms.layers)
         walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
         segments = segments_of(program)

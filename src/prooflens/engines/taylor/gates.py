@@ -1,6 +1,6 @@
 """Gram matrices of neurons and of gates: the matrices that a network's remainder is made of (`taylor.network`).
 
-`gated_terms` and `gated_cross` give inner products of polynomials of a gate's pre-activations g and of what they
+`gated_power` and `gated_cross` give inner products of polynomials of a gate's pre-activations g and of what they
 gate, u, as symmetric forms. `gram` and `gated_gram` give one quadratic form of the input per covector.
 """
 
@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.relaxations.norms import product_error
+from prooflens.engines.relaxations.ellipsoids import raised
+from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, product_error
+from prooflens.numerics import gamma
+
+ROWS = 2**15
+"""How many numbers of a matrix are worked on at a time on a CPU: few enough for a cache, and for one thread."""
 
 
 class Quarters(NamedTuple):
@@ -22,28 +28,45 @@ class Quarters(NamedTuple):
     both: Float[Tensor, "T n n"]
 
 
-def gated_terms(K: Tensor, M: Tensor, X: Tensor, a: Tensor, c: Tensor, order: int) -> list[Tensor]:
-    """Return the Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, as a list of terms.
+def gated_power(
+    at: Quarters, a: Float[Tensor, "T n"], c: Float[Tensor, "T n"], order: int
+) -> Float[Tensor, "T n n"]:
+    """Return the Gram matrix of a gᵏ + c gᵏ⁻¹u as symmetric forms of order k, raised.
 
-    Of the k places that u may take in the other form, one meets u.
+    Of the k places that u may take in the other form, one meets u, so an entry is
+
+        K_nmᵏ⁻² [K_nm (a_n K_nm a_m + c_n M_nm c_m/k + a_n X_nm c_m + c_n X_mn a_m) + (k−1)/k c_n X_nm X_mn c_m].
+
+    Rows are worked on a few at a time, so that they stay in a cache. With κ² and μ² the diagonals of K and M, |K_nm| ≤
+    κ_nκ_m, |X_nm| ≤ κ_nμ_m and |M_nm| ≤ μ_nμ_m, so the terms of an entry sum to at most z_n z_m, z = |a|κᵏ + |c|κᵏ⁻¹μ.
+    Each is a product of at most a dozen numbers, and at most seven are added: γ_64‖z‖² covers the rounding of all.
 
     Args:
-        K: inner products of g with g.
-        M: inner products of u with u.
-        X: inner products of g with u.
+        at: inner products of g and u, as raised shapes.
         a: coefficients of gᵏ.
         c: coefficients of gᵏ⁻¹u.
         order: k.
     """
-    power = K ** (order - 2)
-    cross = a[..., :, None] * (power * K * X) * c[..., None, :]
-    straight = weighted(power * K * M / order, c)
-    turned = weighted(power * X * X.mT * ((order - 1) / order), c)
-    return [weighted(power * K * K, a), straight, turned, cross, cross.mT]
+    K, M, X = at
+    n = K.shape[-1]
+    found = torch.empty_like(K)
+    step = n if K.is_cuda else max(1, ROWS // (n * len(K)))
+    for start in range(0, n, step):
+        some = slice(start, start + step)
+        g, x, turned = K[:, some], X[:, some], X[:, :, some].mT.contiguous()
+        a_n, c_n, a_m, c_m = a[:, some, None], c[:, some, None], a[:, None], c[:, None]
+        part = torch.mul(g, a_n * a_m, out=found[:, some])
+        part.addcmul_(M[:, some], (c_n / order) * c_m).addcmul_(x, a_n * c_m).addcmul_(turned, c_n * a_m)
+        part.mul_(g).addcmul_(turned.mul_(x), (c_n * ((order - 1) / order)) * c_m)
+        for _ in range(order - 2):
+            part.mul_(g)
+    kappa, mu = (S.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt() for S in (K, M))
+    z = a.abs() * kappa**order + c.abs() * kappa ** (order - 1) * mu
+    return raised(found, gamma(64) * grow(z.square().sum(-1)))
 
 
-def gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
-    """Return the Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, as a list of terms.
+def gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> Float[Tensor, "T n n"]:
+    """Return the Gram matrix of 2a x_g e_g + c (x_g e_u + x_u e_g), bilinear in x and e, raised.
 
     It is x_g(2a e_g + c e_u) + x_u(c e_g): products of the inner products of x with those of its partners.
 
@@ -57,13 +80,28 @@ def gated_cross(A: Quarters, B: Quarters, a: Tensor, c: Tensor) -> list[Tensor]:
     mixed = 2.0 * a[..., :, None] * Y * c[..., None, :]
     first = [4.0 * weighted(L, a), mixed, mixed.mT, weighted(R, c)]
     turned = 2.0 * a[..., :, None] * L * c[..., None, :] + weighted(Y.mT, c)
-    return [*(K * term for term in first), X * turned, (X * turned).mT, M * weighted(L, c)]
+    return summed([*(K * term for term in first), X * turned, (X * turned).mT, M * weighted(L, c)])
 
 
-def quarters(M: Float[Tensor, "T 2n 2n"]) -> Quarters:
-    """Split the inner products of g and u, stacked, into their quarters."""
-    n = M.shape[-1] // 2
-    return Quarters(M[:, :n, :n], M[:, n:, n:], M[:, :n, n:])
+def summed(terms: list[Float[Tensor, "T n n"]]) -> Float[Tensor, "T n n"]:
+    """Return a sum of terms, raised; γ_64 of their sizes covers what each of them and their sum round by."""
+    error = gamma(64) * torch.stack([frobenius(term) for term in terms]).sum(0)
+    return raised(sum(terms[1:], terms[0]), error)
+
+
+def quarters(W: Float[Tensor, "n d"], V: Float[Tensor, "n d"], M: Float[Tensor, "T d d"]) -> Quarters:
+    """Return the inner products of g = Wx and u = Vx for x in ellipsoids, raised together as `image` raises them.
+
+    Args:
+        W: the map to g.
+        V: the map to u.
+        M: shapes of x.
+    """
+    both = torch.cat((W, V))
+    size = 2.0 * frobenius(both).square() * frobenius(M)
+    error = product_error(2 * sum(both.shape), size) + UNDERFLOW * frobenius(both)
+    g, u = W @ M, V @ M
+    return Quarters(raised(g @ W.T, error), raised(u @ V.T, error), g @ V.T)
 
 
 def weighted(M: Float[Tensor, "T n n"], w: Float[Tensor, "T n"]) -> Float[Tensor, "T n n"]:

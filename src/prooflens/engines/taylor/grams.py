@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.taylor.attention import MixSite
-from prooflens.engines.taylor.values import Value
 
 
 @dataclass(eq=False)
@@ -17,20 +16,12 @@ class Grams:
     """The linear parts of keys and values, and their inner products, group by group of factors."""
 
     mix: MixSite
-    shared_k: int
-    shared_v: int
 
     def __post_init__(self) -> None:
         self.groups = [self.mix.factors.group == g for g in range(self.mix.factors.count)]
         self.first = torch.stack([own.to(torch.int8).argmax() for own in self.groups])
-        self.rows_k = self.mix.scores.k.A[:, :: self.shared_k].flatten(0, 2)
-        self.rows_v = self.mix.v.A[:, :: self.shared_v].flatten(0, 2)
-
-    @classmethod
-    def of(cls, mix: MixSite, k: Value, v: Value) -> Grams:
-        """Take every shared head once."""
-        H = mix.z.shape[1]
-        return cls(mix, H // k.heads, H // v.heads)
+        self.rows_k = self.mix.scores.k.A.flatten(0, 2)
+        self.rows_v = self.mix.v.A.flatten(0, 2)
 
     def weighed(
         self, left: Float[Tensor, "n p"], right: Float[Tensor, "m p"], squares: Float[Tensor, "T G"]

@@ -136,11 +136,14 @@ class Hessian(HigherOrderBound):
         c = s * torch.einsum("fhc,hjc->fhj", omega, mix.deviations[:, t])
         rows = mix.rows[:, t] * half_widths
         q, k, v = (A * half_widths for A in (mix.scores.q.A[t], mix.scores.k.A, mix.v.A))
-        partners = s[..., None] * torch.einsum("fhc,jhcp->fhjp", omega, v) + 0.5 * c[..., None] * rows
-        keys = mix.scale * torch.einsum("fhj,jhcp->fhcp", c * mix.slopes[:, t], k)
+        by_value = omega.unflatten(1, (v.shape[1], -1))
+        partners = torch.einsum("fgrc,jgcp->fgrjp", by_value, v).flatten(1, 2)
+        partners = s[..., None] * partners + 0.5 * c[..., None] * rows
+        by_key = (mix.scale * c * mix.slopes[:, t]).unflatten(1, (k.shape[1], -1))
+        keys = torch.einsum("fgrj,jgcp->fgrcp", by_key, k).flatten(1, 2)
         left = torch.cat((rows.flatten(0, 1), q.flatten(0, 1)))
         right = torch.cat((partners.flatten(1, 2), keys.flatten(1, 2)), 1)
-        sizes = length(omega) * frobenius(v).amax(0)
+        sizes = length(omega) * frobenius(v).amax(0).repeat_interleave(mix.v.share)
         most = torch.linalg.vector_norm(sizes, dim=-1) + length(c.flatten(1)) * frobenius(rows.flatten(0, 1))
         noise = length(u) * frobenius(mix.out.flatten(1)) * (1.0 + mix.v.n.amax() * len(s) ** 0.5)
         size = frobenius(rows.flatten(0, 1)) * (most + noise * (frobenius(v).amax() + frobenius(rows).sum()))
@@ -167,7 +170,8 @@ class Hessian(HigherOrderBound):
         for form, h, i, j, weight in entries:
             q, k = (
                 scores.q.A[i, h] * self.half_widths,
-                scores.k.A[j, h] * (self.half_widths * weight * scores.step.scale * scores.slopes[h, i, j]),
+                scores.k.A[j, h // scores.k.share]
+                * (self.half_widths * weight * scores.step.scale * scores.slopes[h, i, j]),
             )
             if scores.capped is not None:
                 row = scores.rows[h, i, j] * self.half_widths

@@ -28,16 +28,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.relaxations.ellipsoids import ball, image, raised, support, supports, total, trace
+from prooflens.engines.relaxations.ellipsoids import ball, raised, support, supports, total, trace, without
 from prooflens.engines.relaxations.norms import (
     bilinear,
     cholesky_factor,
     frobenius,
     grow,
     identity,
+    largest,
     length,
     product_error,
-    spectral,
 )
 from prooflens.engines.taylor.values import Value
 from prooflens.models.sites import Norm
@@ -99,26 +99,36 @@ class NormSite:
         return grow(supports(self.source.shape_e, self.m) + self.lost * self.source.e[:, 0])
 
     @cached_property
-    def across(self) -> Float[Tensor, "S d d"]:
-        """The projection Π."""
+    def unit(self) -> Float[Tensor, "S d"]:
+        """m at length 1, or 0 for a token that is not split."""
         # Not by `length`, which is raised by far more than units.
         size = torch.linalg.vector_norm(self.m, dim=-1, keepdim=True).clamp(min=2.0**-500)
-        unit: Tensor = self.m / size * self.split[:, None]
-        return self.centring - unit[:, :, None] * unit[:, None, :]
+        found: Tensor = self.m / size * self.split[:, None]
+        return found
+
+    def _across(self, M: Float[Tensor, "S d d"]) -> Float[Tensor, "S d d"]:
+        """Return ΠMΠ, raised."""
+        if self.step.centred:
+            M = without(M, torch.full_like(self.m, self.d**-0.5))
+        return without(M, self.unit)
+
+    @cached_property
+    def across_a(self) -> Float[Tensor, "S d d"]:
+        """The shape of ΠAα."""
+        return self._across(self.source.shape_a)
 
     def _crosswise(self, w: Float[Tensor, "F d"], t: int) -> Float[Tensor, "F d"]:
         """Return Πw."""
         w = w - w.mean(-1, keepdim=True) if self.step.centred else w
-        unit = self.m[t] / torch.linalg.vector_norm(self.m[t]).clamp(min=2.0**-500) * self.split[t]
-        crosswise: Tensor = w - (w @ unit)[:, None] * unit
+        crosswise: Tensor = w - (w @ self.unit[t])[:, None] * self.unit[t]
         return crosswise
 
     @cached_property
     def reaches(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """sup ‖ΠAα‖ and sup ‖Πe‖; Π errs by units and by what m errs by."""
         source, error = self.source, gamma(8 * self.d + 128) * self.stretch
-        shapes = (source.shape_a, source.tau[:, 0]), (source.shape_e, source.e[:, 0])
-        a, e = (spectral(image(self.across, M)).sqrt() + error * most for M, most in shapes)
+        shapes = (self.across_a, source.tau[:, 0]), (self._across(source.shape_e), source.e[:, 0])
+        a, e = (largest(M).sqrt() + error * most for M, most in shapes)
         return grow(a), grow(e)
 
     @cached_property
@@ -201,13 +211,15 @@ class NormSite:
         slope = self.slope
         least = self.sigma * (1.0 - 2.0**-40)
         U, d = self.source.shape, self.d
-        gained = self.gain[:, None] * self.across
-        V = image(gained, U)
+        V = self._across(U)
+        V = raised(self.gain[:, None] * V * self.gain, gamma(16) * self.gain.abs().max() ** 2 * frobenius(V))
         # ℓ ⊗ Πu, symmetrised: half of |ℓ|²V and half of what it has along ℓ.
         m = self.m * (2.0 / (d * least.square()))[:, None]
-        along = (gained @ (U @ m[..., None]))[..., 0]
+        along = (U @ m[..., None])[..., 0]
+        along = along - along.mean(-1, keepdim=True) if self.step.centred else along
+        along = self.gain * (along - (along * self.unit).sum(-1, keepdim=True) * self.unit)
         pair = supports(U, m).square()[:, None, None] * V + along[:, :, None] * along[:, None, :]
-        size = gained.square().sum((-2, -1)) * (frobenius(U) * length(m)).square()
+        size = self.gain.square().sum() * (frobenius(U) * length(m)).square()
         pair = raised(0.125 * pair, product_error(8 * d, 4.0 * size))
         apart = total([pair, V * grow(self.bend.square())[:, None, None]])
         together = V * grow(slope.square())[:, None, None]
@@ -228,7 +240,7 @@ class NormSite:
     @cached_property
     def inner(self) -> Float[Tensor, " S"]:
         """sup |ΠAα·e|: one eigenvalue per token."""
-        moved = image(self.across, self.source.shape_a)
+        moved = self.across_a
         slip = gamma(8 * self.d + 128) * self.stretch * self.source.tau[:, 0] * self.source.e[:, 0]
         return grow(bilinear(moved, cholesky_factor(moved), self.source.shape_e) + slip)
 

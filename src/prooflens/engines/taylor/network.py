@@ -38,7 +38,6 @@ from prooflens.engines.relaxations.derivatives import (
 from prooflens.engines.relaxations.ellipsoids import (
     ball,
     image,
-    raised,
     support,
     supports_of,
     total,
@@ -53,9 +52,17 @@ from prooflens.engines.relaxations.norms import (
     product_error,
     top_eigenvalue,
 )
-from prooflens.engines.taylor.gates import gated_cross, gated_gram, gated_terms, gram, quarters, weighted
+from prooflens.engines.taylor.gates import (
+    gated_cross,
+    gated_gram,
+    gated_power,
+    gram,
+    quarters,
+    summed,
+    weighted,
+)
 from prooflens.engines.taylor.segments import FeedForward
-from prooflens.engines.taylor.values import UNREAD, Value
+from prooflens.engines.taylor.values import UNREAD, Value, times
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
 
@@ -73,7 +80,7 @@ class NetworkSite:
     source: Value
 
     def __post_init__(self) -> None:
-        step, y = self.step, self.source
+        step = self.step
         self.h, self.b = self._hidden(step.bent)
         known = derivatives(step.function, self.h)
         self.first, self.second, self.third, _ = known
@@ -104,10 +111,26 @@ class NetworkSite:
             )
             if step.function == "relu2":
                 self.d_first = grow(self.d_first + 2.0 * kinked(self.h, b))
-        self.rows = step.bent.weight @ y.ellipsoid
-        self.row_sizes = grow(length(step.bent.weight) * frobenius(y.ellipsoid)[:, None])
-        self.other_rows = step.up.weight @ y.ellipsoid if step.gate is not None else None
-        self.other_sizes = grow(length(step.up.weight) * frobenius(y.ellipsoid)[:, None])
+
+    @cached_property
+    def rows(self) -> Float[Tensor, "S n d"]:
+        """The rows of the pre-activations, by the ellipsoid of the input."""
+        return self.step.bent.weight @ self.source.ellipsoid
+
+    @cached_property
+    def row_sizes(self) -> Float[Tensor, "S n"]:
+        """Bounds of the lengths of the rows, term by term."""
+        return grow(length(self.step.bent.weight) * frobenius(self.source.ellipsoid)[:, None])
+
+    @cached_property
+    def other_rows(self) -> Float[Tensor, "S n d"]:
+        """The rows of what is gated."""
+        return self.step.up.weight @ self.source.ellipsoid
+
+    @cached_property
+    def other_sizes(self) -> Float[Tensor, "S n"]:
+        """Bounds of the lengths of the rows of what is gated, term by term."""
+        return grow(length(self.step.up.weight) * frobenius(self.source.ellipsoid)[:, None])
 
     def _chords(self) -> None:
         """Take chords for tangents where a kink is in reach; where the reach is not finite nothing is known."""
@@ -123,11 +146,16 @@ class NetworkSite:
     def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
         """Return pre-activations, and how far each may move: by exact linear part plus e, or by both at once."""
         y, W = self.source, affine.weight
-        half_widths, N = y.root.half_widths, y.root.N
+        half_widths, N, columns = y.root.half_widths, y.root.N, y.root.columns
         h = torch.nn.functional.linear(y.u, W, affine.bias)
         joint, apart = (supports_of(M, W) for M in (y.shape, y.shape_e))
         size = length(W) * (frobenius(y.J) * frobenius(N) * length(half_widths))[:, None]
-        exact = torch.stack([(row @ part).abs() @ half_widths for row, part in zip(W @ y.J, N, strict=True)])
+        exact = torch.stack(
+            [
+                (row @ part[:, first:last]).abs_() @ half_widths[first:last]
+                for row, part, (first, last) in zip(times(W, y.J), N, columns, strict=True)
+            ]
+        )
         # WJ, (WJ)N and the sum over factors are sums of W.shape[1], d and p terms.
         exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
         far = torch.minimum(joint, grow(exact + apart))
@@ -183,27 +211,26 @@ class NetworkSite:
         if step.gate is None:
             K = image(W, U)
             square = K * K
-            terms = [[weighted(square * K, cubic)], [weighted(square * square, quartic)]]
+            terms = [summed([weighted(square * K, cubic)]), summed([weighted(square * square, quartic)])]
             if whole:
-                terms.append([weighted(square, 0.5 * second)])
+                terms.append(summed([weighted(square, 0.5 * second)]))
             else:
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
-                terms += [[weighted(A * B, second)], [weighted(B * B, 0.5 * second)]]
+                terms += [summed([weighted(A * B, second)]), summed([weighted(B * B, 0.5 * second)])]
             rest = rest + self.kink[t]
         else:
             other, reach = self.other[t], self.b_other[t]
-            maps = torch.cat((W, step.up.weight))
-            both = quarters(image(maps, U))
+            both = quarters(W, step.up.weight, U)
             # φ against the move of what it gates is expanded to one order less.
             lower, _, less = self._expansion(order - 1, t)
             pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
-            terms = [gated_terms(*both, a * other, c, degree) for degree, a, c in pairs]
+            terms = [gated_power(both, a * other, c, degree) for degree, a, c in pairs]
             a, c = 0.5 * second * other, first
             if whole:
-                terms.append(gated_terms(*both, a, c, 2))
+                terms.append(gated_power(both, a, c, 2))
             else:
-                x, e = (quarters(image(maps, M[t])) for M in (source.shape_a, source.shape_e))
-                terms += [gated_cross(x, e, a, c), gated_terms(*e, a, c, 2)]
+                x, e = (quarters(W, step.up.weight, M[t]) for M in (source.shape_a, source.shape_e))
+                terms += [gated_cross(x, e, a, c), gated_power(e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
                 less + self.kink[t] + slack + DERIVATIVE_ERROR
             )
@@ -222,20 +249,13 @@ class NetworkSite:
         return cubic, quartic, gap
 
     def _at_output(
-        self, terms: list[list[Float[Tensor, "T n n"]]], rest: Float[Tensor, "T n"]
+        self, shapes: list[Float[Tensor, "T n n"]], rest: Float[Tensor, "T n"]
     ) -> Float[Tensor, "T o o"]:
-        """Return the shape of W_d times a sum of members of ellipsoids and of a box, weighed by their sizes there.
-
-        Each term is a product of at most a dozen numbers, and at most seven are added: γ_64 of their sizes covers
-        both.
-        """
+        """Return the shape of W_d times a sum of members of ellipsoids and of a box, weighed by their sizes there."""
         sizes = self._overlap.diagonal().sqrt()
         alone = grow(rest.square() * weights_of_sum(rest * sizes))
-        shapes, spans = [], [alone @ sizes.square()]
-        for some in terms:
-            error = gamma(64) * torch.stack([frobenius(term) for term in some]).sum(0)
-            shapes.append(raised(sum(some[1:], some[0]), error))
-            spans.append(torch.einsum("tnm,nm->t", shapes[-1], self._overlap).clamp(min=0.0))
+        spans = [torch.einsum("tnm,nm->t", M, self._overlap).clamp(min=0.0) for M in shapes]
+        spans = [alone @ sizes.square(), *spans]
         c = weights_of_sum(torch.stack(spans, -1).sqrt())
         M = total(shapes, c[:, 1:])
         M.diagonal(dim1=-2, dim2=-1).add_(grow(c[:, :1] * alone))
@@ -322,7 +342,6 @@ class NetworkSite:
             if cross is None:
                 form, error = gram(rows, self.row_sizes[t], raised)
             else:
-                assert self.other_rows is not None
                 sizes = self.row_sizes[t], self.other_sizes[t]
                 form, error = gated_gram(
                     rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
@@ -378,19 +397,3 @@ class NetworkSite:
         reached = length(grow((1.0 + slope) * size) @ self.down.abs().T)
         bias = 0.0 if step.down is None or step.down.bias is None else length(step.down.bias)
         return grow(gamma(8 * n) * (8.0 * reached + bias))
-
-
-def affine_noise(step: Affine, source: Value, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-    """Bound the rounding of an affine map at the centre and of the covector that goes back through it.
-
-    Each errs by γ of its inner length times ‖v‖‖W‖ sup‖u(x)‖; of the factor 4 on that, 2 are to spare.
-
-    Args:
-        step: the affine map.
-        source: the value that it reads.
-        v: covectors at its output, shape [F, o].
-        t: the token.
-    """
-    size = frobenius(step.weight) * (2.0 * source.size[t])
-    bias = 0.0 if step.bias is None else length(step.bias)
-    return grow(gamma(sum(step.weight.shape) + 16) * length(v) * (2.0 * size + bias))

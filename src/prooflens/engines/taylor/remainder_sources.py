@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -64,17 +63,15 @@ def propagate(
     return found, grow(noise)
 
 
-def reached(
-    J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"], chunks: Sequence[Tensor]
-) -> Float[Tensor, "T d d"]:
-    """Return the shape of Σ_r J[t, r] x[r], some tokens at a time; most of it comes from the token itself.
+def reached(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float[Tensor, "T d d"]:
+    """Return the shape of Σ_r J[t, r] x[r]; most of it comes from the token itself.
 
     Args:
         J: the Jacobian, shape [T, R, d, m].
         shape: the shapes of x, [R, m, m].
-        chunks: which tokens to work on together.
     """
-    return torch.cat([total_along(image(J[some], shape)) for some in chunks])
+    live = (J != 0).flatten(2).any(2).any(0)
+    return total_along(image(J, shape) if bool(live.all()) else image(J[:, live], shape[live]))
 
 
 def kept_apart(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prooflens.engines.relaxations.derivatives import exp_tail
 from prooflens.engines.relaxations.ellipsoids import raised
-from prooflens.engines.relaxations.norms import frobenius, grow, spectral
+from prooflens.engines.relaxations.norms import frobenius, grow, largest
 from prooflens.engines.taylor.attention import MixSite, budget
 from prooflens.numerics import gamma
 
@@ -57,8 +57,8 @@ class SoftmaxBudget:
             even = root[:, :, None] * K_e * root[:, None]
             even = raised(even, gamma(8) * frobenius(even))
             blocks = even.reshape(T, H, S, H, S).diagonal(dim1=1, dim2=3).movedim(-1, 1)
-            W_e = torch.minimum(spectral(even), W_e)
-            W_e_head = torch.minimum(spectral(blocks.contiguous()), W_e_head)
+            W_e = torch.minimum(largest(even), W_e)
+            W_e_head = torch.minimum(largest(blocks.contiguous()), W_e_head)
         W, W_head = (grow((x.sqrt() + y.sqrt()).square()) for x, y in ((linear, W_e), (heads, W_e_head)))
         wide = (x[:, None, None] for x in (W, grow(W_e)))
         narrow = (x[:, :, None] for x in (W_head, grow(W_e_head)))

@@ -24,9 +24,10 @@ from prooflens.engines.relaxations.norms import (
     cholesky_factor,
     frobenius,
     grow,
+    identity,
+    largest,
     length,
     product_error,
-    spectral,
 )
 from prooflens.engines.taylor.remainder_sources import RemainderSource
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
@@ -79,21 +80,46 @@ class FactorBox:
         floored = sizes + UNREAD * sizes.mean(-1, keepdim=True)
         return (self.squares * weights_of_sum(floored)).sqrt()[..., self.group]
 
-    def own_weights(self, rows: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b p"]:
-        """Return w for about the least trace, with every factor as a group of its own."""
-        sizes = torch.linalg.vector_norm(rows, dim=-2) * self.half_widths
-        return self.half_widths * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
+    @staticmethod
+    def own_weights(rows: Float[Tensor, "n p"], half_widths: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return w for about the least trace of rows diag(w²) rowsᵀ, with every factor as a group of its own.
+
+        Args:
+            rows: what reads the factors, shape [n, p].
+            half_widths: their half-widths, shape [p].
+        """
+        sizes = torch.linalg.vector_norm(rows, dim=-2) * half_widths
+        return half_widths * weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True)).sqrt()
+
+
+Columns = list[tuple[int, int]]
+"""For each token the factors from first to last that move it at all, as a half-open range."""
 
 
 @dataclass(eq=False)
 class Root:
-    """Where a chain starts: its value u, N = ∂root/∂α per token, the shape B of e, and the sources of e."""
+    """Where a chain starts: its value u, N = ∂root/∂α per token, the shape B of e, and the sources of e.
+
+    Attributes:
+        u: the value at the centre, shape [S, d].
+        N: the Jacobian by the factors, shape [S, d, p].
+        B: the shape of e, [S, d, d].
+        factors: the box of the factors.
+        columns: which columns of N may be other than 0, token by token: products leave out the others.
+        origins: the sources of e.
+        blur: the radius of e per token where e is rounding alone, as in the input; B is then that ball.
+    """
 
     u: Float[Tensor, "S d"]
     N: Float[Tensor, "S d p"]
     B: Float[Tensor, "S d d"]
     factors: FactorBox
+    columns: Columns = field(default_factory=list)
     origins: list[RemainderSource] = field(default_factory=list)
+    blur: Float[Tensor, " S"] | None = None
+
+    def __post_init__(self) -> None:
+        self.columns = self.columns or columns_of(self.N)
 
     @property
     def half_widths(self) -> Float[Tensor, " p"]:
@@ -103,13 +129,62 @@ class Root:
     @cached_property
     def gram(self) -> Float[Tensor, "S d d"]:
         """The shape of Nα, with weights of the factors for each token."""
-        w = self.factors.own_weights(self.N)
-        return torch.stack([gram(N * row) for N, row in zip(self.N, w, strict=True)])
+        found = torch.empty_like(self.B)
+        for t, (first, last) in enumerate(self.columns):
+            N = self.N[t, :, first:last]
+            found[t] = gram(N * self.factors.own_weights(N, self.half_widths[first:last]))
+        return found
 
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
         """A crude bound of sup ‖Nα‖₂, for rounding."""
         return grow(frobenius(self.N) * length(self.half_widths))
+
+    @cached_property
+    def eye(self) -> Float[Tensor, "S d d"]:
+        """The Jacobian of the root by itself."""
+        S, d = self.u.shape
+        return identity(self.u, d).expand(S, -1, -1)
+
+    def linear_part(self, J: Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
+        """Return JN, token by token; columns that are 0 are not multiplied.
+
+        Args:
+            J: matrices, shape [S, n, d].
+        """
+        p = self.N.shape[-1]
+        if all(range_ == (0, p) for range_ in self.columns):
+            return J @ self.N
+        found = J.new_zeros(*J.shape[:2], p)
+        for t, (first, last) in enumerate(self.columns):
+            found[t, :, first:last] = J[t] @ self.N[t, :, first:last]
+        return found
+
+
+def times(D: Float[Tensor, "*b n d"], J: Float[Tensor, "S d m"]) -> Float[Tensor, "S n m"]:
+    """Return DJ; where J is the same for all tokens, as it is just behind a site, it is multiplied once.
+
+    Args:
+        D: one matrix for all tokens, or one for each.
+        J: matrices, shape [S, d, m].
+    """
+    if J.stride(0) != 0:
+        return D @ J
+    found = D @ J[0]
+    return found.expand(len(J), -1, -1) if found.dim() == 2 else found
+
+
+def columns_of(N: Float[Tensor, "S d p"]) -> Columns:
+    """Return the range of the columns that are not 0, token by token; an empty one is (0, 0).
+
+    Args:
+        N: shape [S, d, p].
+    """
+    found = []
+    for live in (N != 0).any(1).cpu():
+        where = live.nonzero()[:, 0]
+        found.append((int(where[0]), int(where[-1]) + 1) if len(where) else (0, 0))
+    return found
 
 
 def input_root(
@@ -123,18 +198,21 @@ def input_root(
     radius = torch.full_like(center[:, 0], blur)
     if bool((half_widths != 1.0).any()):
         radius = radius + grow(4.0 * UNIT_ROUNDOFF * length(generators.abs().sum(-1)))
-    return Root(center, generators / half_widths, ball(radius, d), FactorBox.of(generators, half_widths))
+        N = generators / half_widths
+    else:
+        N = generators
+    return Root(center, N, ball(radius, d), FactorBox.of(generators, half_widths), blur=radius)
 
 
 @dataclass(eq=False)
 class Value:
-    """A value of a chain, for all tokens: u(x) = u + JNα + Σ_s J_s r_s.
+    """A value of a chain, for all tokens: u(x) = u + J(Nα + e_root) + Σ_s J_s r_s.
 
     Attributes:
         u: the value at the centre, shape [S, n].
         J: the Jacobian by the root, shape [S, n, d].
         root: where the chain starts.
-        sources: the Jacobian J_s by each source.
+        sources: the Jacobian J_s by each site of the chain before this value.
         shapes: the shapes of all remainders of the chain so far, by source.
         noise: rounding of u, J and the sources since the last site, in the 2-norm, shape [S].
         heads: how many heads the value has.
@@ -144,7 +222,7 @@ class Value:
     J: Float[Tensor, "S n d"]
     root: Root
     sources: dict[str, Float[Tensor, "S n m"]]
-    """The Jacobian J_s by each source."""
+    """The Jacobian J_s by each site of the chain before this value."""
     shapes: dict[str, Float[Tensor, "S m m"]]
     """The shapes of all remainders of the chain so far, by source."""
     noise: Float[Tensor, " S"]
@@ -153,16 +231,31 @@ class Value:
     _blocks: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
+    def parts(self) -> list[tuple[Tensor, Tensor]]:
+        """The parts of e: Jacobians and the shapes that they map."""
+        found = [] if self.root.blur is not None else [(self.J, self.root.B)]
+        return found + [(J, self.shapes[s]) for s, J in self.sources.items()]
+
+    @property
+    def _slip(self) -> Float[Tensor, " S"]:
+        """The radius of what rounding adds to e."""
+        slip = product_error(self.J.shape[-1], frobenius(self.J) * self.root.stretch)
+        return grow(self.noise + slip)
+
+    @cached_property
     def shape_a(self) -> Float[Tensor, "S n n"]:
         """The shape of Aα."""
-        return image(self.J, self.root.gram)
+        return self._seen(self.J, self.root.gram)
+
+    def _seen(self, J: Tensor, shape: Tensor) -> Tensor:
+        """Return the image of a shape; the root itself needs no product."""
+        return shape if J is self.root.eye else image(J, shape)
 
     @cached_property
     def shape_e(self) -> Float[Tensor, "S n n"]:
         """The shape of e."""
-        parts = [image(J, self.shapes[s]) for s, J in self.sources.items()]
-        slip = product_error(self.J.shape[-1], frobenius(self.J) * self.root.stretch)
-        return total([*parts, ball(grow(self.noise + slip), self.u.shape[1])])
+        parts = [self._seen(J, shape) for J, shape in self.parts]
+        return total([*parts, ball(self._slip, self.u.shape[1])])
 
     @cached_property
     def shape(self) -> Float[Tensor, "S n n"]:
@@ -170,28 +263,34 @@ class Value:
         return total([self.shape_a, self.shape_e])
 
     def blocks(self, name: str) -> Float[Tensor, "S h c c"]:
-        """Return the diagonal blocks of one of the shapes, head by head.
+        """Return one of the shapes head by head, made from the rows of the Jacobians that a head has.
 
         Args:
             name: `shape_a`, `shape_e` or `shape`.
         """
         if name not in self._blocks:
-            M: Tensor = getattr(self, name)
-            S, n = self.u.shape
-            c = n // self.heads
-            split = M.reshape(S, self.heads, c, self.heads, c)
-            self._blocks[name] = split.diagonal(dim1=1, dim2=3).movedim(-1, 1).contiguous()
+            c = self.u.shape[1] // self.heads
+            if self.heads == 1:
+                shapes = [getattr(self, name)[:, None]]
+            elif name == "shape":
+                shapes = [self.blocks("shape_a"), self.blocks("shape_e")]
+            else:
+                parts = [(self.J, self.root.gram)] if name == "shape_a" else self.parts
+                shapes = [image(J.unflatten(1, (self.heads, c)), shape[:, None]) for J, shape in parts]
+            if name == "shape_e" and self.heads > 1:
+                shapes.append(ball(self._slip[:, None].expand(-1, self.heads), c))
+            self._blocks[name] = total(shapes)
         return self._blocks[name]
 
     @cached_property
     def tau(self) -> Float[Tensor, "S h"]:
         """sup ‖Aα‖₂, head by head."""
-        return grow(spectral(self.blocks("shape_a")).sqrt())
+        return grow(largest(self.blocks("shape_a")).sqrt())
 
     @cached_property
     def e(self) -> Float[Tensor, "S h"]:
         """sup ‖e‖₂, head by head."""
-        return grow(spectral(self.blocks("shape_e")).sqrt())
+        return grow(largest(self.blocks("shape_e")).sqrt())
 
     @cached_property
     def reach(self) -> Float[Tensor, "S h"]:
@@ -200,15 +299,18 @@ class Value:
 
     @cached_property
     def size(self) -> Float[Tensor, " S"]:
-        """A crude bound of sup ‖u(x)‖₂."""
-        return grow(length(self.u) + trace(self.shape_a).sqrt() + trace(self.shape_e).sqrt())
+        """A crude bound of sup ‖u(x)‖₂, for rounding: ‖JNα‖₂ ≤ ‖J‖_F sup ‖Nα‖₂, and so on."""
+        found = length(self.u) + frobenius(self.J) * trace(self.root.gram).sqrt() + self._slip
+        for J, shape in self.parts:
+            found = found + frobenius(J) * trace(shape).sqrt()
+        return grow(found)
 
     @cached_property
     def stretch(self) -> Float[Tensor, " S"]:
         """The size of all linear parts, for rounding."""
         found = frobenius(self.J) * self.root.stretch + self.noise
-        for s, J in self.sources.items():
-            found = found + frobenius(J) * trace(self.shapes[s]).sqrt()
+        for J, shape in self.parts:
+            found = found + frobenius(J) * trace(shape).sqrt()
         return grow(found)
 
     @cached_property

@@ -14,18 +14,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.relaxations.ellipsoids import ball, image, support, total, trace
-from prooflens.engines.relaxations.norms import frobenius, grow, identity, length, product_error
-from prooflens.engines.taylor.attention import Heads, MixSite, ScoreSite
-from prooflens.engines.taylor.chain import Chain, RemainderBound, Seeds, by, moved, slip, turn, turning_norm
-from prooflens.engines.taylor.grams import Grams
+from prooflens.engines.relaxations.ellipsoids import ball, image, support, total
+from prooflens.engines.relaxations.norms import frobenius, grow, identity, length
+from prooflens.engines.taylor.attention import Heads, ScoreSite
+from prooflens.engines.taylor.chain import (
+    Chain,
+    RemainderBound,
+    Seeds,
+    affine_noise,
+    moved,
+    slip,
+    turn,
+    turning_norm,
+)
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
-from prooflens.engines.taylor.mixing import MixShape
-from prooflens.engines.taylor.network import NetworkSite, affine_noise
-from prooflens.engines.taylor.remainder_sources import kept_apart, propagate, reached
+from prooflens.engines.taylor.network import NetworkSite
+from prooflens.engines.taylor.next_root import next_root
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
-from prooflens.engines.taylor.values import Root, Value, input_root
+from prooflens.engines.taylor.values import Root, Value, input_root, times
 from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary, Shift
 from prooflens.numerics import gamma
 
@@ -60,6 +67,7 @@ class TaylorWalk:
         root = input_root(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
             root = input_root(center, generators, self._widths(segments[0], root), self.blur)
+        del generators
         for number, segment in enumerate(segments):
             chain = Chain(segment, root)
             if segment.attention is not None:
@@ -85,6 +93,8 @@ class TaylorWalk:
                 chain.root.origins.clear()
                 if self.kept is not None and segment.layer not in self.kept:
                     chain.forget()
+                elif self.quick:
+                    chain.forget_moves()
 
     def _widths(self, segment: Segment, root: Root) -> Float[Tensor, " p"]:
         """Return half-widths that even out how the first layer reads the factors; any positive ones are valid."""
@@ -98,18 +108,15 @@ class TaylorWalk:
             trial._step(chain, step)
         read = torch.zeros_like(root.half_widths)
         for name in (attention.q, attention.k, attention.v):
-            columns = (chain.values[name].J @ root.N).flatten(0, 1).square().sum(0)
+            columns = root.linear_part(chain.values[name].J).flatten(0, 1).square().sum(0)
             read = read + columns / columns.mean().clamp(min=2.0**-900)
         weight = read.sqrt() + FLOOR * read.sqrt().mean() + 2.0**-100
         return (weight / weight.mean()).sqrt()
 
     def _start(self, chain: Chain) -> None:
         root, name = chain.root, chain.segment.root
-        S, d = root.u.shape
-        eye = identity(root.u, d).expand(S, -1, -1)
-        chain.shapes[name] = root.B
-        zero = root.u.new_zeros(S)
-        chain.values[name] = Value(root.u, eye, root, {name: eye}, chain.shapes, zero)
+        noise = root.u.new_zeros(len(root.u)) if root.blur is None else root.blur
+        chain.values[name] = Value(root.u, root.eye, root, {}, chain.shapes, noise)
 
     def _step(self, chain: Chain, step: TokenStep) -> None:
         """Make the next value: centre, Jacobians by the root and all sources, the shape of a site's remainder."""
@@ -125,7 +132,7 @@ class TaylorWalk:
             noise = slip(source, step.weight.shape[1], most)
             if step.bias is not None:
                 noise = noise + gamma(step.weight.shape[1] + 8) * length(step.bias)
-            values[step.out] = moved(source, u, lambda J: step.weight @ J, noise, heads)
+            values[step.out] = moved(source, u, lambda J: times(step.weight, J), noise, heads)
         elif isinstance(step, Rotary):
             source = values[step.inputs[0]]
             noise = slip(source, 8, turning_norm(step))
@@ -163,7 +170,7 @@ class TaylorWalk:
         chain.sites[step.out] = site
         chain.shapes[step.out] = site.shape
         heads = source.heads if isinstance(site, HeadNormSite) else 1
-        made = moved(source, u, lambda J: site.jacobian @ J, torch.zeros_like(source.noise), heads)
+        made = moved(source, u, lambda J: times(site.jacobian, J), torch.zeros_like(source.noise), heads)
         eye = identity(u, u.shape[1]).expand(len(u), -1, -1)
         made.sources[step.out] = eye
         return made
@@ -173,66 +180,7 @@ class TaylorWalk:
         segment = chain.segment
         if segment.pool is not None:
             return self._pooled(chain, segment.pool)
-        assert segment.attention is not None
-        assert chain.scores is not None
-        names = segment.attention
-        q, k, v, stream = (chain.values[name] for name in (names.q, names.k, names.v, names.stream))
-        heads = Heads.of(v, q.heads)
-        mix = MixSite(chain.scores, names, heads, stream.size, chain.root.factors)
-        chain.mix = mix
-        tokens = chain.goes_on
-        A, error = mix.tangent(q.J, k.J, v.J, stream.J, tokens)
-        T, S, d, m = A.shape
-        flat = A.movedim(1, 2).reshape(T * d, S * m)
-        N = (flat @ chain.root.N.flatten(0, 1)).reshape(T, d, -1)
-        noise = (error + product_error(S * m, frobenius(A))) @ chain.root.stretch
-        chunks = torch.arange(T).split(self._tokens_at_once(mix, d))
-        carried, lost = propagate(chain.root.origins, A, error)
-        noise = noise + lost
-        own = {name: chain.shapes[name] for name in stream.sources | q.sources | k.sources | v.sources}
-        if carried:
-            del own[segment.root]
-        parts: list[Tensor] = []
-        for name, shape in own.items():
-            A, error = mix.tangent(by(q, name), by(k, name), by(v, name), by(stream, name), tokens)
-            noise = noise + error @ trace(shape).sqrt()
-            parts.append(reached(A, shape, chunks))
-        noise = noise + stream.noise[tokens] + self._value_noise(mix, q, k, v)
-        grams = Grams.of(mix, k, v)
-        mixed, beyond = [], []
-        for some in chunks:
-            shapes = MixShape(mix, q, k, v, [tokens[place] for place in some], grams)
-            if self.quick:
-                mixed.append(total(shapes.quick()))
-                continue
-            second, rest = shapes.parts()
-            beyond.append(total(rest))
-            mixed.append(total([second, *rest]))
-        chain.mixed = torch.cat(mixed)
-        chain.beyond = torch.cat(beyond) if beyond else None
-        missed = total([*parts, chain.mixed, ball(grow(noise), d)])
-        there = [reached(J, shape, chunks) for shape, J in carried]
-        room = 0 if self.quick else int(self.memory // (64 * T * S * d * m))
-        origins = kept_apart(carried, there, missed, room)
-        u = stream.u + names.output(mix.z)
-        return Root(u[tokens], N, total([*there, missed]), chain.root.factors, origins)
-
-    def _tokens_at_once(self, mix: MixSite, d: int) -> int:
-        """Return how many query tokens fit into half of the memory while their ellipsoids are made."""
-        S, H, c = mix.z.shape
-        return max(1, int(self.memory // (16 * one_token(S, H, c, d, mix.rows.shape[-1]))))
-
-    def _value_noise(self, mix: MixSite, q: Value, k: Value, v: Value) -> Tensor:
-        """Bound what the rounding of queries, keys and values becomes at the next root.
-
-        Each head may get all of a token's noise, so together they send on at most √H‖W_O‖_F of it. |v_j − z| and
-        |k_j − k̄| are at most twice the largest value and key: that makes a factor 4, and 5 leaves room for rounding.
-        """
-        scores = mix.scores
-        queries, keys, values = ((x.n + x.reach).amax() for x in (scores.q, scores.k, mix.v))
-        heads = (mix.out_size.square().sum() * len(mix.out_size)).sqrt()
-        shifted = 5.0 * values * mix.scale * (queries * k.noise.max() + keys * q.noise.max())
-        return grow(heads * (v.noise.max() + shifted))
+        return next_root(chain, self.memory, self.quick)
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
         tokens = self.chains[-2].goes_on if len(self.chains) > 1 else list(range(len(pool.weights)))
@@ -243,8 +191,8 @@ class TaylorWalk:
         n = gamma(len(weights) * value.J.shape[-1] + 64)
         noise = weights.abs() @ (value.noise + n * 8.0 * (value.size + value.stretch))
         parts = [
-            image(weights[t] * J[t], chain.shapes[name][t])
-            for name, J in value.sources.items()
+            image(weights[t] * J[t], shape[t])
+            for J, shape in value.parts
             for t in weights.nonzero()[:, 0].tolist()
         ]
         B = total([*parts, ball(grow(noise), N.shape[1])])
@@ -377,11 +325,6 @@ class TaylorWalk:
                     _put(seeds, name, v)
         root = seeds[chain.segment.root]
         return root, grow(missed)
-
-
-def one_token(S: int, H: int, c: int, d: int, p: int) -> int:
-    """Estimate how many numbers are held for one query token while its ellipsoids are made."""
-    return 8 * (S * H * c) ** 2 + 4 * S * ((H * c) ** 2 + d * d) + 4 * H * S * p
 
 
 def _put(seeds: dict[str, Tensor], name: str, v: Tensor) -> None:
