@@ -62,6 +62,8 @@ def taylor_work(problem: Problem, depth: int) -> float:
 
 WALK_SHARE = 0.65
 """The share of the multiplications that `taylor_work` counts that a walk takes (benchmarks/plan.py)."""
+CAUSAL_SHARE = 0.45
+"""The share of that which is left where a mask hides later tokens (benchmarks/laptop.py, smollm2)."""
 
 
 def walk_cost(problem: Problem, depth: int, size: int) -> Cost:
@@ -76,4 +78,5 @@ def walk_cost(problem: Problem, depth: int, size: int) -> Cost:
     back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
     memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1), quick=True)
     steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
-    return Cost(WALK_SHARE * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)
+    share = WALK_SHARE * (CAUSAL_SHARE if architecture.causal else 1.0)
+    return Cost(share * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)

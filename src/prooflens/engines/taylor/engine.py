@@ -50,6 +50,9 @@ LEAST_SPREAD = 2.0**-400
 CORNERS = 32
 """How many forms at a time are evaluated in both corners of their linear parts."""
 
+AT_A_TIME = 64
+"""How many covectors a CPU walks back to the input between two looks at the clock; of Hessians a sixteenth."""
+
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
@@ -194,10 +197,14 @@ class Taylor(EngineBase):
         Of forms that the time does not suffice for nothing is known.
         """
         half_widths = walk.chains[0].root.half_widths
+        # A CPU gains nothing from large batches, and between them the time is looked at.
+        on_cpu = half_widths.device.type == "cpu"
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
+            size = min(size, AT_A_TIME // 16) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
+            size = min(size, AT_A_TIME) if on_cpu else size
         else:
             size, stage = walk.wide_batch(), "functionals"
         parts = []
