@@ -21,7 +21,8 @@ different stand-in, and what it misses is added.
 """
 
 from prooflens.engines.taylor.cost import least_memory, needed_memory, taylor_work
-from prooflens.engines.taylor.engine import Taylor, bound_part, drop_sign_changes, factors, pieces
+from prooflens.engines.taylor.engine import Taylor, drop_sign_changes, factors, pieces
+from prooflens.engines.taylor.parts import bound_part
 
 __all__ = [
     "Taylor",

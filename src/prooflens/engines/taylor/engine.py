@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
@@ -26,17 +25,16 @@ from prooflens.engines.protocol import (
     register,
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
-from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, identity, length
-from prooflens.engines.taylor.chain import Chain, Seeds
+from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
 from prooflens.engines.taylor.cost import least_memory, walk_cost
-from prooflens.engines.taylor.hessian import LINEAR_SHARE, Hessian, HigherOrderBound, hessian_batch
+from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
+from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import segments_of
-from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
-from prooflens.numerics import down, gamma, up
+from prooflens.numerics import gamma
 from prooflens.problem import Problem
 from prooflens.regions import Region
 
@@ -44,14 +42,11 @@ FEW = 2**22
 """Up to this many Hessian entries, compute every bound for every form, not only for forms whose sign is open."""
 
 
-LEAST_SPREAD = 2.0**-400
-"""No bound is tighter than this: radii are roots of squares, and squares below 2⁻¹⁰⁷⁴ vanish."""
-
 CORNERS = 32
 """How many forms at a time are evaluated in both corners of their linear parts."""
 
-AT_A_TIME = 64
-"""How many covectors a CPU walks back to the input between two looks at the clock; of Hessians a sixteenth."""
+AT_A_TIME = 32
+"""How many open forms a CPU tries before it asks whether that paid; it looks at the clock more often."""
 
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
@@ -161,7 +156,7 @@ class Taylor(EngineBase):
                 part = part._replace(
                     lower=torch.minimum(part.lower, worst.lower), upper=torch.maximum(part.upper, worst.upper)
                 )
-            decided = (part.lower > 0.0) | (part.upper < 0.0)
+            decided = part.decided()
             chosen, worst = chosen[decided], FormBatch(*(side[decided] for side in part))
         if worst is not None:
             found.improve(chosen, worst)
@@ -179,17 +174,31 @@ class Taylor(EngineBase):
     def _refine(
         self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Supports | None
     ) -> None:
-        """Bound forms with an open sign again if that may decide it; with few Hessian entries, all forms."""
+        """Bound forms with an open sign again if that may decide it; with few Hessian entries, all forms.
+
+        A CPU takes the most promising first, and stops where a batch decides nothing.
+        """
         factors = len(walk.chains[0].root.half_widths)
         whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
         if reading is None and not hessian_batch(walk.memory, factors):
             return
+        promise = found.promise()[chosen]
         if reading is None and len(chosen) and not whole:
             least = self._parts(walk, problem, forms.select(chosen.cpu()), HigherOrderBound())
-            chosen = chosen[(least.lower > 0.0) | (least.upper < 0.0)]
-        if len(chosen):
-            found.improve(chosen, self._parts(walk, problem, forms.select(chosen.cpu()), reading))
+            provable = least.decided()
+            chosen, promise = chosen[provable], least.promise()[provable]
+        if not len(chosen):
+            return
+        at_once = whole or not forms.signs or found.corner.is_cuda
+        for some in chosen[promise.argsort(descending=True)].split(
+            max(1, forms.size) if at_once else AT_A_TIME
+        ):
+            again = self._parts(walk, problem, forms.select(some.cpu()), reading)
+            found.improve(some, again)
+            if not at_once and not bool(again.decided().any()):
+                return
+            walk.progress("open functionals" if reading else "Hessians", 1.0)
 
     def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
         """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each.
@@ -201,10 +210,10 @@ class Taylor(EngineBase):
         on_cpu = half_widths.device.type == "cpu"
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
-            size = min(size, AT_A_TIME // 16) if on_cpu else size
+            size = min(size, AT_A_TIME // 8) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
-            size = min(size, AT_A_TIME) if on_cpu else size
+            size = min(size, AT_A_TIME // 2) if on_cpu else size
         else:
             size, stage = walk.wide_batch(), "functionals"
         parts = []
@@ -227,7 +236,15 @@ class Taylor(EngineBase):
         quick: bool = False,
         blur: float = 0.0,
     ) -> TaylorWalk:
-        """Walk forward: compute what does not depend on a form. A `quick` walk cannot serve Hessians."""
+        """Walk forward: compute what does not depend on a form.
+
+        Args:
+            problem: the model and the region.
+            forms: what is asked; how deep the walk goes, and which layers it keeps.
+            options: memory and time.
+            quick: bound mixings in few steps; such a walk cannot serve Hessians.
+            blur: by how much the centre may be off.
+        """
         wanted = [scores_name(layer) for layer in forms.layers] + (
             [OUTPUT] if forms.logits is not None else []
         )
@@ -244,34 +261,6 @@ class Taylor(EngineBase):
             read = pools[0].weights.nonzero()[:, 0].tolist() if pools else [last_token(problem)]
         walk.forward(segments, problem.region.center, factors(problem.region), read)
         return walk
-
-
-class FormBatch(NamedTuple):
-    """Bounds of some forms, and the signs of their linear parts."""
-
-    lower: Float[Tensor, " F"]
-    upper: Float[Tensor, " F"]
-    corner: Float[Tensor, "F p"]
-    provable: Bool[Tensor, " F"]
-    """Whether the linear part alone, and the form at its corners, leave the sign open to a proof."""
-
-    def open(self) -> Int[Tensor, " M"]:
-        """Return the forms whose sign is not known yet, but may be."""
-        return ((self.lower <= 0.0) & (self.upper >= 0.0) & self.provable).nonzero()[:, 0]
-
-    def improve(self, chosen: Int[Tensor, " M"], again: FormBatch) -> None:
-        """Take over new bounds of some forms, where they are better."""
-        self.lower[chosen] = torch.maximum(self.lower[chosen], again.lower)
-        self.upper[chosen] = torch.minimum(self.upper[chosen], again.upper)
-
-
-def nothing_of(size: int, like: FormBatch) -> FormBatch:
-    """Return bounds that say nothing of so many forms, and that nobody need try to improve."""
-    infinite, nowhere = (
-        like.lower.new_full((size,), torch.inf),
-        like.corner.new_zeros(size, like.corner.shape[1]),
-    )
-    return FormBatch(-infinite, infinite, nowhere, torch.zeros_like(infinite, dtype=torch.bool))
 
 
 def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
@@ -306,107 +295,3 @@ def factors(region: Region) -> Float[Tensor, "S d p"]:
     if region.n_factors == 0:
         return region.center.new_zeros(*region.center.shape, 1)
     return region.dense_generators().movedim(0, -1).contiguous()
-
-
-def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> FormBatch:
-    """Return f(0) ± (‖a‖₁ + all remainders), with remainders bounded by `reading`."""
-    center = problem.region.center
-    F = forms.size
-    value, missed = center.new_zeros(F), center.new_zeros(F, 2)
-    noise = center.new_zeros(F)
-    half_widths = walk.chains[0].root.half_widths
-    a = center.new_zeros(F, len(half_widths))
-    for chain in walk.chains:
-        if chain.scores is not None and chain.segment.layer in forms.layers:
-            found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
-            value, missed = value + found, missed + own[:, None]
-            noise = noise + gamma(64) * found.abs()
-            rest, linear = walk.remainder(chain, seeds, reading)
-            a, missed = a + linear, missed + rest
-    if forms.logits is not None:
-        found, rounding, chain, seeds = _output_seeds(walk, problem, forms)
-        value, noise = value + found, noise + rounding
-        rest, linear = walk.remainder(chain, seeds, reading)
-        a, missed = a + linear, missed + rest
-    slope = a * half_widths
-    spread = grow(reading.linear_range(slope) + missed + noise[:, None] + LEAST_SPREAD)
-    spread = torch.where(spread.isfinite() & value.isfinite()[:, None], spread, torch.inf)
-    value = torch.where(value.isfinite(), value, 0.0)
-    corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
-    provable = value.abs() > LINEAR_SHARE * slope.abs().sum(-1)
-    return FormBatch(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, provable)
-
-
-def last_value(walk: TaylorWalk, problem: Problem) -> tuple[Value, int]:
-    """Return the value that the head reads, or the output itself, and its token."""
-    chain = walk.chains[-1]
-    assert chain.segment.final is not None
-    behind = len(walk.chains) > 1 or problem.model.architecture.pool != "none"
-    return chain.values[chain.segment.final], 0 if behind else last_token(problem)
-
-
-def last_token(problem: Problem) -> int:
-    """Return the token whose output is meant in a model with one per token."""
-    return problem.n_tokens - 1 if problem.padding is None else int(problem.padding.nonzero().max())
-
-
-def _score_seeds(
-    chain: Chain, forms: Forms, products: Float[Tensor, "H S S"]
-) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Seeds]:
-    """Return the forms' part in one layer's scores: value, remainder of the products, covectors of q and k."""
-    scores = chain.scores
-    assert scores is not None
-    q, k, step = scores.q, scores.k, scores.step
-    here = forms.layer == chain.segment.layer
-    device = q.u.device
-    form, h, i, j = (x[here].to(device) for x in (forms.index, forms.head, forms.position, forms.key))
-    weight = forms.weight[here].to(q.u)
-    each, slope = scores.values[h, i, j], scores.slopes[h, i, j]
-    zero = q.u.new_zeros(forms.size)
-    value = zero.index_add(0, form, weight * each)
-    # Adding up a form's entries rounds as well.
-    rounding = gamma(2 * len(form) + 64) * (
-        each.abs() + (q.n + q.reach)[i, h] * (k.n + k.reach)[j, h] * step.scale + (scores.cap or 0.0)
-    )
-    own = zero.index_add(0, form, weight.abs() * (products[h, i, j] + rounding))
-    S, H, c = q.u.shape
-    groups = chain.values[scores.names[1]].heads
-    at_q = q.u.new_zeros(forms.size, S, H, c)
-    weight = weight * step.scale * slope
-    at_q.index_put_((form, i, h), weight[:, None] * k.u[j, h], accumulate=True)
-    at_k = q.u.new_zeros(forms.size, S, groups, c)
-    at_k.index_put_((form, j, h * groups // H), weight[:, None] * q.u[i, h], accumulate=True)
-    seeds: Seeds = {}
-    for name, part in zip(scores.names, (at_q, at_k), strict=True):
-        for t in range(S):
-            if bool((part[:, t] != 0).any()):
-                seeds.setdefault(t, {})[name] = part[:, t].flatten(1)
-    if not seeds:
-        seeds[0] = {scores.names[0]: at_q[:, 0].flatten(1)}
-    return value, grow(own), seeds
-
-
-def _output_seeds(
-    walk: TaylorWalk, problem: Problem, forms: Forms
-) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"], Chain, Seeds]:
-    """Return the forms' part in the output: value, rounding, the chain that ends in it, and covectors there."""
-    chain = walk.chains[-1]
-    segment = chain.segment
-    assert segment.final is not None
-    assert forms.logits is not None
-    last, t = last_value(walk, problem)
-    weights = forms.logits.to(last.u)
-    covectors, size = weights, length(weights) * last.size[t]
-    if segment.head is not None:
-        head = segment.head
-        covectors = weights @ head.weight
-        used = (weights != 0).any(0)
-        most = frobenius(head.weight[used])
-        size = length(weights) * (most * last.size[t] * 2.0 + 1.0)
-        if head.bias is not None:
-            size = size + weights.abs() @ head.bias.abs()
-    value = covectors @ last.u[t]
-    if segment.head is not None and segment.head.bias is not None:
-        value = value + weights @ segment.head.bias
-    terms = int((weights != 0).sum(-1).max()) + covectors.shape[-1] + 64
-    return value, grow(gamma(4 * terms) * size), chain, {t: {segment.final: covectors}}
