@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.models import Transformer, load, pull
+    from prooflens.models import Transformer, load, pull, read_at
     from prooflens.regions import (
         Ball,
         Constraints,
@@ -35,6 +35,7 @@ _HOMES = {
     "Transformer": "prooflens.models",
     "load": "prooflens.models",
     "pull": "prooflens.models",
+    "read_at": "prooflens.models",
     "Ball": "prooflens.regions",
     "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
@@ -80,6 +81,7 @@ __all__ = [
     "plan",
     "pull",
     "radius",
+    "read_at",
     "report",
     "way",
 ]

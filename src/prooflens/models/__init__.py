@@ -5,6 +5,7 @@ from prooflens.models.load import EMBEDDED, load
 from prooflens.models.program import INPUT, OUTPUT, Program, pattern_name, scores_name
 from prooflens.models.prompt import Prompt
 from prooflens.models.pull import pull
+from prooflens.models.reads import read_at
 from prooflens.models.transformer import Transformer
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "load",
     "pattern_name",
     "pull",
+    "read_at",
     "scores_name",
 ]

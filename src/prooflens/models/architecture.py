@@ -52,6 +52,8 @@ class Architecture:
         pooler_activation: what follows the dense layer of the pooler.
         patch: side of an image's patches; None for models that read tokens.
         channels: colours of an image.
+        read_hook: the value that a readout reads (`models.reads`); None for a whole model.
+        read_position: the token at which it reads it.
     """
 
     family: str
@@ -98,6 +100,8 @@ class Architecture:
     pooler_activation: Activation = "tanh"
     patch: int | None = None
     channels: int = 3
+    read_hook: str | None = None
+    read_position: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window_layers", tuple(self.window_layers))
@@ -123,6 +127,8 @@ class Architecture:
             raise ModelError("parallel blocks have attention and a network: one of them is missing")
         if self.head_positions and (self.context is None or self.qk_norm != "none"):
             raise ModelError("head_positions needs a context, and queries and keys without norms")
+        if (self.read_hook is None) != (self.read_position is None):
+            raise ModelError("a readout has a hook and a position: one of them is missing")
         if self.parallel and self.norm_place == "post":
             raise ModelError("parallel blocks have no norm behind a sum: norm_place cannot be 'post'")
 
@@ -235,6 +241,7 @@ class Architecture:
                 f"scores capped at {self.score_cap}": self.score_cap is not None,
                 f"logits capped at {self.logit_cap}": self.logit_cap is not None,
                 f"patches of {self.patch} × {self.patch}": self.patch is not None,
+                f"read at {self.read_hook}@{self.read_position}": self.read_hook is not None,
             }.items()
             if there
         ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.program_blocks import Builder
+from prooflens.models.reads import append_read
 from prooflens.models.sites import Affine, AnyStep, Elementwise, Pool, Softcap
 
 OUTPUT = "output"
@@ -100,12 +101,17 @@ def build_program(
     layers = range(architecture.n_layers)
     masks = [attention_mask(architecture, n_tokens, padding, like.device, layer) for layer in layers]
     builder = Builder(architecture, weights, masks)
-    stream = INPUT
+    streams = [INPUT]
     for layer in layers:
-        stream = builder.block(layer, stream)
-    if architecture.has_final_norm:
-        stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
-    _readout(builder, stream, n_tokens, padding)
+        streams.append(builder.block(layer, streams[-1]))
+    if architecture.read_hook is not None:
+        append_read(builder, streams, n_tokens)
+    else:
+        stream = streams[-1]
+        if architecture.has_final_norm:
+            stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
+        _readout(builder, stream, n_tokens, padding)
+    builder.steps[-1] = replace(builder.steps[-1], out=OUTPUT)
     return Program(
         tuple(builder.steps), n_tokens, attention_mask(architecture, n_tokens, padding, like.device)
     )
@@ -138,7 +144,6 @@ def _readout(builder: Builder, stream: str, n_tokens: int, padding: Tensor | Non
         steps.append(Affine("logits", (stream,), weight, weights.get("head.bias"), 1, (architecture.d_out,)))
         if architecture.logit_cap is not None:
             steps.append(Softcap("capped", ("logits",), architecture.logit_cap))
-    steps[-1] = replace(steps[-1], out=OUTPUT)
 
 
 def attention_mask(

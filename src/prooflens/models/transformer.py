@@ -24,6 +24,7 @@ from prooflens.models.program import (
     some_weight,
 )
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
+from prooflens.models.reads import READ
 from prooflens.models.weights import check_weights
 
 Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
@@ -42,6 +43,7 @@ class Transformer:
         tokenizer: reads texts; None for a model that has none.
         examples: inputs that an embedded model carries, shape [n, S, d]; None for others.
         processing: what an adapter knows of processing that was done before, such as TransformerLens' folded norms.
+        outputs: what results call the outputs of a readout (`read_at`); None for classes and tokens.
 
     Example:
         >>> import prooflens as pl
@@ -56,6 +58,7 @@ class Transformer:
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     examples: Float[Tensor, "n S d"] | None = field(default=None, repr=False)
     processing: str = "none"
+    outputs: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_weights(self.architecture, self.weights)
@@ -129,6 +132,12 @@ class Transformer:
 
         Where the head reads every token, it is the vector of the last token, as in `Problem.read_output`.
         """
+        if self.architecture.read_hook is not None:
+            width = self.weights[READ].shape[1]
+            same = torch.eye(width, dtype=self.dtype, device=self.device)
+            held = {name: tensor for name, tensor in self.weights.items() if name != "read.bias"}
+            whole = replace(self.architecture, d_out=width)
+            return replace(self, architecture=whole, weights={**held, READ: same}, outputs=None)
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
         bare = replace(self.architecture, d_out=None, logit_cap=None, pool=pool)
         architecture = replace(bare, d_vocab=None, context=None, d_embed=None, patch=None)
@@ -149,12 +158,18 @@ class Transformer:
         """Weight [C, d] and bias [C] that map the vector of `headless` to logits; tied models use the embedding."""
         if self.architecture.d_out is None:
             raise ModelError(f"{self.name} has no head: it predicts neither classes nor tokens")
+        if READ in self.weights:
+            weight = self.weights[READ]
+            return weight, self.weights.get("read.bias", weight.new_zeros(len(weight)))
         weight = self.weights["head.weight" if "head.weight" in self.weights else "embed.tokens"]
         return weight, self.weights.get("head.bias", weight.new_zeros(len(weight)))
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
         """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`."""
         bare = self.headless
+        if READ in bare.weights:
+            read = replace(bare.architecture, d_out=len(weight))
+            return replace(bare, architecture=read, weights={**bare.weights, READ: weight, "read.bias": bias})
         weights = {**bare.weights, "head.weight": weight, "head.bias": bias}
         return replace(bare, architecture=replace(bare.architecture, d_out=len(weight)), weights=weights)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.reads import READ, find_hook
 
 Shape = tuple[int, ...]
 
@@ -46,6 +47,8 @@ def required_shapes(architecture: Architecture) -> dict[str, Shape]:
         shapes["relative_bias"] = (a.relative_buckets, a.n_heads)
     if a.pooler:
         shapes["pooler.weight"] = (a.d_model, a.d_model)
+    if a.read_hook is not None and a.d_out is not None:
+        shapes[READ] = (a.d_out, find_hook(a, a.read_hook).width)
     return shapes
 
 
@@ -74,7 +77,7 @@ def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
         shapes["embed.positions"] = (a.context + a.position_offset, width)
     for norm, size in norms.items():
         shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (size,)
-    if a.d_out is not None:
+    if a.d_out is not None and a.read_hook is None:
         shapes["head.weight"], shapes["head.bias"] = (a.d_out, a.d_model), (a.d_out,)
     return shapes
 
@@ -85,7 +88,7 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     shapes = optional_shapes(architecture) | required
     if missing := sorted(set(required) - set(weights)):
         raise ModelError(f"the weights lack {missing[0]!r} ({len(missing)} tensors missing)")
-    if architecture.d_out is not None and not {"head.weight", "embed.tokens"} & set(weights):
+    if architecture.d_out is not None and not {"head.weight", "embed.tokens", READ} & set(weights):
         raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
     if unknown := sorted(set(weights) - set(shapes)):
         raise ModelError(f"the weights hold {unknown[0]!r}, which this architecture does not use")

@@ -94,10 +94,14 @@ class Names:
 
     def __init__(self, model: Transformer) -> None:
         architecture = model.architecture
-        self.tokenizer = model.tokenizer if architecture.d_out == architecture.d_vocab else None
+        predicts = architecture.d_out == architecture.d_vocab and architecture.read_hook is None
+        self.tokenizer = model.tokenizer if predicts else None
+        self.outputs = model.outputs
 
     def __call__(self, index: int) -> str:
         """Return the text of an output."""
+        if self.outputs is not None:
+            return self.outputs[index]
         return f"class {index}" if self.tokenizer is None else self.tokenizer.token(index)
 
 

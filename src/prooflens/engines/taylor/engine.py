@@ -34,6 +34,7 @@ from prooflens.engines.taylor.segments import segments_of
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models.program import OUTPUT, scores_name
+from prooflens.models.sites import Rotary, Shift
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
 from prooflens.regions import Region
@@ -255,10 +256,14 @@ class Taylor(EngineBase):
         kept = None if whole else frozenset(forms.layers)
         walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
         segments = segments_of(program)
-        read = None
+        read: list[int] | None = None
         if segments[-1].final is not None:
-            pools = [segment.pool for segment in segments if segment.pool is not None]
-            read = pools[0].weights.nonzero()[:, 0].tolist() if pools else [last_token(problem)]
+            pools = [segment for segment in segments if segment.pool is not None]
+            read = [last_token(problem)]
+            if pools and pools[0].pool is not None:
+                read = pools[0].pool.weights.nonzero()[:, 0].tolist()
+            if pools and any(isinstance(step, Rotary | Shift) for step in pools[0].steps):
+                read = None  # what depends on the position needs every token in its place
         walk.forward(segments, problem.region.center, factors(problem.region), read)
         return walk
 

@@ -1,0 +1,227 @@
+"""Readouts: a model whose outputs are linear functions of one value inside another model, at one position.
+
+    y = W h + b,     h the value of a hook (`blocks.8.hook_resid_post`, `blocks.8.mlp.hook_pre`, …) at a token,
+
+is the output of the model that ends there. A probe, a neuron, a feature of a dictionary and a direction of the residual
+stream are rows of W. Whatever can be asked of outputs can be asked of such a model: it has a name and a fingerprint of
+its own, and every engine walks its program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.errors import ModelError
+from prooflens.models.architecture import Architecture
+from prooflens.models.program_blocks import Builder
+from prooflens.models.sites import Add, Affine, Pool
+
+if TYPE_CHECKING:
+    from prooflens.models.transformer import Transformer
+
+READ = "read.weight"
+"""The directions of a model that is a readout, one in each row."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A value that can be read.
+
+    Attributes:
+        name: TransformerLens' name.
+        layer: the block that makes it.
+        width: how many coordinates it has at a token.
+        dims: over how many dimensions they are spread.
+    """
+
+    name: str
+    layer: int
+    width: int
+    dims: int = 1
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it is made of other tokens' values and not yet added to the stream."""
+        return self.name.endswith(("attn.hook_z", "hook_attn_out"))
+
+
+def find_hook(architecture: Architecture, name: str) -> Hook:
+    """Return what is known of a hook.
+
+    Args:
+        architecture: what the model looks like.
+        name: TransformerLens' name of the value.
+
+    Raises:
+        ModelError: if there is no such value, or none that can be read as a vector per token.
+    """
+    match = re.fullmatch(r"blocks\.(\d{1,9})\.(.+)", name)
+    if match is None:
+        raise ModelError(
+            f"{name!r} is no hook that can be read: write one as in 'blocks.1.hook_resid_post' or 'blocks.1.mlp.hook_pre'"
+        )
+    layer, rest = int(match[1]), match[2]
+    if layer >= architecture.n_layers:
+        raise ModelError(f"there is no {name!r}: layers are 0 … {architecture.n_layers - 1}")
+    if rest in ("attn.hook_attn_scores", "attn.hook_pattern"):
+        raise ModelError(f"{name!r} is attention: ask for it by heads, as in '{layer}.0:top1@-1'")
+    widths = _widths(architecture, layer)
+    if rest not in widths:
+        raise ModelError(f"there is no {name!r}; a block of this model has {', '.join(sorted(widths))}")
+    return Hook(name, layer, *widths[rest])
+
+
+def hooks_of(architecture: Architecture) -> list[Hook]:
+    """Return all values of a model that can be read, block by block."""
+    return [
+        Hook(f"blocks.{layer}.{rest}", layer, *shape)
+        for layer in range(architecture.n_layers)
+        for rest, shape in _widths(architecture, layer).items()
+    ]
+
+
+def _widths(architecture: Architecture, layer: int) -> dict[str, tuple[int, int]]:
+    """The values of a block by the end of their names: coordinates per token, and dimensions."""
+    a = architecture
+    d, q, kv = (a.d_model, 1), (a.n_heads * a.head_dim, 2), (a.kv_heads * a.head_dim, 2)
+    found = {"hook_resid_pre": d, "hook_resid_post": d}
+    before = a.norm_place in ("pre", "sandwich")
+    if a.has_attention:
+        found |= {"attn.hook_q": q, "attn.hook_k": kv, "attn.hook_v": kv, "attn.hook_z": q, "hook_attn_out": d}
+        if a.is_rotary:
+            found |= {"attn.hook_rot_q": q, "attn.hook_rot_k": kv}
+        if not a.parallel and a.has_network:
+            found["hook_resid_mid"] = d
+        if (before and (layer > 0 or a.first_norm)) or a.norm_place == "post":
+            found["ln1.hook_normalized"] = d
+    if a.has_network:
+        found |= {"mlp.hook_pre": (a.d_ff, 1), "mlp.hook_post": (a.d_ff, 1), "hook_mlp_out": d}
+        if a.gated:
+            found["mlp.hook_pre_linear"] = (a.d_ff, 1)
+        if before and not (a.parallel and a.shared_norm):
+            found["ln2.hook_normalized"] = d
+    if a.norm_place == "post":
+        found["hook_normalized_resid_post"] = d
+    return found
+
+
+def append_read(builder: Builder, streams: Sequence[str], n_tokens: int) -> None:
+    """Append the steps that read a hook: the affine map of every token, and the choice of one.
+
+    What attention adds is read as the sum of it and of 0 times the stream, since tokens meet in a residual sum.
+
+    Args:
+        builder: holds the steps of all blocks.
+        streams: the names of the residual stream in front of each block, and behind the last.
+        n_tokens: how many tokens there are.
+    """
+    architecture, steps = builder.architecture, builder.steps
+    assert architecture.read_hook is not None
+    assert architecture.read_position is not None
+    if architecture.read_position >= n_tokens:
+        raise ModelError(
+            f"the model is read at position {architecture.read_position}, the input has {n_tokens} tokens"
+        )
+    hook = find_hook(architecture, architecture.read_hook)
+    weight, source, dims = builder.weights[READ], hook.name, hook.dims
+    if source.endswith("hook_resid_pre"):
+        source = streams[hook.layer]
+    elif source.endswith("hook_resid_post"):
+        source = source if any(step.out == source for step in steps) else streams[hook.layer + 1]
+    if hook.is_mixed:
+        if dims > 1:
+            same = torch.eye(hook.width, dtype=weight.dtype, device=weight.device)
+            steps.append(Affine("read.z", (source,), same, None, dims, (hook.width,)))
+            source, dims = "read.z", 1
+        none = weight.new_zeros(hook.width, architecture.d_model)
+        steps.append(Affine("read.nothing", (streams[hook.layer],), none, None, 1, (hook.width,)))
+        steps.append(Add("read.added", ("read.nothing", source)))
+        source = "read.added"
+    steps.append(Affine("read.each", (source,), weight, builder.weights.get("read.bias"), dims, (len(weight),)))
+    chosen = weight.new_zeros(n_tokens)
+    chosen[architecture.read_position] = 1.0
+    steps.append(Pool("read", ("read.each",), chosen))
+
+
+def read_at(
+    model: Transformer,
+    hook: str,
+    position: int,
+    directions: Float[Tensor, "F n"] | Sequence[int],
+    bias: Float[Tensor, " F"] | None = None,
+    names: Sequence[str] | None = None,
+) -> Transformer:
+    """Return the model that ends at a hook: its outputs are linear readouts of the value there, at one token.
+
+    Args:
+        model: the model to read.
+        hook: the name of the value, as `run_with_cache` has it.
+        position: the token, counted from 0.
+        directions: one row for each output, shape [F, n]; or the numbers of coordinates to read (neurons).
+        bias: added to the outputs, shape [F]; None for 0.
+        names: what results call the outputs; None for `logit0`, `logit1`, ….
+
+    Raises:
+        ModelError: if there is no such hook, or the directions do not fit it.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> neurons = pl.read_at(model, "blocks.0.mlp.hook_pre", position=3, directions=[0, 5])
+        >>> _, cache = model.run_with_cache(model.example())
+        >>> bool(torch.allclose(neurons(model.example()), cache["blocks.0.mlp.hook_pre"][3, [0, 5]]))
+        True
+    """
+    at = find_hook(model.architecture, hook)
+    weight = _directions(directions, at, model)
+    if position < 0:
+        raise ModelError(f"positions of a readout count from 0, got {position}")
+    if bias is not None and tuple(bias.shape) != (len(weight),):
+        raise ModelError(f"{len(weight)} directions need as many biases, got {list(bias.shape)}")
+    if names is not None and len(names) != len(weight):
+        raise ModelError(f"{len(weight)} directions need as many names, got {len(names)}")
+    cut = model.cut(at.layer + 1)
+    gone = ("head.", "pooler.", "final_norm.", "read.")
+    weights = {name: tensor for name, tensor in cut.weights.items() if not name.startswith(gone)}
+    weights[READ] = weight
+    if bias is not None:
+        weights["read.bias"] = bias.to(weight)
+    architecture = replace(
+        cut.architecture,
+        d_out=len(weight),
+        pool="first",
+        pooler=False,
+        logit_cap=None,
+        read_hook=hook,
+        read_position=position,
+    )
+    return replace(
+        cut,
+        architecture=architecture,
+        weights=weights,
+        name=f"{model.name}, read at {hook}@{position}",
+        outputs=None if names is None else tuple(names),
+    )
+
+
+def _directions(directions: Tensor | Sequence[int], hook: Hook, model: Transformer) -> Float[Tensor, "F n"]:
+    """The rows of W as a tensor of the model's precision."""
+    if isinstance(directions, Tensor):
+        if directions.ndim != 2 or directions.shape[1] != hook.width or not len(directions):
+            raise ModelError(
+                f"directions at {hook.name} have shape [F, {hook.width}], got {list(directions.shape)}"
+            )
+        return directions.to(device=model.device, dtype=model.dtype)
+    chosen = list(directions)
+    if not chosen or not all(type(i) is int and 0 <= i < hook.width for i in chosen):
+        raise ModelError(f"coordinates of {hook.name} are 0 … {hook.width - 1}, got {chosen}")
+    weight = torch.zeros(len(chosen), hook.width, dtype=model.dtype, device=model.device)
+    weight[range(len(chosen)), chosen] = 1.0
+    return weight
