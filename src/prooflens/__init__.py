@@ -9,6 +9,8 @@ from prooflens.version import __version__
 
 if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull, read_at
+    from prooflens.models.dictionaries import Dictionary
+    from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
         Constraints,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
-    from prooflens.verdicts.way import way
+    from prooflens.verdicts.way import steer, way
 
 
 _HOMES = {
@@ -36,6 +38,9 @@ _HOMES = {
     "load": "prooflens.models",
     "pull": "prooflens.models",
     "read_at": "prooflens.models",
+    "Dictionary": "prooflens.models.dictionaries",
+    "start_at": "prooflens.models.tails",
+    "steer": "prooflens.verdicts.way",
     "Ball": "prooflens.regions",
     "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
@@ -61,6 +66,7 @@ _HOMES = {
 __all__ = [
     "Ball",
     "Constraints",
+    "Dictionary",
     "Hull",
     "OutputResults",
     "Paraphrases",
@@ -83,6 +89,8 @@ __all__ = [
     "radius",
     "read_at",
     "report",
+    "start_at",
+    "steer",
     "way",
 ]
 

@@ -84,6 +84,17 @@ class Network:
         kept = {name: t for name, t in self.weights.items() if not name.startswith(gone)}
         return Network(self.arch | {"n_layers": layers}, kept, self.tables)
 
+    def read_at(self, hook: str, position: int, weight: Array, bias: Array | None) -> Network:
+        """The network that ends at a hook: its outputs are weight · value + bias at one token."""
+        gone = ("head.", "pooler.", "final_norm.", "read.")
+        kept = {name: t for name, t in self.weights.items() if not name.startswith(gone)}
+        kept["read.weight"] = np.ascontiguousarray(weight, dtype=np.float64)
+        if bias is not None:
+            kept["read.bias"] = np.ascontiguousarray(bias, dtype=np.float64)
+        arch = {name: value for name, value in self.arch.items() if name != "logit_cap"}
+        arch |= {"d_out": len(weight), "pool": "first", "pooler": False}
+        return Network(arch | {"read_hook": hook, "read_position": position}, kept, self.tables)
+
     @property
     def sha256(self) -> str:
         """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""
@@ -179,57 +190,92 @@ class Network:
         last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
         found: list[dict[int | str, Balls]] = [{} for _ in points]
         with ctx.workprec(128 + 40 * last):
-            x = np.concatenate(points)
+            x, notes = np.concatenate(points), dict[str, Balls]()
             for layer in range(last + 1):
-                x = self._block(layer, x, found, stop=layer == last and not output)
+                x = self._block(layer, x, found, notes, stop=layer == last and not output)
+            if output and (hook := self.arch.get("read_hook")) is not None:
+                x = self._affine("read", self._read(hook, notes)[self.arch["read_position"] :: n])
             for b, values in enumerate(found if output else []):
-                values["logits"] = self._read_out(x[b * n : (b + 1) * n])
+                read = "read.weight" in self.weights
+                values["logits"] = x[b] if read else self._read_out(x[b * n : (b + 1) * n])
         return found
 
-    def _block(self, layer: int, x: Balls, found: list[dict[int | str, Balls]], stop: bool) -> Balls:
-        """One block; its scores are noted, and with `stop` nothing more is computed."""
+    @staticmethod
+    def _read(hook: str, notes: dict[str, Balls]) -> Balls:
+        """The value of a hook at every token of every point."""
+        if hook not in notes:
+            raise ValueError(f"the checker does not compute {hook}")
+        return notes[hook]
+
+    def _block(
+        self, layer: int, x: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls], stop: bool
+    ) -> Balls:
+        """One block; its scores and its values are noted, and with `stop` nothing more is computed."""
         block, place = f"blocks.{layer}", self.arch["norm_place"]
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
         inner = self._before(layer, x, 1)
+        notes[f"{block}.hook_resid_pre"] = x
+        if inner is not x:
+            notes[f"{block}.ln1.hook_normalized"] = inner
         attended: Balls | float = 0.0
         if attends:
-            self._note_scores(layer, inner, found)
+            self._note_scores(layer, inner, found, notes)
             if stop:
                 return x
-            v = self._heads(self._affine(f"{block}.v", inner), len(found), layer, turn=False)
+            notes[f"{block}.attn.hook_v"] = self._affine(f"{block}.v", inner)
+            v = self._heads(notes[f"{block}.attn.hook_v"], len(found), layer, turn=False)
             mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
-            attended = self._behind(block, self._affine(f"{block}.o", np.concatenate(mixed)), 1)
+            notes[f"{block}.attn.hook_z"] = np.concatenate(mixed)
+            notes[f"{block}.hook_attn_out"] = self._affine(f"{block}.o", notes[f"{block}.attn.hook_z"])
+            attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
-            return np.asarray(x + self._behind(block, self._network(block, second), 2) + attended)
+            x = np.asarray(x + self._behind(block, self._network(block, second, notes), 2) + attended)
+            notes[f"{block}.hook_resid_post"] = x
+            return x
         x = x + attended
-        x = self._norm(f"{block}.norm1", x) if attends and place == "post" else x
+        if attends:
+            notes[f"{block}.hook_resid_mid"] = x
+            x = self._norm(f"{block}.norm1", x) if place == "post" else x
+            notes |= {f"{block}.ln1.hook_normalized": x} if place == "post" else {}
         if feeds:
-            x = x + self._behind(block, self._network(block, self._before(layer, x, 2)), 2)
-            x = self._norm(f"{block}.norm2", x) if place == "post" else x
+            second = self._before(layer, x, 2)
+            notes |= {f"{block}.ln2.hook_normalized": second} if second is not x else {}
+            x = x + self._behind(block, self._network(block, second, notes), 2)
+        notes[f"{block}.hook_resid_post"] = x
+        x = self._norm(f"{block}.norm2", x) if feeds and place == "post" else x
+        notes[f"{block}.hook_normalized_resid_post"] = x
         return np.asarray(x)
 
-    def _note_scores(self, layer: int, inner: Balls, found: list[dict[int | str, Balls]]) -> None:
+    def _note_scores(
+        self, layer: int, inner: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls]
+    ) -> None:
         """The scores of a layer at every point, capped where the model caps them."""
         block, cap = f"blocks.{layer}", self.arch.get("score_cap")
-        q, k = (self._queries(block, name, inner, len(found), layer) for name in "qk")
+        q, k = (self._queries(block, name, inner, len(found), layer, notes) for name in "qk")
         for b, values in enumerate(found):
             products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
             scores = np.array(products) * self.scale(layer) + self.score_bias(q.shape[2])
             values[layer] = scores if cap is None else _each(arb.tanh, scores / arb(cap)) * arb(cap)
 
-    def _queries(self, block: str, name: str, x: Balls, batch: int, layer: int) -> Balls:
+    def _queries(
+        self, block: str, name: str, x: Balls, batch: int, layer: int, notes: dict[str, Balls]
+    ) -> Balls:
         """Queries or keys as scores read them: normed, where the model norms them, and turned."""
         projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
         if self.arch.get("head_positions"):
             places = self.weights[f"{block}.{name}.positions"][: len(x) // batch]
             projected = projected + np.tile(places, (batch, 1))
+        notes[f"{block}.attn.hook_{name}"] = projected
         if kind == "whole":
             projected = self._norm(f"{block}.{name}_norm", projected)
         if kind == "head":
             rows = projected.reshape(-1, self.head_dim)
             projected = self._norm(f"{block}.{name}_norm", rows).reshape(projected.shape)
-        return self._heads(projected, batch, layer)
+        turned = self._heads(projected, batch, layer)
+        alone = turned[:, :: turned.shape[1] * self.head_dim // projected.shape[1]]
+        notes[f"{block}.attn.hook_rot_{name}"] = alone.swapaxes(1, 2).reshape(projected.shape)
+        return turned
 
     def _before(self, layer: int, x: Balls, part: int) -> Balls:
         """What a part of a block reads: the stream, or its norm."""
@@ -243,12 +289,16 @@ class Network:
         normed = self.arch["norm_place"] in ("sandwich", "output")
         return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
-    def _network(self, block: str, z: Balls) -> Balls:
+    def _network(self, block: str, z: Balls, notes: dict[str, Balls]) -> Balls:
         """The feed-forward network."""
         act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
-        hidden = _each(act, self._affine(f"{block}.{'gate' if gated else 'up'}", z))
-        hidden = hidden * self._affine(f"{block}.up", z) if gated else hidden
-        return self._affine(f"{block}.down", hidden)
+        pre = self._affine(f"{block}.{'gate' if gated else 'up'}", z)
+        linear = self._affine(f"{block}.up", z) if gated else 1.0
+        post = _each(act, pre) * linear
+        out = self._affine(f"{block}.down", post)
+        notes |= {f"{block}.mlp.hook_pre": pre, f"{block}.mlp.hook_post": post, f"{block}.hook_mlp_out": out}
+        notes |= {f"{block}.mlp.hook_pre_linear": np.asarray(linear)} if gated else {}
+        return out
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)

@@ -31,15 +31,21 @@ _PART = re.compile(
     rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
     rf"|mass>=(?P<tau>{_NUMBER})(?:@\{{(?P<on>{_ITEMS})\}})?|spec\{{(?P<A>{_ITEMS})\}}>\{{(?P<B>{_ITEMS})\}}"
     rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
-    rf"|(?P<argmax>argmax)|logit(?P<winner>\d+)>logit(?P<loser>\d+))(?:@\[?(?P<at>{_ITEMS})\]?)?"
+    rf"|(?P<argmax>argmax)|logit(?P<winner>\d+)>logit(?P<loser>\d+)"
+    rf"|(?:(?P<level>logit\d+|neuron \d+\.\d+|feature [\w-]+\.\d+"
+    rf"|read\((?P<hook>[\w.]+)@(?P<on_token>{_ITEM}),[\w-]+\))"
+    rf"(?: (?P<word>active|off))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))(?:@\[?(?P<at>{_ITEMS})\]?)?"
 )
 
 
 class QueryReader:
-    """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre."""
+    """Reads the queries of rows about one prompt: `texts` its tokens, `clean` the network's values at the centre.
 
-    def __init__(self, net: Network, texts: list[str], clean: dict[Any, Any]) -> None:
-        self.net, self.arch, self.texts, self.clean = net, net.arch, texts, clean
+    `names` are those of the outputs of a network that ends at a hook.
+    """
+
+    def __init__(self, net: Network, texts: list[str], clean: dict[Any, Any], names: list[str]) -> None:
+        self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, names
         self.size = len(texts)
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
@@ -66,7 +72,7 @@ class QueryReader:
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
-        if part["argmax"] or part["winner"]:
+        if part["argmax"] or part["winner"] or part["level"]:
             yield ()
         elif place[0] is not None and not part["heads"] and not part["at"]:
             yield place
@@ -100,6 +106,8 @@ class QueryReader:
             return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
         if part["argmax"]:
             return self._argmax(left)
+        if part["level"]:
+            return [self._level(part)]
         keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
         if part["order"]:
             return self._ranked(part["order"], min(int(part["k"]), len(keys)), at, keys, left)
@@ -123,6 +131,46 @@ class QueryReader:
             return [({}, arb(1 if A else 0 if part["tau"] else -1) - tau, sense)]
         atoms, _, _ = _margin(("mass", *at, tuple(A)), ("mass", *at, tuple(B)))
         return [(atoms, constant, sense)]
+
+    def _level(self, part: Mapping[str, Any]) -> Form:
+        """An output beyond a number, or its range; of a network that ends at a hook, the output that reads the site."""
+        sign, sense = 1 if (part["compare"] or ">")[0] == ">" else -1, part["compare"] or "range"
+        if part["word"]:
+            sign, sense = (1, ">") if part["word"] == "active" else (-1, "<=")
+        index = self._output(part)
+        wanted = {"range": "range", ">": ">0", "<": ">0", ">=": ">=0", "<=": ">=0"}[sense]
+        return {("logit", index): Fraction(sign)}, -sign * arb(float(part["than"] or 0)), wanted
+
+    def _output(self, part: Mapping[str, Any]) -> int:
+        """The output that a part reads; LookupError where the network does not end at what the part names."""
+        kind, _, name = part["level"].partition(" ")
+        if kind.startswith("logit"):
+            return int(kind.removeprefix("logit"))
+        hook, at = self.arch.get("read_hook"), part["on_token"] or part["at"]
+        if self._tokens(at or "-1") != [self.arch.get("read_position")]:
+            raise LookupError("it is read at another token")
+        if kind.startswith("read("):
+            if part["hook"] != hook:
+                raise LookupError("another hook is read")
+            return self._named(kind.removesuffix(")").rpartition(",")[2])
+        if kind == "feature":
+            return self._named(name)
+        layer, _, neuron = name.partition(".")
+        index, row = self._named(part["level"]), np.zeros(int(self.arch["d_ff"]))
+        row[int(neuron)] = 1.0
+        bias = self.net.weights.get("read.bias", np.zeros(len(self.names)))[index]
+        if (
+            hook != f"blocks.{layer}.mlp.hook_pre"
+            or bias
+            or np.any(self.net.weights["read.weight"][index] != row)
+        ):
+            raise LookupError("another neuron is read")
+        return index
+
+    def _named(self, name: str) -> int:
+        if name not in self.names:
+            raise LookupError(f"no output is called {name}")
+        return self.names.index(name)
 
     def _ranked(
         self, kind: str, k: int, at: tuple[Any, ...], keys: list[int], left: list[Functional]

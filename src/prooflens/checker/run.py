@@ -115,10 +115,17 @@ def check(
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
         whole, layers = Network.read(weights, tables, powers), info.get("layers")
-        if layers is not None and layers != whole.arch["n_layers"]:
+        read = info.get("read")
+        if layers is not None and layers != whole.arch["n_layers"] and read is None:
             told = info["model"]["name"].endswith(f", first {layers} layers")
             _need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")
         net = whole.cut(layers)
+        if read is not None:
+            told = info["model"]["name"].endswith(f", read at {read['hook']}@{read['position']}")
+            block = read["hook"].startswith(f"blocks.{layers - 1}.")
+            _need(told and block, "the model ends at another hook than it says")
+            held = tensors["read/weight"], tensors.get("read/bias")
+            net = net.read_at(read["hook"], read["position"], *held)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]
@@ -131,7 +138,8 @@ def check(
         counts, summary = Counter(row.get("verdict") for row in rows), info.get("counts") or {}
         same = all(counts[verdict] == n for verdict, n in summary.items())
         _need(same or not info["complete"], "run.json counts other verdicts")
-        found = _Checker(net, tensors, claimed, info["region"]["eps"]).judge_all() if claimed else {}
+        names = [] if read is None else list(read["names"])
+        found = _Checker(net, tensors, claimed, info["region"]["eps"], names).judge_all() if claimed else {}
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in rows])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])
@@ -166,7 +174,9 @@ def covers(low: Any, high: Any) -> bool:
 class _Checker:
     """The rows of one run that hold claims; all of them are about one prompt and one region."""
 
-    def __init__(self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None) -> None:
+    def __init__(
+        self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None, names: list[str]
+    ) -> None:
         self.net, self.tensors = net, tensors
         self.rows = [row | {"claim": json.loads(row["claim"])} for row in rows]
         self.region = Region.of(tensors)
@@ -175,7 +185,7 @@ class _Checker:
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([self.region.reference], *_reads(functionals))[0]
-        self.asked = QueryReader(net, rows[0]["tokens"], self.clean)
+        self.asked = QueryReader(net, rows[0]["tokens"], self.clean, names)
 
     @cached_property
     def first(self) -> FirstLayer:

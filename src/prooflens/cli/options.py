@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prooflens.errors import PromptError, RegionError
+from prooflens.errors import PromptError, QueryError, RegionError
 from prooflens.memory import cap, keep_freed, parse_memory
 
 if TYPE_CHECKING:
@@ -113,7 +113,17 @@ class ClaimOptions:
     positions: Annotated[str | None, typer.Option(help="Only these query positions: -1, 2,5 or 2-4.")] = None
     query: Annotated[
         list[str] | None,
-        typer.Option("--query", help="top1, mass>=0.2, … (may be repeated; default: top1)."),
+        typer.Option(
+            "--query", help="top1, mass>=0.2, neuron 5.12>0@-1, … (may be repeated; default: top1)."
+        ),
+    ] = None
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vector",
+            metavar="NAME=PATH",
+            help="A direction (.npy, .safetensors) or dictionary (SAELens folder) that queries name; may be repeated.",
+        ),
     ] = None
 
     @property
@@ -136,7 +146,18 @@ class ClaimOptions:
             device=device,
             positions=named_tokens(self.positions),
             source=source_of(given.model),
+            vectors=self.vectors,
         )
+
+    @property
+    def vectors(self) -> dict[str, object]:
+        """Directions and dictionaries by name."""
+        from prooflens.models.dictionaries import read_vector
+
+        pairs = [text.partition("=") for text in self.vector or ()]
+        if wrong := [name for name, equals, path in pairs if not (name and equals and path)]:
+            raise QueryError(f"--vector {wrong[0]!r} is not NAME=PATH, as in DIR=direction.npy")
+        return {name: read_vector(path) for name, _, path in pairs}
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,12 @@ def selection(question: Question) -> str:
         f"{len(found)} {'head' if len(found) == 1 else 'heads'} of layer {layer}"
         for layer, found in sorted(heads.items())
     ]
-    if any(f.logits for claim in question.claims for f in claim.functionals):
+    architecture = question.problem.model.architecture
+    if architecture.read_hook is not None:
+        named.append(
+            f"{architecture.d_out} readouts of {architecture.read_hook}@{architecture.read_position}"
+        )
+    elif any(f.logits for claim in question.claims for f in claim.functionals):
         named.append("the output")
     places = {row.position for claim in question.claims for row in claim.rows}
     at = f" at {len(places)} {'position' if len(places) == 1 else 'positions'}" if places else ""
@@ -303,4 +308,6 @@ def tell_open(frame: Frame) -> None:
 def _address(row: dict[str, Any]) -> str:
     if row["layer"] is not None:
         return f"{row['layer']}.{row['head']}@{row['position']}"
+    if row["query"].startswith(("neuron", "feature", "read(")):
+        return "inside"
     return "output" if row["query"].startswith(("argmax", "logit")) else "all parts"

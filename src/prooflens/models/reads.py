@@ -64,9 +64,7 @@ def find_hook(architecture: Architecture, name: str) -> Hook:
     """
     match = re.fullmatch(r"blocks\.(\d{1,9})\.(.+)", name)
     if match is None:
-        raise ModelError(
-            f"{name!r} is no hook that can be read: write one as in 'blocks.1.hook_resid_post' or 'blocks.1.mlp.hook_pre'"
-        )
+        raise ModelError(f"{name!r} is no hook that can be read: write one as in 'blocks.1.hook_resid_post'")
     layer, rest = int(match[1]), match[2]
     if layer >= architecture.n_layers:
         raise ModelError(f"there is no {name!r}: layers are 0 … {architecture.n_layers - 1}")
@@ -94,7 +92,13 @@ def _widths(architecture: Architecture, layer: int) -> dict[str, tuple[int, int]
     found = {"hook_resid_pre": d, "hook_resid_post": d}
     before = a.norm_place in ("pre", "sandwich")
     if a.has_attention:
-        found |= {"attn.hook_q": q, "attn.hook_k": kv, "attn.hook_v": kv, "attn.hook_z": q, "hook_attn_out": d}
+        found |= {
+            "attn.hook_q": q,
+            "attn.hook_k": kv,
+            "attn.hook_v": kv,
+            "attn.hook_z": q,
+            "hook_attn_out": d,
+        }
         if a.is_rotary:
             found |= {"attn.hook_rot_q": q, "attn.hook_rot_k": kv}
         if not a.parallel and a.has_network:
@@ -144,7 +148,9 @@ def append_read(builder: Builder, streams: Sequence[str], n_tokens: int) -> None
         steps.append(Affine("read.nothing", (streams[hook.layer],), none, None, 1, (hook.width,)))
         steps.append(Add("read.added", ("read.nothing", source)))
         source = "read.added"
-    steps.append(Affine("read.each", (source,), weight, builder.weights.get("read.bias"), dims, (len(weight),)))
+    steps.append(
+        Affine("read.each", (source,), weight, builder.weights.get("read.bias"), dims, (len(weight),))
+    )
     chosen = weight.new_zeros(n_tokens)
     chosen[architecture.read_position] = 1.0
     steps.append(Pool("read", ("read.each",), chosen))
@@ -208,6 +214,23 @@ def read_at(
         weights=weights,
         name=f"{model.name}, read at {hook}@{position}",
         outputs=None if names is None else tuple(names),
+    )
+
+
+def read_by(
+    model: Transformer, weight: Float[Tensor, "F n"], bias: Float[Tensor, " F"] | None
+) -> Transformer:
+    """Return a readout with other directions at the same hook and token.
+
+    Args:
+        model: a readout.
+        weight: its directions, shape [F, n].
+        bias: shape [F]; None for 0.
+    """
+    kept = {name: tensor for name, tensor in model.weights.items() if name != "read.bias"}
+    weights = {**kept, READ: weight} | ({} if bias is None else {"read.bias": bias})
+    return replace(
+        model, architecture=replace(model.architecture, d_out=len(weight)), weights=weights, outputs=None
     )
 
 

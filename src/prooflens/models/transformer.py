@@ -24,7 +24,7 @@ from prooflens.models.program import (
     some_weight,
 )
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
-from prooflens.models.reads import READ
+from prooflens.models.reads import READ, read_by
 from prooflens.models.weights import check_weights
 
 Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
@@ -132,12 +132,9 @@ class Transformer:
 
         Where the head reads every token, it is the vector of the last token, as in `Problem.read_output`.
         """
-        if self.architecture.read_hook is not None:
+        if READ in self.weights:
             width = self.weights[READ].shape[1]
-            same = torch.eye(width, dtype=self.dtype, device=self.device)
-            held = {name: tensor for name, tensor in self.weights.items() if name != "read.bias"}
-            whole = replace(self.architecture, d_out=width)
-            return replace(self, architecture=whole, weights={**held, READ: same}, outputs=None)
+            return read_by(self, torch.eye(width, dtype=self.dtype, device=self.device), None)
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
         bare = replace(self.architecture, d_out=None, logit_cap=None, pool=pool)
         architecture = replace(bare, d_vocab=None, context=None, d_embed=None, patch=None)
@@ -158,18 +155,17 @@ class Transformer:
         """Weight [C, d] and bias [C] that map the vector of `headless` to logits; tied models use the embedding."""
         if self.architecture.d_out is None:
             raise ModelError(f"{self.name} has no head: it predicts neither classes nor tokens")
-        if READ in self.weights:
-            weight = self.weights[READ]
-            return weight, self.weights.get("read.bias", weight.new_zeros(len(weight)))
-        weight = self.weights["head.weight" if "head.weight" in self.weights else "embed.tokens"]
-        return weight, self.weights.get("head.bias", weight.new_zeros(len(weight)))
+        name = next(name for name in (READ, "head.weight", "embed.tokens") if name in self.weights)
+        bias = self.weights.get("read.bias" if name == READ else "head.bias")
+        return self.weights[name], self.weights[name].new_zeros(
+            len(self.weights[name])
+        ) if bias is None else bias
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
         """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`."""
+        if READ in self.weights:
+            return read_by(self, weight, bias)
         bare = self.headless
-        if READ in bare.weights:
-            read = replace(bare.architecture, d_out=len(weight))
-            return replace(bare, architecture=read, weights={**bare.weights, READ: weight, "read.bias": bias})
         weights = {**bare.weights, "head.weight": weight, "head.bias": bias}
         return replace(bare, architecture=replace(bare.architecture, d_out=len(weight)), weights=weights)
 
@@ -401,10 +397,8 @@ class Transformer:
         return f"<Transformer {self.name}: {self.architecture}, sha256 {self.sha256[:12]}…>"
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.name}  ({self.n_parameters:,} parameters, sha256 {self.sha256[:12]}…)",
-            f"  {self.architecture}",
-        ]
+        size = f"{self.n_parameters:,} parameters, sha256 {self.sha256[:12]}…"
+        lines = [f"{self.name}  ({size})", f"  {self.architecture}"]
         if self.processing != "none":
             lines.append(f"  processing: {self.processing}")
         return "\n".join(lines)

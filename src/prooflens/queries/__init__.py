@@ -15,6 +15,7 @@ from prooflens.queries.programs import functional_bounds, score_bounds
 from prooflens.queries.remainder import remainder
 from prooflens.queries.rows import Row, parse_heads
 from prooflens.queries.simplex import Box
+from prooflens.queries.sites import OutputLevel, SiteQuery
 from prooflens.queries.tables import Linearisation, MarginTable, linearise, margin_table
 from prooflens.queries.weights import differences_from_scores, weight_box
 
@@ -34,6 +35,7 @@ __all__ = [
     "Logit",
     "MarginTable",
     "Mass",
+    "OutputLevel",
     "Query",
     "Ranking",
     "Row",
@@ -42,6 +44,7 @@ __all__ = [
     "Score",
     "Sense",
     "Setting",
+    "SiteQuery",
     "Specialised",
     "TopK",
     "causal_mask",

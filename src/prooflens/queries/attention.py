@@ -17,7 +17,6 @@ The examples share one attention pattern of one head with two tokens; row 1 has 
 """
 
 import itertools
-import json
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from prooflens.errors import QueryError
 from prooflens.numerics.rounding import up
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
 from prooflens.queries.functionals import Functional, RowEntropy, group_log_ratio, margin
-from prooflens.queries.rows import Row, Token, find_tokens
+from prooflens.queries.rows import Row, Token, find_tokens, write_tokens
 
 
 class Reading(NamedTuple):
@@ -44,10 +43,6 @@ class Reading(NamedTuple):
     def tie_between(self, rank: int) -> str:
         """Return a sentence about the tie of the keys at `rank` and `rank` + 1."""
         return f"row {self.row}: keys {self.order[rank]} and {self.order[rank + 1]} tie in the clean pattern"
-
-
-def _write_tokens(tokens: tuple[Token, ...]) -> str:
-    return ",".join(str(t) if isinstance(t, int) else json.dumps(t, ensure_ascii=False) for t in tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +86,7 @@ class RowQuery(Query):
         head = "" if self.heads is None else f"{self.heads}:"
         if self.positions is None:
             return head + self.kind
-        inner = _write_tokens(self.positions)
+        inner = write_tokens(self.positions)
         return f"{head}{self.kind}@{inner if len(self.positions) == 1 else f'[{inner}]'}"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
@@ -231,7 +226,7 @@ class Mass(RowQuery):
     @property
     def kind(self) -> str:
         """The short form, as in `mass>=0.2` or `mass>=0.2@{0,1}`."""
-        targets = "" if self.tokens is None else f"@{{{_write_tokens(self.tokens)}}}"
+        targets = "" if self.tokens is None else f"@{{{write_tokens(self.tokens)}}}"
         return f"mass>={self.tau!r}{targets}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
@@ -281,7 +276,7 @@ class Specialised(RowQuery):
     @property
     def kind(self) -> str:
         """The short form, as in `spec{1,2}>{3}`."""
-        return f"spec{{{_write_tokens(self.A)}}}>{{{_write_tokens(self.B)}}}"
+        return f"spec{{{write_tokens(self.A)}}}>{{{write_tokens(self.B)}}}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
         """Return one ratio of masses, or a constant if the mask leaves one group out (true if it is B alone)."""

@@ -3,7 +3,10 @@
     query    = part {"&" part} | weight "*" part {" + " weight "*" part} ">" "0"
     part     = [heads ":"] kind ["@" position]
     kind     = "top" K | "rank" K | "mass>=" x ["@" set] | "spec" set ">" set
-             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" | "logit" C ">logit" C
+             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" | "logit" C ">logit" C | "logit" C [level]
+             | "neuron " layer "." N [level] | "feature " NAME "." N ("active" | "off" | [level])
+             | "read(" hook "@" token "," NAME ")" [level]
+    level    = (">" | ">=" | "<" | "<=") x, without it the range is asked for
     set      = "{" token {"," token} "}"
     position = token | "[" token {"," token} "]" | "all"
     token    = an index, negative from the end | a word | a text in double quotes
@@ -23,8 +26,13 @@ from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specia
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.rows import Token, suggestion
+from prooflens.queries.sites import OutputLevel, SiteQuery
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+LEVEL = rf"\s*(?:(>=|<=|>|<)\s*{NUMBER})?"
+"""A comparison with a number, or nothing."""
+NAME = r"[A-Za-z_][\w-]*"
+"""The name of a direction or of a dictionary."""
 
 SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
     r"top(\d{1,9})": lambda m: TopK(int(m[1])),
@@ -37,6 +45,16 @@ SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
     rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m: Entropy(float(m[1]), float(m[2])),
     r"argmax": lambda m: Argmax(),
     r"logit(\d{1,9})\s*>\s*logit(\d{1,9})": lambda m: Beats(int(m[1]), int(m[2])),
+    rf"logit(\d{{1,9}}){LEVEL}": lambda m: OutputLevel(int(m[1]), *_level(m[2], m[3])),
+    rf"neuron\s+(\d{{1,9}})\.(\d{{1,9}}){LEVEL}": lambda m: SiteQuery(
+        "neuron", m[1], "", int(m[2]), *_level(m[3], m[4])
+    ),
+    rf"feature\s+({NAME})\.(\d{{1,9}})\s+(active|off)": lambda m: SiteQuery(
+        "feature", None, m[1], int(m[2]), ">" if m[3] == "active" else "<="
+    ),
+    rf"feature\s+({NAME})\.(\d{{1,9}}){LEVEL}": lambda m: SiteQuery(
+        "feature", None, m[1], int(m[2]), *_level(m[3], m[4])
+    ),
 }
 
 EXAMPLES = {
@@ -47,6 +65,9 @@ EXAMPLES = {
     "entropy": "entropy<=1.5",
     "argmax": "argmax",
     "logit": "logit3>logit5",
+    "neuron": "neuron 5.1234>0@-1",
+    "feature": "feature SAE.512 active@-1",
+    "read": "read(blocks.8.hook_resid_post@-1,DIR)>=0.5",
 }
 """One well-formed query of each kind, for error messages."""
 
@@ -90,7 +111,17 @@ def _parse_sum(text: str) -> Circuit:
     return Circuit(tuple(parts), tuple(weights))
 
 
+READ = re.compile(rf"read\(\s*([\w.]+)\s*@\s*([^,]+),\s*({NAME})\s*\){LEVEL}")
+
+
+def _level(comparison: str | None, threshold: str | None) -> tuple[str | None, float]:
+    return comparison, 0.0 if threshold is None else float(threshold)
+
+
 def _parse_part(text: str) -> Query:
+    if match := READ.fullmatch(text.strip()):
+        hook, at, name, comparison, threshold = match.groups()
+        return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _token(at.strip()))
     first, *suffixes = (piece.strip() for piece in _split(text, "@"))
     *prefix, kind = (piece.strip() for piece in _split(first, ":"))
     query = _parse_kind(kind)
@@ -105,7 +136,9 @@ def _parse_part(text: str) -> Query:
     if isinstance(query, RowQuery):
         query = replace(query, heads=prefix[0] if prefix else None)
         return replace(query, positions=_positions(suffixes[0])) if suffixes else query
-    if prefix or suffixes:
+    if isinstance(query, SiteQuery) and not prefix and suffixes:
+        return replace(query, position=_token(suffixes[0]))
+    if prefix or (suffixes and not isinstance(query, SiteQuery)):
         raise QueryError(f"{kind} is about outputs and takes no heads and no position; got {text.strip()!r}")
     return query
 

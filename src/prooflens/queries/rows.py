@@ -1,6 +1,7 @@
 """Names: rows of attention, heads `layer.head`, positions and tokens, with a suggestion for every near miss."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,11 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
         f"{part!r} does not name a head (as in '1.10'), a layer ('2'), layers ('0-2') or 'all'"
         f"{suggestion(part, known)}"
     )
+
+
+def write_tokens(tokens: Iterable[Token]) -> str:
+    """Return how tokens are written in a query: indices as they are, texts in double quotes."""
+    return ",".join(str(t) if isinstance(t, int) else json.dumps(t, ensure_ascii=False) for t in tokens)
 
 
 def plain(text: str) -> str:

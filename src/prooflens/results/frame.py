@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
+from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.reads import READ
 from prooflens.queries import Query, RowQuery, parse_query
 from prooflens.queries.rows import suggestion
 from prooflens.regions import Region
@@ -21,6 +23,33 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 200
 """How many rows a notebook shows; `.to_pandas()` has them all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """What a model that ends at a hook reads there.
+
+    Attributes:
+        hook: the name of the value.
+        position: the token.
+        names: what the outputs are called; None if they have numbers only.
+        weight: one direction for each output.
+        bias: what is added to them; None for 0.
+    """
+
+    hook: str
+    position: int
+    names: tuple[str, ...] | None
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, model: Transformer) -> Readout | None:
+        """Return what a model reads; None for a whole model."""
+        hook, position = model.architecture.read_hook, model.architecture.read_position
+        if hook is None or position is None:
+            return None
+        return cls(hook, position, model.outputs, model.weights[READ], model.weights.get("read.bias"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +64,7 @@ class Subject:
         region: the input set.
         source: the folder that the weights were read from, if there is one.
         layers: how many layers the model has.
+        readout: what a model that ends at a hook reads there; None for whole models.
     """
 
     model: str
@@ -45,6 +75,7 @@ class Subject:
     source: str | None = None
     layers: int | None = None
     """How many layers the model has: fewer than its weights' folder if it was cut."""
+    readout: Readout | None = None
 
     @classmethod
     def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
@@ -56,8 +87,8 @@ class Subject:
             region: the input set.
             source: the folder that the weights were read from.
         """
-        layers = model.architecture.n_layers
-        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source, layers)
+        layers, readout = model.architecture.n_layers, Readout.of(model)
+        return cls(model.name, model.sha256, prompt.tokens, prompt.text, region, source, layers, readout)
 
     @property
     def eps(self) -> float | None:

@@ -46,6 +46,7 @@ def append(writer: RunWriter, results: Results) -> None:
     tensors: dict[str, Array] = {}
     if results.subject is not None and not writer.header["files"]:
         tensors |= region_tensors(results.subject.region, "region/0")
+        tensors |= read_tensors(results.subject)
     for number, outcome in enumerate(results.outcomes, writer.rows):
         _evidence(outcome, f"row/{number}", tensors)
     writer.append(table, tensors)
@@ -69,7 +70,29 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
         "configuration": dict(configuration),
+        **_read(subject),
     }
+
+
+def _read(subject: Subject) -> dict[str, Any]:
+    """What `run.json` says of a model that ends at a hook; its directions are tensors."""
+    held = subject.readout
+    if held is None:
+        return {}
+    return {"read": {"hook": held.hook, "position": held.position, "names": list(held.names or ())}}
+
+
+def read_tensors(subject: Subject) -> dict[str, Array]:
+    """Return the directions and biases of a model that ends at a hook, named `read/…`.
+
+    Args:
+        subject: what a run is about.
+    """
+    held = subject.readout
+    if held is None:
+        return {}
+    found = {"read/weight": _array(held.weight)}
+    return found if held.bias is None else found | {"read/bias": _array(held.bias)}
 
 
 def versions() -> dict[str, str]:
@@ -96,7 +119,7 @@ def save_frame(
     """
     assert frame.subject is not None
     writer = RunWriter.create(path, header(frame.subject, configuration, kind))
-    writer.append(frame.table, region_tensors(frame.subject.region, "region/0"))
+    writer.append(frame.table, region_tensors(frame.subject.region, "region/0") | read_tensors(frame.subject))
     if complete:
         writer.finish()
 

@@ -169,6 +169,16 @@ class Results(Frame):
         }
         return cls(pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS), subject, outcomes)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of several tables, about several subjects, in one; it cannot be saved as one run.
+
+        Args:
+            parts: the tables, at least one.
+        """
+        outcomes = [outcome for part in parts for outcome in part.outcomes]
+        return cls(pa.concat_tables([part.table for part in parts]), None, outcomes)
+
     def _take(self, keep: list[int]) -> Self:
         outcomes = [self.outcomes[i] for i in keep] if self.outcomes else []
         return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject, outcomes)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from prooflens.engines import Engine, Guarantee
 from prooflens.engines.attack import AttackBudget
-from prooflens.errors import EngineError
-from prooflens.models import Prompt, Transformer
+from prooflens.errors import EngineError, QueryError
+from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import Progress, shown
-from prooflens.queries import Claim, Query
+from prooflens.queries import Claim, Query, SiteQuery
 from prooflens.queries.rows import Token
 from prooflens.regions import listed
 from prooflens.results import Outcome, Results, Subject, Verdict
@@ -32,8 +32,9 @@ from prooflens.verdicts.chunks import chunks, halves
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import attack, gather_evidence, prove
-from prooflens.verdicts.question import Heads, Place, Question, ask
+from prooflens.verdicts.question import Heads, Place, Question, as_prompt, as_queries, ask
 from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.sites import Vectors, are_sites, by_place
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,6 +57,7 @@ def certify(
     skip: Collection[tuple[object, ...]] = (),
     out: Path | str | None = None,
     resume: bool = False,
+    vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Results:
     """Return a verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
@@ -72,6 +74,7 @@ def certify(
         skip: keys of claims to leave out (`Results.keys` of earlier results).
         out: a run directory to write while the work goes on (docs/certify.md).
         resume: go on with the run in `out`: what it holds is not asked again, and comes back with the rest.
+        vectors: the directions and dictionaries that queries about values inside the model name.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -91,15 +94,24 @@ def certify(
         True
     """
     settings = Settings.of(**options)
+    wanted = as_queries(queries)
+    if are_sites(wanted) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
+        if out is not None:
+            raise QueryError("a run is about one hook and one token: ask for each in a run of its own")
+        parts = [
+            certify(model, prompt, region, queries=group, vectors=vectors, **options) for group in groups
+        ]
+        return Results.joined(parts)
     question = ask(
         model,
         prompt,
         region,
         heads,
         layer=layer,
-        queries=queries,
+        queries=wanted,
         positions=positions,
         device=settings.device,
+        vectors=vectors,
     )
     asked = {
         "heads": heads,
@@ -110,6 +122,15 @@ def certify(
     keeper = RunKeeper(out, question.subject, _configuration(asked, settings), resume)
     claims = [claim for claim in keeper.remaining(question.claims) if claim_key(claim) not in skip]
     return decide_question(replace(question, claims=claims), settings, keeper)
+
+
+def _groups(
+    model: Transformer | str, prompt: Prompt | str | Tensor, queries: Sequence[Query], vectors: Vectors | None
+) -> list[list[SiteQuery]]:
+    """Queries about values inside the model by what they read."""
+    held = load(model)
+    sites = [query for query in queries if isinstance(query, SiteQuery)]
+    return by_place(held, as_prompt(held, prompt), sites, vectors)
 
 
 def _configuration(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:

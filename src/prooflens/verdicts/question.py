@@ -14,12 +14,23 @@ from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.models.vision import embed_image
 from prooflens.problem import Problem
-from prooflens.queries import Argmax, Beats, Circuit, Claim, Query, parse_heads, parse_query
+from prooflens.queries import (
+    Argmax,
+    Beats,
+    Circuit,
+    Claim,
+    OutputLevel,
+    Query,
+    SiteQuery,
+    parse_heads,
+    parse_query,
+)
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
 from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, listed
 from prooflens.results import Subject
 from prooflens.verdicts.settings import checked_device
+from prooflens.verdicts.sites import Vectors, are_sites, read_model, site_claims
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
@@ -52,6 +63,7 @@ def ask(
     positions: Sequence[Token] | None = None,
     device: str | None = None,
     source: str | None = None,
+    vectors: Vectors | None = None,
 ) -> Question:
     """Bind queries to a prompt in a model.
 
@@ -65,6 +77,7 @@ def ask(
         positions: where queries without positions of their own are asked; None for all.
         device: where to run; None for where the model is.
         source: the folder of the model's weights, where the model does not say itself.
+        vectors: the directions and dictionaries that queries name.
 
     Returns:
         The claims, with the problem that engines are asked about.
@@ -86,12 +99,22 @@ def ask(
     read = region.of(model) if isinstance(region, Paraphrases | Pixels | Segment | Hull | Span) else region
     place = as_region(read, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
-    problem = Problem(model, place.to(device=model.device))
     wanted = [_placed(query, positions) for query in as_queries(queries)]
+    if are_sites(wanted):
+        sites = [query for query in wanted if isinstance(query, SiteQuery)]
+        model, conditions = read_model(model, prompt, sites, vectors)
+        problem = Problem(model, place.to(device=model.device))
+        claims = site_claims(problem, prompt.tokens, conditions)
+        return Question(problem, claims, Subject.of(model, prompt, place, source))
+    problem = Problem(model, place.to(device=model.device))
     chosen = head_text(heads, layer)
     _check_places(wanted, chosen, positions, problem.n_tokens)
-    output = any(isinstance(part, Argmax | Beats) for query in wanted for part in _parts(query))
+    output = any(isinstance(part, Argmax | Beats | OutputLevel) for query in wanted for part in _parts(query))
     if output:
+        if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in wanted):
+            raise QueryError(
+                "logits of this model go through a cap, and claims are about those before it: compare two"
+            )
         _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]

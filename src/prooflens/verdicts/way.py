@@ -6,28 +6,32 @@ piece is proved, or surely broken somewhere and short.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.bounds import Cover
 from prooflens.engines.chebyshev import Search
 from prooflens.engines.forms import forms_of
 from prooflens.errors import QueryError, RegionError
-from prooflens.models import Prompt, Transformer
+from prooflens.models import Prompt, Transformer, load
 from prooflens.models.nearest import nearest_token
+from prooflens.models.tails import start_at
 from prooflens.problem import Problem
 from prooflens.progress import shown
 from prooflens.queries import Claim, Query
-from prooflens.queries.rows import Token
+from prooflens.queries.rows import Token, find_tokens
 from prooflens.regions import Segment
 from prooflens.results.ways import Stretch, Way, Ways
 from prooflens.verdicts.breaks import first_break, margins_at
 from prooflens.verdicts.question import Heads, as_prompt, ask
 from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.sites import Vectors
 
 POINTS = 257
 """How many points of the way are run to draw the attained margin."""
@@ -43,6 +47,7 @@ def way(
     layer: int | None = None,
     positions: Sequence[Token] | None = None,
     resolution: float = 1 / 64,
+    vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Ways:
     """Return how far along the way from one prompt to another every claim is proved, and where it breaks first.
@@ -56,6 +61,7 @@ def way(
         layer: all heads of one layer, in place of `heads`.
         positions: query positions; None for all.
         resolution: pieces on which a claim breaks are cut down to this share of the way.
+        vectors: the directions and dictionaries that queries about values inside the model name.
         options: memory, device and progress: see `Options`.
 
     Returns:
@@ -85,6 +91,7 @@ def way(
         queries=queries,
         positions=positions,
         device=settings.device,
+        vectors=vectors,
     )
     problem = question.problem
     prompt = as_prompt(problem.model, a)
@@ -134,3 +141,68 @@ def _drawn(problem: Problem, claim: Claim, cover: Cover) -> Way:
     if bool((margins <= 0.0).any()):
         breaks = first_break(problem, claim, shares, margins)
     return Way(claim, pieces, shares.tolist(), margins.tolist(), breaks)
+
+
+def steer(
+    model: Transformer | str,
+    prompt: Prompt | str,
+    layer: int,
+    direction: Float[Tensor, " d"],
+    c: tuple[float, float] = (0.0, 8.0),
+    queries: str | Query | Sequence[str | Query] = ("top1",),
+    *,
+    at: Sequence[Token] | None = (-1,),
+    positions: Sequence[Token] | None = None,
+    resolution: float = 1 / 64,
+    vectors: Vectors | None = None,
+    **options: Unpack[Options],
+) -> Ways:
+    """Return for which strengths of a steering vector every claim is proved: the stream h + c·v for all c of a range.
+
+    Claims are about the model's tail from the block on (`start_at`): layer l there is layer l + `layer` of the model.
+    The share s of the way is the strength c₀ + s (c₁ − c₀).
+
+    Args:
+        model: a model, or what `load` takes.
+        prompt: a text or a prompt of it.
+        layer: the block in front of which the stream is steered.
+        direction: v, shape [d].
+        c: the least and the largest strength.
+        queries: what is asked, as in `way`.
+        at: the tokens that are steered; None for all.
+        positions: query positions; None for all.
+        resolution: as in `way`.
+        vectors: directions and dictionaries that queries name.
+        options: memory, device and progress: see `Options`.
+
+    Raises:
+        ProoflensError: where an argument is not what it should be.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> v = torch.ones(model.architecture.d_model).double()
+        >>> found = pl.steer(model, model.example(), 1, v, (0.0, 0.5), "0.1:top1@-1")
+        >>> 0.0 <= found[0].proved <= 1.0
+        True
+    """
+    tail, stream = start_at(held := load(model), layer, as_prompt(load(model), prompt))
+    assert stream is not None
+    if direction.shape != (held.architecture.d_model,) or not bool(direction.isfinite().all()):
+        raise RegionError(f"a steering vector here is a tensor of {held.architecture.d_model} finite numbers")
+    if not (math.isfinite(c[0]) and math.isfinite(c[1]) and c[0] < c[1]):
+        raise RegionError(f"strengths go from a smaller to a larger number, got {c}")
+    steered = range(len(stream)) if at is None else find_tokens(at, len(stream), stream.tokens)
+    move = torch.zeros_like(stream.x)
+    move[list(steered)] = direction.to(stream.x)
+    ends = [replace(stream, x=stream.x + strength * move) for strength in c]
+    return way(
+        tail,
+        ends[0],
+        ends[1],
+        queries,
+        positions=positions,
+        resolution=resolution,
+        vectors=vectors,
+        **options,
+    )

@@ -1,0 +1,233 @@
+"""Dictionaries of features (sparse autoencoders, transcoders): what makes a feature active is a readout of one hook.
+
+A feature i of a dictionary with encoder W, b and a decoder's bias c is active at a token where
+
+    w_i·(h − c) + b_i > θ_i,
+
+θ = 0 for ReLU (`standard`) and for the gate of a `gated` one, the learnt threshold for `jumprelu`, and the one kept for
+inference for `batchtopk`. Which features are the k largest (`topk`) is no such statement, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from prooflens.errors import ModelError
+from prooflens.models.reads import find_hook
+from prooflens.models.transformer import Transformer
+
+KINDS = ("standard", "gated", "jumprelu", "batchtopk")
+"""Kinds of dictionaries whose features are active or not each by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """The encoder of a sparse autoencoder or transcoder.
+
+    Attributes:
+        hook: the value that it reads, by TransformerLens' name.
+        weight: the encoder's directions, one row for each feature, shape [F, n].
+        bias: what decides whether a feature is active (of the gate, in a gated one), shape [F].
+        center: what is subtracted from the value first, shape [n].
+        threshold: a feature is active above it, shape [F].
+        kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+
+    Raises:
+        ModelError: if shapes do not fit, a number is not finite, or the kind is not known.
+
+    Example:
+        >>> import prooflens as pl
+        >>> eye = torch.eye(16).double()
+        >>> sae = pl.Dictionary.of("blocks.0.hook_resid_post", eye, bias=torch.full((16,), -0.5).double())
+        >>> sae.size
+        16
+    """
+
+    hook: str
+    weight: Float[Tensor, "F n"]
+    bias: Float[Tensor, " F"]
+    center: Float[Tensor, " n"]
+    threshold: Float[Tensor, " F"]
+    kind: str = "standard"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ModelError(f"a dictionary of kind {self.kind!r} is not known: known are {', '.join(KINDS)}")
+        if self.weight.ndim != 2:
+            raise ModelError(f"a dictionary's encoder has shape [F, n], got {list(self.weight.shape)}")
+        F, n = self.weight.shape
+        for name, shape in (("bias", (F,)), ("center", (n,)), ("threshold", (F,))):
+            if tuple(getattr(self, name).shape) != shape:
+                raise ModelError(
+                    f"a dictionary's {name} has shape {list(shape)}, got {list(getattr(self, name).shape)}"
+                )
+        for name in ("weight", "bias", "center", "threshold"):
+            if not bool(torch.isfinite(getattr(self, name)).all()):
+                raise ModelError(
+                    f"the dictionary's {name} holds values that are NaN or infinite: it is broken"
+                )
+
+    @property
+    def size(self) -> int:
+        """The number of features, F."""
+        return len(self.weight)
+
+    @classmethod
+    def of(
+        cls,
+        hook: str,
+        weight: Float[Tensor, "F n"],
+        bias: Float[Tensor, " F"] | None = None,
+        center: Float[Tensor, " n"] | None = None,
+        threshold: Float[Tensor, " F"] | float = 0.0,
+        kind: str = "standard",
+    ) -> Dictionary:
+        """Make a dictionary from arrays; they are kept in float64.
+
+        Args:
+            hook: the value that it reads.
+            weight: one row for each feature, shape [F, n].
+            bias: shape [F]; None for 0.
+            center: shape [n]; None for 0.
+            threshold: shape [F], or one number for all.
+            kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+        """
+        W = torch.as_tensor(weight, dtype=torch.float64)
+        if W.ndim != 2:
+            raise ModelError(f"a dictionary's encoder has shape [F, n], got {list(W.shape)}")
+        zero_F, zero_n = W.new_zeros(len(W)), W.new_zeros(W.shape[1])
+        theta = torch.as_tensor(threshold, dtype=torch.float64)
+        return cls(
+            hook,
+            W,
+            zero_F if bias is None else torch.as_tensor(bias, dtype=torch.float64),
+            zero_n if center is None else torch.as_tensor(center, dtype=torch.float64),
+            theta.expand(len(W)).clone() if theta.ndim == 0 else theta,
+            kind,
+        )
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Dictionary:
+        """Read a dictionary as SAELens keeps it: `cfg.json` and `sae_weights.safetensors`.
+
+        Args:
+            folder: the folder that holds both.
+
+        Raises:
+            ModelError: if a file is missing or damaged, or the configuration asks for what is not known here.
+        """
+        folder = Path(folder).expanduser()
+        try:
+            config = json.loads((folder / "cfg.json").read_text(encoding="utf-8"))
+            state = load_file(folder / "sae_weights.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ModelError(
+                f"{folder} holds no dictionary: cfg.json and sae_weights.safetensors are needed ({error})"
+            ) from error
+        return cls.from_state(config, state)
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> Dictionary:
+        """Make a dictionary from SAELens' configuration and tensors.
+
+        Args:
+            config: what `cfg.json` holds.
+            state: tensors by SAELens' names: `W_enc` [n, F], `b_enc`, `b_dec`, `threshold`, `b_gate`.
+        """
+        kind = config.get("architecture", "standard")
+        if kind == "topk" or config.get("activation_fn_str", config.get("activation_fn")) == "topk":
+            raise ModelError(
+                "architecture 'topk': which features are the k largest is no readout of one hook"
+            )
+        scaled = config.get("normalize_activations", "none")
+        if scaled not in ("none", None):
+            raise ModelError(f"normalize_activations {scaled!r} is not known: fold it into the weights first")
+        hook = config.get("hook_name") or config.get("metadata", {}).get("hook_name")
+        if not isinstance(hook, str):
+            raise ModelError("the dictionary's configuration has no hook_name: say what it reads")
+        needed = ["W_enc", "b_gate" if kind == "gated" else "b_enc"]
+        needed += ["threshold"] if kind in ("jumprelu", "batchtopk") else []
+        if missing := [name for name in needed if name not in state]:
+            raise ModelError(f"the dictionary's weights lack {missing[0]!r}")
+        center = state.get("b_dec") if config.get("apply_b_dec_to_input", True) else None
+        threshold = state["threshold"] if kind in ("jumprelu", "batchtopk") else 0.0
+        return cls.of(hook, state["W_enc"].T, state[needed[1]], center, threshold, kind)
+
+    @classmethod
+    def adopt(cls, held: object) -> Dictionary:
+        """Return a dictionary from a `Dictionary`, a folder, or an object of SAELens (`cfg`, `state_dict`).
+
+        Args:
+            held: any of these.
+        """
+        if isinstance(held, Dictionary):
+            return held
+        if isinstance(held, str | Path):
+            return cls.load(held)
+        config, state = getattr(held, "cfg", None), getattr(held, "state_dict", None)
+        if config is None or state is None:
+            raise ModelError(
+                f"a {type(held).__name__} is no dictionary: give a folder or an object of SAELens"
+            )
+        written = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+        return cls.from_state(written, {name: t.detach().cpu().double() for name, t in state().items()})
+
+    def offset(self, index: int) -> tuple[float, float]:
+        """Return b − w·c − θ of a feature as computed, and the sum of the sizes of its terms.
+
+        Args:
+            index: the number of the feature.
+        """
+        w, b, theta = self.weight[index], self.bias[index], self.threshold[index]
+        size = w.abs() @ self.center.abs() + b.abs() + theta.abs()
+        return float(b - w @ self.center - theta), float(size)
+
+    def check(self, model: Transformer) -> None:
+        """Raise a `ModelError` unless the dictionary reads a hook that the model has, with its width."""
+        width = find_hook(model.architecture, self.hook).width
+        if width != self.weight.shape[1]:
+            raise ModelError(
+                f"the dictionary reads {self.weight.shape[1]} coordinates and {self.hook} of {model.name} has {width}: "
+                "it belongs to another model"
+            )
+
+    def active(self, h: Float[Tensor, "... n"]) -> Bool[Tensor, "... F"]:
+        """Return which features are active at values of the hook.
+
+        Args:
+            h: values, shape [..., n].
+        """
+        return (h - self.center) @ self.weight.T + self.bias > self.threshold
+
+
+def read_vector(path: Path | str) -> Tensor | Dictionary:
+    """Read a direction from a file (.npy, or .safetensors with one tensor), or a dictionary from a folder.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        ModelError: if there is none, or it holds something else.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return Dictionary.load(path)
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        (found,) = load_file(path).values()
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} holds no direction: give a .npy file, or a .safetensors file with one tensor ({error})"
+        ) from error
+    return found
