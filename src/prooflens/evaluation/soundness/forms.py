@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,8 @@ from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscap
 from prooflens.engines.attack.targets import Targets
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
+from prooflens.models import Transformer, read_at
+from prooflens.models.reads import hooks_of
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Logit, Row, Score
 
@@ -28,6 +31,12 @@ MOST_FORMS = 200
 
 MOST_PROJECTED = 24
 """… and where every step of the attack is projected onto constraints."""
+
+READS = 0.5
+"""The share of cases about outputs that are about a value inside the model."""
+
+DIRECTIONS = 3
+"""How many directions are read there."""
 
 WALKS = ("cpz", "jacobian-proved", "pz", "pz-norm", "pz-simplex", "zonotope")
 SMALL_INPUT = 32
@@ -73,12 +82,32 @@ def output_functionals(n_outputs: int, choose: random.Random) -> list[Functional
     return found
 
 
+def random_readout(problem: Problem, choose: random.Random) -> Transformer:
+    """The model of a problem, ended at a random hook and token, with random directions.
+
+    Args:
+        problem: the model and the region.
+        choose: what draws them.
+    """
+    hook = choose.choice(hooks_of(problem.model.architecture))
+    rows = [[choose.gauss(0.0, 1.0) for _ in range(hook.width)] for _ in range(DIRECTIONS)]
+    W = torch.tensor(rows, dtype=torch.float64)
+    read = read_at(problem.model, hook.name, choose.randrange(problem.n_tokens), W)
+    return read.with_head(W, W[:, 0]) if choose.random() < 0.5 else read
+
+
 def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
     """All engines on many forms of a case's model and region; one attack on everything they prove."""
     report.cases["forms"] += 1
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
-    if case.queries == ("argmax",):
+    if case.queries == ("argmax",) and choose.random() < READS:
+        problem = replace(problem, model=random_readout(problem, choose))
+        outputs = DIRECTIONS
+        functionals = [
+            replace(f, name=f.name.replace("output", "readout")) for f in output_functionals(outputs, choose)
+        ]
+    elif case.queries == ("argmax",):
         functionals = output_functionals(outputs, choose)
     else:
         layer = choose.randrange(problem.model.architecture.n_layers)
@@ -142,5 +171,5 @@ def _compare(
         )
         report.violations.append(Violation(case.seed, case.family, engine, what))
     spread = high - low
-    if len(relative := (slack / spread)[spread > 0]):
+    if len(relative := (slack / spread)[(spread > 0) & slack.isfinite()]):
         report.note_slack(engine, float(relative.min()))
