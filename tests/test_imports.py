@@ -31,13 +31,17 @@ FOLDERS: Mapping[str, set[str]] = {
     "sets": {"errors", "numerics"},
     "models": {"errors", "json_files"},
     "regions": {"errors", "models"},
+    "families": {"errors", "models"},
     "queries": {"errors", "numerics"},
     "problem": {"models", "queries", "regions"},
     "engines": {"errors", "progress", "numerics", "sets", "models", "regions", "queries", "problem"},
     "certificate": {"errors", "json_files"},
     "checker": set(),
-    "results": {"durations", "errors", "version", "models", "regions", "queries", "engines", "certificate"},
+    "results": {"durations", "errors", "version", "models", "regions", "families"}
+    | {"queries", "engines", "certificate"},
     "verdicts": FOUNDATION | {"models", "regions", "queries", "problem", "engines", "results"},
+    "enumeration": FOUNDATION
+    | {"models", "families", "queries", "certificate", "checker", "results", "verdicts"},
     "sweep": FOUNDATION | {"models", "regions", "queries", "certificate", "results", "verdicts"},
     "report": FOUNDATION | {"models", "certificate", "results", "verdicts", "sweep"},
     "evaluation": FOUNDATION

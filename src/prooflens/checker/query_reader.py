@@ -29,9 +29,10 @@ _ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
 _NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
 _PART = re.compile(
     rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
+    rf"(?:=\{{(?P<set>{_ITEMS})\}})?"
     rf"|mass>=(?P<tau>{_NUMBER})(?:@\{{(?P<on>{_ITEMS})\}})?|spec\{{(?P<A>{_ITEMS})\}}>\{{(?P<B>{_ITEMS})\}}"
     rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
-    rf"|(?P<argmax>argmax)|logit(?P<winner>\d+)>logit(?P<loser>\d+))(?:@\[?(?P<at>{_ITEMS})\]?)?"
+    rf"|(?P<argmax>argmax)(?:=(?P<answer>\d+))?|logit(?P<winner>\d+)>logit(?P<loser>\d+))(?:@\[?(?P<at>{_ITEMS})\]?)?"
 )
 
 
@@ -99,8 +100,10 @@ class QueryReader:
         if part["winner"]:
             return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
         if part["argmax"]:
-            return self._argmax(left)
+            return self._argmax(left, part["answer"])
         keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
+        if part["set"]:
+            return _over(self._tokens(part["set"]), int(part["k"]), at, keys)
         if part["order"]:
             return self._ranked(part["order"], min(int(part["k"]), len(keys)), at, keys, left)
         if part["entropy"]:
@@ -148,15 +151,16 @@ class QueryReader:
         if any(scores[j] > scores[i] for i in chosen for j in keys):
             raise LookupError("the claim is not about the clean top keys")
 
-    def _argmax(self, left: list[Functional]) -> list[Form]:
-        """Margins of the clean answer over some outputs, and one over all that these leave out."""
+    def _argmax(self, left: list[Functional], answer: str | None) -> list[Form]:
+        """Margins of the stated or the clean answer over some outputs, and one over all that these leave out."""
         size, terms = self.arch["d_out"], (f["terms"] for f in left)
         direct = list(itertools.takewhile(lambda t: t[1][1] == "logit", terms))
         winner, others = left[0]["terms"][0][2] if left else 0, [t[1][2] for t in direct]
+        winner = winner if answer is None else int(answer)
         named = tuple(sorted({winner, *others}))
         forms = [_margin(("logit", winner), ("logit", j)) for j in others]
         forms += [_margin(("logit", winner), ("largest", named))] if len(named) < size else []
-        if any(value(f, self.clean) < 0 for f in left[: len(forms)]):
+        if answer is None and any(value(f, self.clean) < 0 for f in left[: len(forms)]):
             raise LookupError("the claim is not about the clean answer")
         return forms
 
@@ -170,6 +174,16 @@ def _parts(query: str, between: str) -> Iterator[Mapping[str, Any]]:
             return
         at += len(between) if query.startswith(between, at) else len(query)
     raise LookupError(f"the query {query!r} is not one that there is")
+
+
+def _over(inside: list[int], k: int, at: tuple[Any, ...], keys: list[int]) -> list[Form]:
+    """Margins of stated keys over all others; a constant below 0 where the mask leaves one of them out."""
+    if len(inside) != k:
+        raise LookupError("the query names more or fewer tokens than it asks for")
+    if any(i not in keys for i in inside):
+        return [({}, arb(-1), ">0")]
+    pairs = itertools.product(inside, [j for j in keys if j not in inside])
+    return [_margin(("mass", *at, (i,)), ("mass", *at, (j,))) for i, j in pairs]
 
 
 def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
