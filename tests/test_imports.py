@@ -49,8 +49,8 @@ FOLDERS: Mapping[str, set[str]] = {
     "demo": {"models", "regions", "checker", "results", "verdicts", "report"},
     "doctor": {"version", "models"},
     "cli": FOUNDATION
-    | {"models", "regions", "queries", "certificate", "checker", "results", "verdicts", "sweep", "report"}
-    | {"evaluation", "demo", "doctor"},
+    | {"models", "regions", "families", "queries", "certificate", "checker", "results", "verdicts"}
+    | {"enumeration", "sweep", "report", "evaluation", "demo", "doctor"},
 }
 """Left to right: a folder (or a module beside them) and what it may import."""
 

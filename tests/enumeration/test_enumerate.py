@@ -151,7 +151,7 @@ def test_a_wrong_sign_is_contradicted_by_balls(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_model_too_large_for_balls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PRODUCTS", 10)
+    monkeypatch.setattr(module.balls, "PRODUCT_SECONDS", 1.0)
     row = pl.family(reader(), TEMPLATE, "1.0:spec{A}>{P}@-1")[0]
     assert "not confirmed" in row.note and row.word == "enumerated"
 

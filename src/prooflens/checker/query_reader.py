@@ -65,6 +65,16 @@ class QueryReader:
         same = [_same(*pair) for pair in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
+    def forms(self, text: str) -> list[Form]:
+        """The functionals of a query that leaves nothing to a clean input: it names its heads, and all tokens."""
+        found: list[Form] = []
+        for part in _parts(text, " & "):
+            for at in self._places(part, (None, None, None)):
+                if part["order"] and not part["set"]:
+                    raise ValueError("the query compares with a clean input")
+                found += self._forms(part, at, [])
+        return found
+
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
         if part["argmax"] or part["winner"]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from prooflens.certificate.store import RunWriter
+from prooflens.enumeration import confirm as balls
 from prooflens.enumeration.claims import check_query
-from prooflens.enumeration.confirm import MOST_PRODUCTS, confirm, network_of, products
 from prooflens.enumeration.tally import Listed, Tally
 from prooflens.enumeration.walk import Plan, Walk, part_file
 from prooflens.errors import EngineError, PromptError, RunError
 from prooflens.families import Family, Given, Member
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
-from prooflens.progress import Progress, Show, shown
+from prooflens.progress import Show, shown
 from prooflens.queries import Query, parse_heads
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.circuit import Circuit
@@ -40,6 +41,7 @@ def family(
     seed: int = 0,
     early: bool = False,
     nearest: int = 8,
+    confirm: float = 30.0,
     keep: int = 1000,
     tree: bool = True,
     batch: int | None = None,
@@ -47,6 +49,7 @@ def family(
     device: str | None = None,
     out: Path | str | None = None,
     part: tuple[int, int] = (1, 1),
+    configuration: Mapping[str, Any] | None = None,
     progress: Show = False,
 ) -> FamilyResults:
     """Run every member of a family of prompts and count how many satisfy each claim.
@@ -62,8 +65,9 @@ def family(
         sample: run so many members drawn by chance instead of all: the share is then `estimated`.
         seed: of the sample.
         early: stop when every claim has failed once; without it the share is exact.
-        nearest: how many members nearest to zero are remembered, and confirmed in ball arithmetic where the model is
-            small enough for it.
+        nearest: how many members nearest to zero are remembered, and confirmed in ball arithmetic.
+        confirm: how many seconds that may take per claim. A member of a large model takes minutes: where one would
+            take longer than this, none is confirmed.
         keep: how many failures are listed; all are counted.
         tree: run every prefix once; False runs every member by itself.
         batch: members of one batch; None for as many as fit.
@@ -73,6 +77,7 @@ def family(
             goes on from there.
         part: (i, n): run only the i-th of n parts and keep its counts beside `out`. When all parts are there, the
             call that ends last writes the run.
+        configuration: what else `run.json` keeps of what was asked for.
         progress: show how far it is, or a function that is told.
 
     Returns:
@@ -107,10 +112,11 @@ def family(
             walk.enumerate()
         others = _joined(walk, Path(out)) if out is not None and part[1] > 1 else []
         rows = [
-            _row(walk, query, tally, sample is not None, tell)
+            _row(walk, query, tally, 0.0 if sample is not None else confirm, sample is not None)
             for query, tally in zip(asked, walk.tallies, strict=True)
         ]
-    facts = {"queries": [str(query) for query in asked], "sample": sample, "seed": seed, "early": early}
+    facts: dict[str, Any] = {"queries": [str(query) for query in asked], "sample": sample, "seed": seed, "early": early}
+    facts |= configuration or {}
     found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
     if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):
         found.save(out)
@@ -182,10 +188,10 @@ def _joined(walk: Walk, out: Path) -> list[Path]:
     return paths
 
 
-def _row(walk: Walk, query: Query, tally: Tally, sampled: bool, tell: Progress) -> FamilyRow:
+def _row(walk: Walk, query: Query, tally: Tally, confirm: float, sampled: bool) -> FamilyRow:
     """What a tally says, with the members nearest to zero confirmed where that can be done."""
     family = walk.family
-    close, note = _confirmed(family, query, tally.nearest, sampled, tell)
+    close, note = _confirmed(walk, query, tally.nearest, confirm)
     sure = sum(judged.confirmed == "confirmed" for judged in close)
     word = ENUMERATED if tally.asked < family.size or sure < family.size else PROVED
     return FamilyRow(
@@ -223,20 +229,18 @@ def _judged(listed: Listed, members: Sequence[Member]) -> list[Judged]:
     return [Judged(one.text, one.ids, one.fillers, margin, held) for one, margin, held in rows]
 
 
-def _confirmed(
-    family: Family, query: Query, listed: Listed, sampled: bool, tell: Progress
-) -> tuple[list[Judged], str]:
+def _confirmed(walk: Walk, query: Query, listed: Listed, seconds: float) -> tuple[list[Judged], str]:
     """The members nearest to zero with what ball arithmetic says of them, and the same as a sentence."""
-    model, members = family.model, _members(family, listed)
-    close = _judged(listed, members)
-    if sampled:
-        return close, "a sample: nothing is confirmed"
-    layers, output = _depth(query, model)
-    work = products(model, layers, output, max(shape.n_tokens for shape in family.shapes))
-    if work > MOST_PRODUCTS:
-        return close, f"not confirmed in ball arithmetic: {work:.1e} products a member are too many for it"
-    tell(f"confirming {len(close)} members of {query} in ball arithmetic", 1.0)
-    words = confirm(network_of(model), family, query, list(zip(members, listed.held.tolist(), strict=True)))
+    family, members = walk.family, _members(walk.family, listed)
+    model, close = family.model, _judged(listed, members)
+    if seconds <= 0.0:
+        return close, "nothing was confirmed in ball arithmetic"
+    longest = max(shape.n_tokens for shape in family.shapes)
+    if (each := balls.seconds_for(model, *_depth(query, model), longest)) > seconds:
+        return close, f"not confirmed in ball arithmetic: a member takes about {each:.0f} s there"
+    walk.tell(f"confirming {len(close)} members of {query} in ball arithmetic", 1.0)
+    asked = list(zip(members, listed.held.tolist(), strict=True))
+    words = balls.confirm(balls.network_of(model), family, query, asked, seconds)
     found = [replace(judged, confirmed=word) for judged, word in zip(close, words, strict=True)]
     counts = {word or "not reached": words.count(word) for word in dict.fromkeys(words)}
     told = ", ".join(f"{count} {word}" for word, count in counts.items())

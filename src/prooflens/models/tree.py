@@ -178,6 +178,8 @@ class Runner:
         return Reading(scores, values[OUTPUT] if self.output else None)
 
     def _tree(self, ids: Tensor) -> Reading:
+        if not self.output:  # nobody reads what stands behind the last position
+            ids = ids[:, : 1 + max(at for _, at in self.rows)]
         tree = segments(ids)
         cached = {step.inputs[1] for step in self.program.steps if isinstance(step, Scores | Mix)}
         kept: list[Kept] = []

@@ -277,18 +277,17 @@ class FamilyResults:
                     }
                 )
 
-    def save(self, path: Path | str, configuration: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Path | str) -> None:
         """Write a run directory, which `prooflens query`, `check` and `report` read.
 
         Args:
             path: the directory; it must not hold a run yet.
-            configuration: what was asked for, beyond what the results know themselves.
         """
         family, model = self.family, self.family.model
         held = run_header(
             "family",
             {"name": model.name, "sha256": model.sha256, "source": self.source},
-            {**self.configuration, **(configuration or {})},
+            self.configuration,
         )
         held |= {"tokens": [], "text": None, "family": family.to_dict(), "seconds": self.seconds}
         writer = RunWriter.create(Path(path), held)
