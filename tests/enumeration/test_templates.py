@@ -39,7 +39,8 @@ def test_members_are_all_combinations_and_their_tokens_those_of_their_texts(kind
             for span in spans:
                 spelled = "".join(model.tokenizer.token(member.ids[i]) for i in span)
                 assert spelled.lower() == member.fillers[slot].lower()
-    assert sum(family.lengths.values()) == len(texts) and len(family.lengths) == 2  # Bob is four tokens
+    assert sum(family.lengths.values()) == len(texts)
+    assert len(family.lengths) == 2
 
 
 def test_a_space_before_a_slot_and_one_in_the_filler_are_one() -> None:
@@ -52,14 +53,15 @@ def test_a_space_before_a_slot_and_one_in_the_filler_are_one() -> None:
 def test_members_that_share_a_beginning_stand_side_by_side() -> None:
     ids = [ids for _, ids in members(pl.Template(TEXT, A=NAMES, B=NAMES).of(reader()))]
     for length in range(1, len(ids[0])):
-        beginnings = [key for key, _ in itertools.groupby(ids, key=lambda row: row[:length])]  # noqa: B023
+        beginnings = [key for key, _ in itertools.groupby(ids, key=lambda row: row[:length])]
         assert len(beginnings) == len(set(beginnings))
 
 
 def test_built_in_lists_keep_single_tokens() -> None:
     family = pl.Template("When{A} met", A=pl.NAMES).of(reader())
     assert set(family.words["A"]) == {" Mary", " John", " Kate", " Tom", " Alice", " James"}
-    assert len(pl.NAMES.words) >= 100 and len(set(pl.NAMES.words)) == len(pl.NAMES.words)
+    assert len(pl.NAMES.words) >= 100
+    assert len(set(pl.NAMES.words)) == len(pl.NAMES.words)
 
 
 def test_swaps_and_prompts() -> None:
@@ -70,7 +72,8 @@ def test_swaps_and_prompts() -> None:
     assert {member.ids[2] for member in swaps} == set(range(60))
     texts = ["When Mary met", "When Tom", "When Alice met"]
     prompts = pl.Prompts(texts).of(model)
-    assert sorted(text for text, _ in members(prompts)) == sorted(texts) and prompts.lengths == {2: 1, 3: 2}
+    assert sorted(text for text, _ in members(prompts)) == sorted(texts)
+    assert prompts.lengths == {2: 1, 3: 2}
     assert [m.ids for m in pl.Prompts([[3, 4], [5, 6]]).of(model)] == [(3, 4), (5, 6)]
 
 
@@ -140,4 +143,5 @@ def test_counts_with_inequalities_equal_the_list(words: list[list[str]], data: A
 def test_bad_input_is_one_line(make: Any, told: str) -> None:
     with pytest.raises(ProoflensError) as error:
         make()
-    assert told in str(error.value) and "\n" not in str(error.value)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)

@@ -22,6 +22,7 @@ import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.checker import check
 from prooflens.errors import ProoflensError
+from prooflens.families.read import read_family
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
@@ -110,6 +111,14 @@ def spec(data: bytes, folder: Path) -> None:
     read_spec(folder / "spec.yaml")
 
 
+def family(data: bytes, folder: Path) -> None:
+    """A family of prompts and its claims."""
+    (folder / "family.yaml").write_bytes(data)
+    made, queries = read_family(folder / "family.yaml")
+    for text in queries:
+        parse_query(text, getattr(made, "slots", ()))
+
+
 def circuit(data: bytes, folder: Path) -> None:
     """A circuit file."""
     (folder / "circuit.json").write_bytes(data)
@@ -167,6 +176,7 @@ def onnx(data: bytes, folder: Path) -> None:
 TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "query": query,
     "spec": spec,
+    "family": family,
     "circuit": circuit,
     "run_json": run_json,
     "certificate": certificate,

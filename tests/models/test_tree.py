@@ -17,7 +17,8 @@ def prompts(seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 6, (24, 7), generator=generator)
     ids[:, 5:] = torch.randint(3, VOCABULARY, (24, 2), generator=generator)
-    return torch.unique(ids, dim=0)
+    found: Tensor = torch.unique(ids, dim=0)
+    return found
 
 
 def plain(model: Transformer, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:

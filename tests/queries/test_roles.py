@@ -129,7 +129,8 @@ def test_roles_are_asked_of_balls_and_hulls_at_a_member() -> None:
             ["query", "verdict", "lower"]
         )
     (claim,) = [outcome.claim for outcome in named.outcomes if outcome.claim.rows]
-    assert isinstance(claim.query, TopK) and claim.query.tokens == (3,)
+    assert isinstance(claim.query, TopK)
+    assert claim.query.tokens == (3,)
     with pytest.raises(QueryError, match="not a template's member"):
         pl.certify(model, "When Mary met", pl.Ball(0.01), queries="logit{A}>logit{B}")
 

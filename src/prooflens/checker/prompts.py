@@ -1,8 +1,8 @@
 """Runs about families of prompts: counts that add up, and members that are run again by the checker's own float64 code.
 
-Every listed member (failures, the worst, the nearest to zero) is found in the family, run again and its margin compared;
-members drawn by chance are run as well, and must not be failures that are missing from the list. Members of a family
-that is called `proved` are run in balls.
+Every listed member (failures, the worst, the nearest to zero) is found in the family and run again, its margin
+compared; members drawn by chance are run as well, and must not be failures that are missing from the list. Members of
+a family that is called `proved` are run in balls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _SELF = re.compile(r"self([+-]\d+)?")
 class Shape:
     """The members of one length: fixed tokens, and the tokens of every slot's fillers."""
 
-    def __init__(self, stated: Mapping[str, Any], slots: Mapping[str, Any], number: int, tensors: Any) -> None:
+    def __init__(
+        self, stated: Mapping[str, Any], slots: Mapping[str, Any], number: int, tensors: Any
+    ) -> None:
         self.ids = np.array(stated["ids"])
         self.places: dict[str, list[list[int]]] = stated["places"]
         self.fillers = {slot: tensors[f"shape/{number}/{slot}/fillers"].tolist() for slot in self.places}
@@ -106,14 +108,26 @@ class FamilyChecker:
         whole = None if None in counts else sum(c or 0 for c in counts)
         found: dict[int, Word] = {}
         if whole is not None and whole != self.members:
-            return {row["row"]: ("WRONG", f"the family has {whole} members, not {self.members}") for row in self.rows}
+            return {
+                row["row"]: ("WRONG", f"the family has {whole} members, not {self.members}")
+                for row in self.rows
+            }
         for number, query in enumerate(self.queries):
             mine = [row for row in self.rows if row["query"] == query]
-            try:
+            if unread := self._unread(query):
+                found |= {row["row"]: ("not checkable", f"query: {unread}") for row in mine}
+            else:
                 found |= dict(self._claim(number, query, mine))
-            except (LookupError, ValueError, ArithmeticError) as error:
-                found |= {row["row"]: ("not checkable", f"query: {error}") for row in mine}
         return found
+
+    def _unread(self, query: str) -> str:
+        """Why a query cannot be read; an empty text if it can."""
+        try:
+            for shape in self.shapes:
+                self._forms(query, shape, shape.draw(np.random.default_rng(0)))
+        except (LookupError, ValueError) as error:
+            return str(error) or "it is not one that there is"
+        return ""
 
     def _claim(self, number: int, query: str, rows: Sequence[Row]) -> Iterator[tuple[int, Word]]:
         (claim,) = [row for row in rows if row["what"] == "claim"]
@@ -132,7 +146,11 @@ class FamilyChecker:
         asked, held, word = claim["asked"], claim["held"], claim["word"]
         failures = [tuple(row["ids"]) for row in rows if row["what"] == "failure"]
         whole = word in ("proved", "enumerated") and claim["share"] is not None
-        tables = [t for name, t in self.tensors.items() if name.startswith((f"claim/{number}/slot/", f"claim/{number}/pair/"))]
+        tables = [
+            t
+            for name, t in self.tensors.items()
+            if name.startswith((f"claim/{number}/slot/", f"claim/{number}/pair/"))
+        ]
         close = [row for row in rows if row["what"] == "nearest"]
         proved = len({tuple(r["ids"]) for r in close if r["confirmed"] == "confirmed"}) == self.members
         reasons = {
@@ -142,10 +160,13 @@ class FamilyChecker:
             "not every member was run": whole and asked != self.members,
             "an estimate has no interval": (word == "estimated") != (claim["lower"] is not None),
             "its share is not its count": claim["share"] is not None and claim["share"] != held / asked,
+            "its histogram counts others": int(self.tensors[f"claim/{number}/histogram"].sum()) > asked,
             "more failures are listed than there are": len(failures) > asked - held,
             "a failure is listed twice": word != "estimated" and len(set(failures)) < len(failures),
             "it is called proved and not every member was confirmed": word == "proved" and not proved,
-            "its shares do not add up": any(t.reshape(2, -1).sum(1).tolist() != [held, asked] for t in tables),
+            "its shares do not add up": any(
+                t.reshape(2, -1).sum(1).tolist() != [held, asked] for t in tables
+            ),
         }
         if word == "estimated" and not _interval(held, asked, claim["lower"], claim["upper"]):
             return "its interval is not that of Clopper and Pearson"
@@ -173,7 +194,10 @@ class FamilyChecker:
         if margin != stated and not abs(margin - stated) <= near:
             return "WRONG", f"its margin is {margin:.6g}, not {stated:.6g}"
         if held != bool(row["held"]) and abs(margin) > near:
-            return "WRONG", f"its margin is {margin:.6g}, which the row calls {'held' if row['held'] else 'failed'}"
+            return (
+                "WRONG",
+                f"its margin is {margin:.6g}, which the row calls {'held' if row['held'] else 'failed'}",
+            )
         if row["what"] == "failure" and row["held"]:
             return "WRONG", "a member that satisfies the claim is listed as a failure"
         return "re-run", f"own margin {margin:.6g}"
@@ -192,14 +216,19 @@ class FamilyChecker:
             margin, held = own
             near = NEAR * (1.0 + abs(margin)) if math.isfinite(margin) else 0.0
             if complete and held is (tuple(ids) in failures) and abs(margin) > near:
-                return "WRONG", f"a member of margin {margin:.6g} is listed wrongly, or is missing: tokens {ids}"
+                return (
+                    "WRONG",
+                    f"a member of margin {margin:.6g} is listed wrongly, or is missing: tokens {ids}",
+                )
             if claim["share"] is not None and claim["margin"] is not None and margin < claim["margin"] - near:
                 return "WRONG", f"a member has the margin {margin:.6g}, below the smallest: tokens {ids}"
         if claim["word"] == "proved":
             close = [row["ids"] for row in listed if row["what"] == "nearest"]
             signs = [self._sign(query, ids) for ids in close]
-            stated = {True: claim["held"], False: claim["asked"] - claim["held"], None: 0}
-            if Counter(signs) == Counter({key: n for key, n in stated.items() if n}):
+            known = Counter(signs)
+            if known[True] > claim["held"] or known[False] > claim["asked"] - claim["held"]:
+                return "WRONG", "the signs of its members in balls are others"
+            if not known[None]:
                 return "re-proved", f"all {len(close)} members in balls"
         return "re-run", f"{DRAWN} members by chance agree; all listed ones were run again"
 
@@ -271,7 +300,9 @@ def _ordinary(query: str, places: Mapping[str, Any], ids: Sequence[int]) -> Iter
 
 
 def _placed(text: str, places: Mapping[str, Any], at: int | None) -> str:
-    return re.sub(r"\{([^{}]*)\}", lambda m: "{" + ",".join(map(str, _positions(m[1], places, at))) + "}", text)
+    return re.sub(
+        r"\{([^{}]*)\}", lambda m: "{" + ",".join(map(str, _positions(m[1], places, at))) + "}", text
+    )
 
 
 def _positions(text: str, places: Mapping[str, Any], at: int | None) -> list[int]:
@@ -305,7 +336,10 @@ def _output(text: str, places: Mapping[str, Any], ids: Sequence[int]) -> int:
 
 def _judged(forms: Sequence[Form], values: Mapping[Any, Any], b: int) -> tuple[float, bool]:
     """The smallest functional of a member, and whether all have the sign that is wanted."""
-    margins = [float(c.mid()) + sum(float(w) * _atom(a, values, b) for a, w in atoms.items()) for atoms, c, _ in forms]
+    margins = [
+        float(c.mid()) + sum(float(w) * _atom(a, values, b) for a, w in atoms.items())
+        for atoms, c, _ in forms
+    ]
     met = [m > 0 or (m >= 0 and sense == ">=0") for m, (_, _, sense) in zip(margins, forms, strict=True)]
     return min(margins, default=math.inf), all(met)
 

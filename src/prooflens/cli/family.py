@@ -29,14 +29,17 @@ class FamilyOptions:
     """Which prompts, and what is claimed of them."""
 
     file: Annotated[
-        Path | None, typer.Argument(help="A YAML file with template and slots, prompts or swaps, and queries.")
+        Path | None,
+        typer.Argument(help="A YAML file with template and slots, prompts or swaps, and queries."),
     ] = None
     template: Annotated[
         str | None, typer.Option(help='A text with slots, as in "When{A} and{B} met,{B} spoke".')
     ] = None
     slot: Annotated[
         list[str] | None,
-        typer.Option("--slot", help="A=names (places, objects, colours, numbers), A=ALL, A=@FILE, \"A= x, y\"."),
+        typer.Option(
+            "--slot", help='A=names (places, objects, colours, numbers), A=ALL, A=@FILE, "A= x, y".'
+        ),
     ] = None
     differ: Annotated[
         list[str] | None, typer.Option("--differ", help="Slots with different fillers, as in A,B.")
@@ -81,7 +84,8 @@ def family(
     given: FamilyOptions,
     keep: KeepOptions,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Run so many members drawn by chance: shares are then estimated.")
+        int | None,
+        typer.Option(min=1, help="Run so many members drawn by chance: shares are then estimated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     early: Annotated[bool, typer.Option("--early", help="Stop when every claim has failed once.")] = False,
@@ -93,7 +97,8 @@ def family(
     ] = 30.0,
     failures: Annotated[int, typer.Option(min=0, help="Failures that are listed; all are counted.")] = 1000,
     part: Annotated[
-        str | None, typer.Option(help="Only one part of several, as in 2/8; the last one to end writes the run.")
+        str | None,
+        typer.Option(help="Only one part of several, as in 2/8; the last one to end writes the run."),
     ] = None,
     device: Device = None,
     memory: Memory = None,
@@ -135,7 +140,9 @@ def family(
         for row in found:
             _print_failures(row)
         if keep.out is not None and not (keep.out / "run.json").is_file():
-            say(f"the counts of part {part} are kept beside {keep.out}; the run is written when all parts are there")
+            say(
+                f"the counts of part {part} are kept beside {keep.out}; the run is written when all parts are there"
+            )
         else:
             tell_written(keep)
     words = [row.verdict for row in found]

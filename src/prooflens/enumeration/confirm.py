@@ -93,7 +93,7 @@ def _values(net: Network, model: Transformer, query: Query, member: Member) -> l
 
 
 def _sign(condition: Condition, ball: arb) -> bool | None:
-    """Whether a functional has the sign that is wanted of it; None if its ball, or rounding of a threshold, hides it."""
+    """Whether a functional has the sign that is wanted of it; None if its ball, or a rounded threshold, hides it."""
     strict = condition.sense is Sense.POSITIVE
     if ball > 0 or (ball >= 0 and not strict):
         return True

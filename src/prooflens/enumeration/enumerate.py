@@ -115,7 +115,12 @@ def family(
             _row(walk, query, tally, 0.0 if sample is not None else confirm, sample is not None)
             for query, tally in zip(asked, walk.tallies, strict=True)
         ]
-    facts: dict[str, Any] = {"queries": [str(query) for query in asked], "sample": sample, "seed": seed, "early": early}
+    facts: dict[str, Any] = {
+        "queries": [str(query) for query in asked],
+        "sample": sample,
+        "seed": seed,
+        "early": early,
+    }
     facts |= configuration or {}
     found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
     if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):

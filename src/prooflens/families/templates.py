@@ -6,7 +6,7 @@ import itertools
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,9 @@ ALL = _Vocabulary.ALL
 
 Fillers: TypeAlias = WordList | Sequence[str] | _Vocabulary
 """What a slot takes: a built-in list, words, or `ALL`."""
+
+Swapped: TypeAlias = Fillers | Sequence[int]
+"""What a position of a prompt takes: the same, or tokens by number."""
 
 RESERVED = ("self", "first", "last", "all", "differ")
 """Words that queries and `Template` use themselves."""
@@ -139,7 +142,7 @@ class Swaps:
     def __init__(
         self,
         prompt: str | Sequence[int],
-        at: Mapping[int | tuple[int, ...], Fillers | Sequence[int]],
+        at: Mapping[Any, Swapped],
         differ: Iterable[Sequence[str]] = (),
     ) -> None:
         self.prompt = prompt
@@ -316,11 +319,11 @@ def _pairs(differ: Iterable[Sequence[str]], slots: Mapping[str, object]) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def _words(fillers: Fillers | Sequence[int]) -> tuple[str, ...]:
+def _words(fillers: Swapped) -> tuple[str, ...]:
     return tuple(fillers.words if isinstance(fillers, WordList) else fillers)  # type: ignore[arg-type]
 
 
-def _check_fillers(slot: str, fillers: Fillers | Sequence[int]) -> None:
+def _check_fillers(slot: str, fillers: Swapped) -> None:
     """One line about a list that cannot be used."""
     if fillers is ALL or isinstance(fillers, WordList):
         return

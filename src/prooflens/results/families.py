@@ -289,7 +289,13 @@ class FamilyResults:
             {"name": model.name, "sha256": model.sha256, "source": self.source},
             self.configuration,
         )
-        held |= {"tokens": [], "text": None, "family": family.to_dict(), "seconds": self.seconds}
+        held |= {
+            "tokens": [],
+            "text": None,
+            "region": {"label": family.label, "eps": None},
+            "family": family.to_dict(),
+            "seconds": self.seconds,
+        }
         writer = RunWriter.create(Path(path), held)
         tensors: dict[str, Any] = {}
         for number, shape in enumerate(family.shapes):
@@ -299,7 +305,7 @@ class FamilyResults:
                     tensors[f"shape/{number}/{slot}/tokens/{place}"] = tokens
         for number, row in enumerate(self.rows):
             tensors[f"claim/{number}/histogram"] = row.histogram[1]
-            tensors[f"claim/{number}/width"] = np.array(row.histogram[0])
+            tensors[f"claim/{number}/width"] = np.array([row.histogram[0]])
             for slot, counts in row.by_slot.items():
                 tensors[f"claim/{number}/slot/{slot}"] = counts
             for (a, b), counts in row.by_pair.items():
