@@ -25,13 +25,16 @@ from prooflens.errors import ProoflensError
 from prooflens.families.read import read_family
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
-from prooflens.queries import parse_query
+from prooflens.queries import parse_query, resolve
 from prooflens.report import collect, render
 from prooflens.sweep.spec import read_spec
 from prooflens.verdicts.circuit_files import as_circuit
 
 CORPUS = Path(__file__).parent / "corpus"
 TOY = Path(pl.__file__).parent / "models" / "embedded" / "toy"
+
+ROLES = {"A": ((1,),), "B": ((2,), (3,))}
+"""Slots of a template, and where they stand."""
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.symlink", "os.link", "os.truncate")
 FORBIDDEN = (
@@ -101,8 +104,10 @@ def _setting() -> Any:
 
 
 def query(data: bytes, folder: Path) -> None:
-    """A query string, parsed and bound."""
-    parse_query(data.decode("utf-8", "replace")).bind(_setting(), "0")
+    """A query string, parsed, its roles looked up, and bound."""
+    asked = parse_query(data.decode("utf-8", "replace"), ROLES)
+    for found in resolve(asked, ROLES, 4, (3, 5, 7, 5)):
+        found.bind(_setting(), "0")
 
 
 def spec(data: bytes, folder: Path) -> None:
