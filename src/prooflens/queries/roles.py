@@ -120,6 +120,8 @@ def _row_queries(query: RowQuery, places: Places, size: int) -> Iterator[RowQuer
         yield query
         return
     if query.positions is not None:
+        if any(isinstance(token, Role) and token.name == "self" for token in query.positions):
+            raise QueryError(f"{query}: a query position is a token or a slot; {{self}} is relative to it")
         named = [_looked_up(token, places) for token in query.positions]
         query = replace(query, positions=tuple(position for group in named for position in group))
     held = {name: getattr(query, name) for name in FIELDS if getattr(query, name, None) is not None}

@@ -152,7 +152,7 @@ def find_token(token: Named, size: int, texts: Sequence[str] | None) -> list[int
             raise QueryError(f"there is no token {token}: the prompt has {size} tokens, 0-{size - 1}")
         return [token % size]
     if isinstance(token, Role):
-        raise QueryError(f"{{{token}}} is a slot of a template, and this prompt is not a template's member")
+        raise QueryError(f"{{{token}}} is a role, which `resolve` looks up at a member of a template")
     if texts is None:
         raise QueryError(f"token {token!r} is named by its text, but this prompt has no texts; use an index")
     exact = [index for index, text in enumerate(texts) if text == token]
