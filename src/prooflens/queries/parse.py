@@ -79,7 +79,7 @@ def parse_query(text: str, slots: Slots = ()) -> Query:
 
     Example:
         >>> parse_query("2.4:top1@-1")
-        TopK(heads='2.4', positions=(-1,), k=1)
+        TopK(heads='2.4', positions=(-1,), k=1, tokens=None)
         >>> str(parse_query("mass >= 0.3 @ {0, 1}"))
         'mass>=0.3@{0,1}'
         >>> parse_query("0.3:top1={B.2}@-1", slots=["A", "B"]).tokens
