@@ -31,7 +31,7 @@ FOLDERS: Mapping[str, set[str]] = {
     "sets": {"errors", "numerics"},
     "models": {"errors", "json_files"},
     "regions": {"errors", "models"},
-    "families": {"errors", "models"},
+    "families": {"errors", "json_files", "models"},
     "queries": {"errors", "numerics"},
     "problem": {"models", "queries", "regions"},
     "engines": {"errors", "progress", "numerics", "sets", "models", "regions", "queries", "problem"},

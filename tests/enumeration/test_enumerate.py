@@ -183,6 +183,14 @@ def test_early_stops_at_the_first_failure() -> None:
     assert row.to_dict()["share"] is None
 
 
+def test_what_was_not_run_whole_is_not_called_enumerated(tmp_path: Path) -> None:
+    ask = "0.0:top1={self}@0"  # true by the mask alone
+    part = pl.family(reader(), TEMPLATE, ask, out=tmp_path / "run", part=(1, 2))[0]
+    assert (part.word, part.verdict) == ("incomplete", "incomplete")
+    whole = pl.family(reader(), TEMPLATE, ask, out=tmp_path / "run", part=(2, 2))[0]
+    assert (whole.word, whole.verdict, whole.least) == ("enumerated", "holds", float("inf"))
+
+
 def test_all_failures_are_counted_and_the_first_ones_listed() -> None:
     row = pl.family(reader(), TEMPLATE, "argmax={P}", keep=2)[0]
     assert len(row.failures) == 2

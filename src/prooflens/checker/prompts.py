@@ -145,7 +145,7 @@ class FamilyChecker:
         """Why the counts of a claim do not add up; an empty text if they do."""
         asked, held, word = claim["asked"], claim["held"], claim["word"]
         failures = [tuple(row["ids"]) for row in rows if row["what"] == "failure"]
-        whole = word in ("proved", "enumerated") and claim["share"] is not None
+        whole = word in ("proved", "enumerated")
         tables = [
             t
             for name, t in self.tensors.items()
@@ -154,7 +154,8 @@ class FamilyChecker:
         close = [row for row in rows if row["what"] == "nearest"]
         proved = len({tuple(r["ids"]) for r in close if r["confirmed"] == "confirmed"}) == self.members
         reasons = {
-            "there is no such word": word not in ("proved", "enumerated", "estimated"),
+            "there is no such word": word not in ("proved", "enumerated", "estimated", "incomplete"),
+            "it has a share, or none, against its word": (claim["share"] is None) != (word == "incomplete"),
             "more members hold than were run": not 0 <= held <= asked,
             "it states another number of members": claim["members"] != self.members,
             "not every member was run": whole and asked != self.members,

@@ -105,7 +105,7 @@ def family(
 ) -> None:
     """How many prompts of a family satisfy claims, exactly, and which do not.
 
-    Exit code: 0 all hold on every member, 1 error, 2 estimated and none failed, 3 some fail.
+    Exit code: 0 all hold on every member, 1 error, 2 none failed but not all were run, 3 some fail.
     """
     from prooflens.enumeration import family as run
     from prooflens.models import load
@@ -146,7 +146,7 @@ def family(
         else:
             tell_written(keep)
     words = [row.verdict for row in found]
-    raise typer.Exit(3 if "fails" in words else 2 if "estimated" in words else 0)
+    raise typer.Exit(3 if "fails" in words else 2 if set(words) != {"holds"} else 0)
 
 
 def _part(text: str | None) -> tuple[int, int]:

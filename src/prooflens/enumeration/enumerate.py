@@ -23,7 +23,15 @@ from prooflens.progress import Show, shown
 from prooflens.queries import Query, parse_heads
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.circuit import Circuit
-from prooflens.results.families import ENUMERATED, ESTIMATED, PROVED, FamilyResults, FamilyRow, Judged
+from prooflens.results.families import (
+    ENUMERATED,
+    ESTIMATED,
+    INCOMPLETE,
+    PROVED,
+    FamilyResults,
+    FamilyRow,
+    Judged,
+)
 from prooflens.statistics import clopper_pearson
 from prooflens.verdicts.question import as_queries, source_of
 from prooflens.verdicts.settings import checked_device
@@ -82,7 +90,7 @@ def family(
 
     Returns:
         One row per claim. Its word is `proved` if every member was confirmed over the reals, `enumerated` if every
-            member was run in float64, `estimated` if a sample was.
+            member was run in float64, `estimated` if a sample was, `incomplete` if it was stopped or is a part.
 
     Raises:
         ProoflensError: where an argument is not what it should be; the message says what to do.
@@ -198,7 +206,7 @@ def _row(walk: Walk, query: Query, tally: Tally, confirm: float, sampled: bool) 
     family = walk.family
     close, note = _confirmed(walk, query, tally.nearest, confirm)
     sure = sum(judged.confirmed == "confirmed" for judged in close)
-    word = ENUMERATED if tally.asked < family.size or sure < family.size else PROVED
+    word = INCOMPLETE if tally.asked < family.size else ENUMERATED if sure < family.size else PROVED
     return FamilyRow(
         str(query),
         query.unit,
@@ -214,7 +222,6 @@ def _row(walk: Walk, query: Query, tally: Tally, confirm: float, sampled: bool) 
         tally.by_pair,
         (2.0**tally.histogram.exponent, tally.histogram.counts),
         note,
-        walk.stopped and tally.asked < family.size,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from prooflens.errors import PromptError
 from prooflens.families.templates import ALL, Fillers, Prompts, Swaps, Template
 from prooflens.families.words import BUILT_IN
+from prooflens.json_files import read_yaml
 
 FIELDS = ("template", "slots", "differ", "prompts", "swaps", "queries")
 
@@ -52,14 +53,10 @@ def read_family(path: Path) -> tuple[Template | Swaps | Prompts, list[str]]:
     Raises:
         PromptError: if the file cannot be read, or has a field that there is not.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise PromptError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        content = read_yaml(path)
+    except ValueError as error:
+        raise PromptError(str(error)) from error
     if not isinstance(content, dict):
         raise PromptError(f"{path} must be a mapping with template and slots, prompts, or swaps")
     if unknown := [name for name in content if name not in FIELDS]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from prooflens.certificate.store import RunWriter
 from prooflens.families import Family
 from prooflens.results.record import run_header
 
-PROVED, ENUMERATED, ESTIMATED = "proved", "enumerated", "estimated"
-"""Over the reals, rounding counted; every member run in float64; a sample of them."""
+PROVED, ENUMERATED, ESTIMATED, INCOMPLETE = "proved", "enumerated", "estimated", "incomplete"
+"""Over the reals, rounding counted; every member run in float64; a sample of them; not every member run."""
 
 FAMILY_ROWS = pa.schema(
     [
@@ -77,7 +78,8 @@ class FamilyRow:
     Attributes:
         query: the claim, with roles.
         unit: what its margins are measured in.
-        word: `proved`, `enumerated` or `estimated`.
+        word: `proved`, `enumerated`, `estimated`, or `incomplete` where it was stopped at the first failure or is one
+            part of several.
         members: how many members the family has.
         asked: how many were run.
         held: how many of those satisfy the claim.
@@ -89,7 +91,6 @@ class FamilyRow:
         by_pair: the same for pairs of slots.
         histogram: width of a bin, and counts of bins from −64 to 63 widths.
         note: what was confirmed in ball arithmetic, or why nothing was.
-        stopped: whether it was stopped at the first failure, so that the share is not known.
     """
 
     query: str
@@ -106,7 +107,11 @@ class FamilyRow:
     by_pair: Pairs
     histogram: tuple[float, NDArray[np.int64]]
     note: str
-    stopped: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether not every member was run, nor a sample: the share of the family is then not known."""
+        return self.word == INCOMPLETE
 
     @property
     def share(self) -> float:
@@ -130,10 +135,10 @@ class FamilyRow:
 
     @property
     def verdict(self) -> str:
-        """`holds` on every member, `fails` on some, or `estimated` where only a sample was run and none failed."""
+        """`fails` if a member does, `holds` if every member was run and none does; else `estimated` or `incomplete`."""
         if self.failed:
             return "fails"
-        return "estimated" if self.word == ESTIMATED else "holds"
+        return self.word if self.word in (ESTIMATED, INCOMPLETE) else "holds"
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain numbers and texts, without the tables of pairs."""
@@ -155,7 +160,7 @@ class FamilyRow:
         }
 
     def __str__(self) -> str:
-        share = "first failure" if self.stopped else f"{100 * self.share:.4g} %"
+        share = "" if self.stopped else f"{100 * self.share:.4g} %"
         if self.interval is not None:
             share += f" [{100 * self.interval[0]:.4g}, {100 * self.interval[1]:.4g}]"
         return f"{self.query:<32} {self.word:<10} {self.held:>9} of {self.asked:<9} {share}"
@@ -192,6 +197,25 @@ class FamilyResults:
         return "\n".join(map(str, self.rows))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The claims as a table, for notebooks."""
+        names = ("claim", "word", "held", "of", "share", "smallest margin", "nearest to 0")
+        head = "".join(f"<th>{name}</th>" for name in names)
+        lines = []
+        for row in self.rows:
+            share = "" if row.stopped else f"{100 * row.share:.4g} %"
+            cells = (
+                row.query,
+                row.word,
+                row.held,
+                row.asked,
+                share,
+                f"{row.least:.4g}",
+                f"{row.smallest:.4g}",
+            )
+            lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts, without the tables of pairs."""
