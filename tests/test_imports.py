@@ -42,7 +42,8 @@ FOLDERS: Mapping[str, set[str]] = {
     "verdicts": FOUNDATION | {"models", "regions", "queries", "problem", "engines", "results"},
     "enumeration": FOUNDATION
     | {"models", "families", "queries", "certificate", "checker", "results", "verdicts"},
-    "sweep": FOUNDATION | {"models", "regions", "queries", "certificate", "results", "verdicts"},
+    "sweep": FOUNDATION
+    | {"models", "regions", "families", "queries", "certificate", "results", "verdicts", "enumeration"},
     "report": FOUNDATION | {"models", "certificate", "results", "verdicts", "sweep"},
     "evaluation": FOUNDATION
     | {"models", "regions", "queries", "problem", "engines", "results", "verdicts", "report"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, tell_written
 from prooflens.cli.options import Device, KeepOptions, Memory, Model, prompts_of
+from prooflens.cli.sweep import CrewOptions
 from prooflens.errors import PromptError, QueryError, RunError
 from prooflens.progress import shown
 
@@ -83,6 +84,7 @@ def family(
     model: Model,
     given: FamilyOptions,
     keep: KeepOptions,
+    work: CrewOptions,
     sample: Annotated[
         int | None,
         typer.Option(min=1, help="Run so many members drawn by chance: shares are then estimated."),
@@ -109,27 +111,26 @@ def family(
     """
     from prooflens.enumeration import family as run
     from prooflens.models import load
+    from prooflens.sweep.families import Asked, spread
 
     made, queries = given.family()
+    options: dict[str, Any] = {
+        "nearest": nearest,
+        "confirm": confirm,
+        "keep": failures,
+        "memory": memory,
+        "device": device,
+        "configuration": configuration(device=device),
+    }
     with shown(not keep.as_json) as tell:
-        held = load(model, tell)
-        found = run(
-            held,
-            made,
-            queries,
-            sample=sample,
-            seed=seed,
-            early=early,
-            nearest=nearest,
-            confirm=confirm,
-            keep=failures,
-            memory=memory,
-            device=device,
-            out=keep.out,
-            part=_part(part),
-            progress=tell,
-            configuration=configuration(device=device),
-        )
+        if work.workers is None and work.executor == "local":
+            chosen: dict[str, Any] = {"sample": sample, "seed": seed, "early": early, "part": _part(part)}
+            held = load(model, tell)
+            found = run(held, made, queries, out=keep.out, progress=tell, **chosen, **options)
+        elif keep.out is None or sample is not None or early or part is not None:
+            raise RunError("workers need a run directory (-o RUN/), and neither --sample, --early nor --part")
+        else:
+            found = spread(Asked(model, made, queries, keep.out, options), work.crew(), tell)
     if keep.as_json:
         print_json(found.to_dict())
     else:

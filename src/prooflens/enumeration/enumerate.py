@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from prooflens.certificate.store import RunWriter
 from prooflens.enumeration import confirm as balls
@@ -57,6 +59,7 @@ def family(
     device: str | None = None,
     out: Path | str | None = None,
     part: tuple[int, int] = (1, 1),
+    join: bool = True,
     configuration: Mapping[str, Any] | None = None,
     progress: Show = False,
 ) -> FamilyResults:
@@ -85,6 +88,7 @@ def family(
             goes on from there.
         part: (i, n): run only the i-th of n parts and keep its counts beside `out`. When all parts are there, the
             call that ends last writes the run.
+        join: write the run when all parts are there; False only counts, and leaves that to another call.
         configuration: what else `run.json` keeps of what was asked for.
         progress: show how far it is, or a function that is told.
 
@@ -107,10 +111,11 @@ def family(
     asked = as_queries(queries, members.slots)
     for query in asked:
         check_query(query)
-    _check(members, sample, nearest, keep, part, out)
+    _check(members, sample, early, nearest, keep, part, out)
     plan = Plan(early, tree, batch, parse_memory(memory), part)
     sizes = {slot: len(words) for slot, words in members.words.items()}
     state = None if out is None or sample is not None else part_file(Path(out), part)
+    lock = FileLock(f"{out}.lock") if part[1] > 1 and join else nullcontext()
     with shown(progress) as tell:
         walk = Walk(members, asked, [Tally(sizes, keep, nearest) for _ in asked], plan, state, tell)
         walk.check()
@@ -118,23 +123,25 @@ def family(
             walk.sample(sample, seed)
         else:
             walk.enumerate()
-        others = _joined(walk, Path(out)) if out is not None and part[1] > 1 else []
-        rows = [
-            _row(walk, query, tally, 0.0 if sample is not None else confirm, sample is not None)
-            for query, tally in zip(asked, walk.tallies, strict=True)
-        ]
-    facts: dict[str, Any] = {
-        "queries": [str(query) for query in asked],
-        "sample": sample,
-        "seed": seed,
-        "early": early,
-    }
-    facts |= configuration or {}
-    found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
-    if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):
-        found.save(out)
-        for path in others if state is None else [state, *others]:
-            path.unlink(missing_ok=True)
+        with lock:  # of parts that end together one writes the run
+            others = _joined(walk, Path(out)) if out is not None and part[1] > 1 and join else []
+            rows = [
+                _row(walk, query, tally, confirm if join and sample is None else 0.0, sample is not None)
+                for query, tally in zip(asked, walk.tallies, strict=True)
+            ]
+            facts = {
+                "queries": [str(query) for query in asked],
+                "sample": sample,
+                "seed": seed,
+                "early": early,
+                **(configuration or {}),
+            }
+            found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
+            if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):
+                found.save(out)
+                for path in others if state is None else [state, *others]:
+                    path.unlink(missing_ok=True)
+                Path(f"{out}.lock").unlink(missing_ok=True)
     return found
 
 
@@ -156,6 +163,7 @@ def _bound(prompts: Given, model: Transformer) -> Family:
 def _check(
     members: Family,
     sample: int | None,
+    early: bool,
     nearest: int,
     keep: int,
     part: tuple[int, int],
@@ -174,8 +182,10 @@ def _check(
         )
     if not 1 <= part[0] <= part[1]:
         raise RunError(f"a part is the i-th of n, as in (1, 4), got {part}")
-    if part[1] > 1 and (out is None or sample is not None):
-        raise RunError("parts are of a whole family and are kept beside a run: give out, and no sample")
+    if part[1] > 1 and (out is None or sample is not None or early):
+        raise RunError(
+            "parts are of a whole family and are kept beside a run: give out, and neither sample nor early"
+        )
     if out is not None:
         RunWriter.check_room(Path(out))
 
