@@ -56,6 +56,13 @@ def test_estimates_are_not_checkable_but_add_up(tmp_path: Path) -> None:
     assert report.findings[0].status == "not checkable"
 
 
+def test_a_sample_of_a_family_beyond_all_counting_is_kept_and_checked(tmp_path: Path) -> None:
+    huge = pl.Swaps([1] * 14, dict.fromkeys(range(13), pl.ALL))
+    run = written(tmp_path, "llama", ["0.1:top1={self}@-1"], prompts=huge, sample=30)
+    assert huge.of(reader()).size == 60**13 > 2**63
+    assert examined(run).ok
+
+
 def first(rows: Rows, what: str, **wanted: object) -> int:
     return next(
         i for i, r in enumerate(rows) if r["what"] == what and all(r[k] == v for k, v in wanted.items())

@@ -59,12 +59,12 @@ class Family:
     spell: Callable[[Mapping[str, str], Sequence[int]], str]
 
     def __post_init__(self) -> None:
-        if not self.shapes or len(self) == 0:
+        if not self.size:
             raise PromptError(f"the family {self.label} has no member: slots that differ need other fillers")
 
     @cached_property
     def size(self) -> int:
-        """How many members there are, exactly; `len` of it where a machine's integers suffice."""
+        """How many members there are, exactly; `len` says the same, up to the largest that Python allows there."""
         return sum(shape.members for shape in self.shapes)
 
     def __len__(self) -> int:

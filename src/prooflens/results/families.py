@@ -257,7 +257,7 @@ class FamilyResults:
         low, high = row.interval or (None, None)
         yield about | {
             "what": "claim",
-            "members": row.members,
+            "members": row.members if row.members < 2**63 else None,
             "asked": row.asked,
             "held": row.held,
             "share": None if row.stopped else row.share,
