@@ -1,6 +1,7 @@
 """Families, run: counts, shares, margins and failures against every member by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,29 @@ def test_what_was_not_run_whole_is_not_called_enumerated(tmp_path: Path) -> None
     assert (part.word, part.verdict) == ("incomplete", "incomplete")
     whole = pl.family(reader(), TEMPLATE, ask, out=tmp_path / "run", part=(2, 2))[0]
     assert (whole.word, whole.verdict, whole.least) == ("enumerated", "holds", float("inf"))
+
+
+def test_batches_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, judge, sizes = pl.family(reader(), TEMPLATE, list(CLAIMS)), Walk._judge, []
+
+    def scarce(self: Walk, number: int, shape: Any, digits: np.ndarray) -> Any:
+        sizes.append(len(digits))
+        if len(digits) > 7:
+            raise MemoryError
+        return judge(self, number, shape, digits)
+
+    monkeypatch.setattr(Walk, "_judge", scarce)
+    found = pl.family(reader(), TEMPLATE, list(CLAIMS))
+    assert max(sizes) > 7
+    assert [(row.held, row.asked) for row in found] == [(row.held, row.asked) for row in whole]
+
+
+def test_a_model_that_overflows_is_told() -> None:
+    model = reader()
+    huge = {name: 1e200 * model.weights[name] for name in ("blocks.1.q.weight", "blocks.1.k.weight")}
+    weights = dict(model.weights) | huge
+    with pytest.raises(ProoflensError, match="gives no number on"):
+        pl.family(replace(model, weights=weights), TEMPLATE, "1.0:spec{A}>{P}@-1")
 
 
 def test_all_failures_are_counted_and_the_first_ones_listed() -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from prooflens.certificate.store import write_atomically
 from prooflens.enumeration.claims import ShapeClaim, compile_claim
-from prooflens.enumeration.tally import Tally
+from prooflens.enumeration.tally import Margins, Tally
 from prooflens.errors import ModelError, RunError
 from prooflens.families import Family, Shape
 from prooflens.families.shapes import Numbers
-from prooflens.memory import available
+from prooflens.memory import available, is_shortage
 from prooflens.models.tree import Runner, row_bytes
 from prooflens.progress import Progress
 from prooflens.queries import Query
@@ -135,21 +136,39 @@ class Walk:
         return max(1, min(MOST_ROWS, room // each))
 
     def _count(self, number: int, shape: Shape, digits: Numbers) -> None:
+        """Run and count some members; where memory runs out, half of them at a time."""
+        try:
+            judged = self._judge(number, shape, digits)
+        except Exception as error:
+            if not is_shortage(error) or len(digits) == 1:
+                raise
+            judged = None
+        if judged is None:  # outside the handler, which would keep the tensors of the attempt
+            if self.family.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            for half in np.array_split(digits, 2):
+                self._count(number, shape, half)
+            return
+        columns = [shape.fillers[slot][digits[:, i]] for i, slot in enumerate(shape.slots)]
+        members = np.stack([np.full(len(digits), number), *columns], axis=1)
+        for tally, (margins, held) in zip(self.tallies, judged, strict=True):
+            tally.add(margins, held, members)
+
+    def _judge(self, number: int, shape: Shape, digits: Numbers) -> list[tuple[Margins, NDArray[np.bool_]]]:
+        """The margin of every claim on every member, and whether it holds there."""
         model = self.family.model
         claims, runner = self._compiled(number, shape)
         ids = torch.as_tensor(shape.ids_of(digits)).to(model.device)
-        reading = runner(ids)
-        columns = [shape.fillers[slot][digits[:, i]] for i, slot in enumerate(shape.slots)]
-        members = np.stack([np.full(len(digits), number), *columns], axis=1)
-        for claim, tally in zip(claims, self.tallies, strict=True):
-            margins, held = claim.judge(reading, model, ids)
-            found = margins.cpu().numpy()
-            if np.isnan(found).any():
-                (member, *_) = self.family.members(shape, digits[np.isnan(found)][:1])
+        reading, found = runner(ids), []
+        for claim in claims:
+            margins, held = (tensor.cpu().numpy() for tensor in claim.judge(reading, model, ids))
+            if np.isnan(margins).any():
+                (member, *_) = self.family.members(shape, digits[np.isnan(margins)][:1])
                 raise ModelError(
                     f"{model.name} gives no number on {member.text!r}: its weights or inputs overflow"
                 )
-            tally.add(found, held.cpu().numpy(), members)
+            found.append((margins, held))
+        return found
 
     def _compiled(self, number: int, shape: Shape) -> tuple[Sequence[ShapeClaim], Runner]:
         """The claims about a shape, and the runner that reads what they need and no deeper; the last ones are kept."""
