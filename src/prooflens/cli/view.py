@@ -35,6 +35,10 @@ CLAIMED = (
     ),
     ("`re-proved`: holds for all points of the region, over the reals", "anything about points outside it"),
     ("`witness confirmed`: this point of the region breaks the claim", "that no nearer point does"),
+    (
+        "`re-run`: this member of a family has this margin in float64",
+        "that float64 has its sign right over the reals",
+    ),
     ("`not checkable`: nothing contradicts the row", "that the row is true: its engine is trusted"),
 )
 SHOWN = 20
