@@ -31,22 +31,27 @@ FOLDERS: Mapping[str, set[str]] = {
     "sets": {"errors", "numerics"},
     "models": {"errors", "json_files"},
     "regions": {"errors", "models"},
+    "families": {"errors", "json_files", "models"},
     "queries": {"errors", "numerics"},
     "problem": {"models", "queries", "regions"},
     "engines": {"errors", "progress", "numerics", "sets", "models", "regions", "queries", "problem"},
     "certificate": {"errors", "json_files"},
     "checker": set(),
-    "results": {"durations", "errors", "version", "models", "regions", "queries", "engines", "certificate"},
+    "results": {"durations", "errors", "version", "models", "regions", "families"}
+    | {"queries", "engines", "certificate"},
     "verdicts": FOUNDATION | {"models", "regions", "queries", "problem", "engines", "results"},
-    "sweep": FOUNDATION | {"models", "regions", "queries", "certificate", "results", "verdicts"},
+    "enumeration": FOUNDATION
+    | {"models", "families", "queries", "certificate", "checker", "results", "verdicts"},
+    "sweep": FOUNDATION
+    | {"models", "regions", "families", "queries", "certificate", "results", "verdicts", "enumeration"},
     "report": FOUNDATION | {"models", "certificate", "results", "verdicts", "sweep"},
     "evaluation": FOUNDATION
     | {"models", "regions", "queries", "problem", "engines", "results", "verdicts", "report"},
     "demo": {"models", "regions", "checker", "results", "verdicts", "report"},
     "doctor": {"version", "models"},
     "cli": FOUNDATION
-    | {"models", "regions", "queries", "certificate", "checker", "results", "verdicts", "sweep", "report"}
-    | {"evaluation", "demo", "doctor"},
+    | {"models", "regions", "families", "queries", "certificate", "checker", "results", "verdicts"}
+    | {"enumeration", "sweep", "report", "evaluation", "demo", "doctor"},
 }
 """Left to right: a folder (or a module beside them) and what it may import."""
 

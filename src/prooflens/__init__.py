@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
+    from prooflens.enumeration import family
+    from prooflens.families import (
+        ALL,
+        COLOURS,
+        NAMES,
+        NUMBERS,
+        OBJECTS,
+        PLACES,
+        Prompts,
+        Swaps,
+        Template,
+    )
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.dictionaries import Dictionary
     from prooflens.models.tails import start_at
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
     )
     from prooflens.report import report
     from prooflens.results import Radii, Results
+    from prooflens.results.families import FamilyResults
     from prooflens.results.outputs import OutputResults
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
@@ -41,6 +54,17 @@ _HOMES = {
     "Dictionary": "prooflens.models.dictionaries",
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
+    "family": "prooflens.enumeration",
+    "FamilyResults": "prooflens.results.families",
+    "ALL": "prooflens.families",
+    "COLOURS": "prooflens.families",
+    "NAMES": "prooflens.families",
+    "NUMBERS": "prooflens.families",
+    "OBJECTS": "prooflens.families",
+    "PLACES": "prooflens.families",
+    "Prompts": "prooflens.families",
+    "Swaps": "prooflens.families",
+    "Template": "prooflens.families",
     "Ball": "prooflens.regions",
     "Constraints": "prooflens.regions",
     "Paraphrases": "prooflens.regions",
@@ -64,23 +88,34 @@ _HOMES = {
 }
 
 __all__ = [
+    "ALL",
+    "COLOURS",
+    "NAMES",
+    "NUMBERS",
+    "OBJECTS",
+    "PLACES",
     "Ball",
     "Constraints",
     "Dictionary",
+    "FamilyResults",
     "Hull",
     "OutputResults",
     "Paraphrases",
     "Pixels",
+    "Prompts",
     "Radii",
     "Region",
     "Results",
     "Segment",
     "Span",
+    "Swaps",
+    "Template",
     "Transformer",
     "__version__",
     "certify",
     "circuit",
     "direction",
+    "family",
     "load",
     "output",
     "output_radius",

@@ -22,15 +22,19 @@ import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.checker import check
 from prooflens.errors import ProoflensError
+from prooflens.families.read import read_family
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
-from prooflens.queries import parse_query
+from prooflens.queries import parse_query, resolve
 from prooflens.report import collect, render
 from prooflens.sweep.spec import read_spec
 from prooflens.verdicts.circuit_files import as_circuit
 
 CORPUS = Path(__file__).parent / "corpus"
 TOY = Path(pl.__file__).parent / "models" / "embedded" / "toy"
+
+ROLES = {"A": ((1,),), "B": ((2,), (3,))}
+"""Slots of a template, and where they stand."""
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.symlink", "os.link", "os.truncate")
 FORBIDDEN = (
@@ -100,14 +104,24 @@ def _setting() -> Any:
 
 
 def query(data: bytes, folder: Path) -> None:
-    """A query string, parsed and bound."""
-    parse_query(data.decode("utf-8", "replace")).bind(_setting(), "0")
+    """A query string, parsed, its roles looked up, and bound."""
+    asked = parse_query(data.decode("utf-8", "replace"), ROLES)
+    for found in resolve(asked, ROLES, 4, (3, 5, 7, 5)):
+        found.bind(_setting(), "0")
 
 
 def spec(data: bytes, folder: Path) -> None:
     """A sweep's specification."""
     (folder / "spec.yaml").write_bytes(data)
     read_spec(folder / "spec.yaml")
+
+
+def family(data: bytes, folder: Path) -> None:
+    """A family of prompts and its claims."""
+    (folder / "family.yaml").write_bytes(data)
+    made, queries = read_family(folder / "family.yaml")
+    for text in queries:
+        parse_query(text, getattr(made, "slots", ()))
 
 
 def circuit(data: bytes, folder: Path) -> None:
@@ -167,6 +181,7 @@ def onnx(data: bytes, folder: Path) -> None:
 TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "query": query,
     "spec": spec,
+    "family": family,
     "circuit": circuit,
     "run_json": run_json,
     "certificate": certificate,

@@ -23,6 +23,7 @@ CHANGES = {
     "query": 400,
     "circuit": 300,
     "spec": 250,
+    "family": 250,
     "config": 150,
     "weights": 150,
     "run_json": 60,

@@ -75,6 +75,11 @@ class Network:
                 pool = "mean" if json.loads(pooling.read_text()).get("pooling_mode_mean_tokens") else "first"
             arch, held = Folder(config, state, pool, powers).read()
         weights = {name: np.ascontiguousarray(t, dtype=np.float64) for name, t in held.items()}
+        return cls.made(arch, weights, tables)
+
+    @classmethod
+    def made(cls, arch: dict[str, Any], weights: dict[str, Array], tables: Tables | None = None) -> Network:
+        """A network of an architecture, as a folder in prooflens' own layout states it, and canonical weights."""
         return cls(_DEFAULTS | arch, weights, tables)
 
     def cut(self, layers: int | None) -> Network:
@@ -181,6 +186,22 @@ class Network:
         far = far * np.float32(half - exact)
         bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(int), half - 1))
         return np.moveaxis(self.weights["relative_bias"][bucket + half * (relative > 0)], 2, 0)
+
+    def embed(self, ids: Iterable[int]) -> Balls:
+        """The input [S, d] of a prompt's tokens: positions and types are added, normed and projected as models do."""
+        held, weights = list(ids), self.weights
+        with ctx.workprec(256):
+            x = _each(arb, weights["embed.tokens"][held].astype(object))
+            x = x if self.arch.get("embed_scale") is None else x * arb(self.arch["embed_scale"])
+            if "embed.positions" in weights:
+                x = x + weights["embed.positions"][self.arch["position_offset"] :][: len(held)]
+            if "embed.types" in weights:
+                x = x + weights["embed.types"][0]
+            if "embed.norm.weight" in weights:
+                if self.arch["norm_kind"] != "layer":
+                    raise ValueError("a norm of embeddings in a model of another norm is not known here")
+                x = self._norm("embed.norm", x)
+            return self._affine("embed.project", x) if "embed.project.weight" in weights else np.asarray(x)
 
     def run(
         self, points: list[Balls], layers: Iterable[int], output: bool = False

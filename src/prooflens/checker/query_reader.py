@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -29,9 +29,10 @@ _ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
 _NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
 _PART = re.compile(
     rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
+    rf"(?:=\{{(?P<set>{_ITEMS})\}})?"
     rf"|mass>=(?P<tau>{_NUMBER})(?:@\{{(?P<on>{_ITEMS})\}})?|spec\{{(?P<A>{_ITEMS})\}}>\{{(?P<B>{_ITEMS})\}}"
     rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
-    rf"|(?P<argmax>argmax)|logit(?P<winner>\d+)>logit(?P<loser>\d+)"
+    rf"|(?P<argmax>argmax)(?:=(?P<answer>\d+))?|logit(?P<winner>\d+)>logit(?P<loser>\d+)"
     rf"|(?:(?P<level>logit\d+|neuron \d+\.\d+|feature [\w-]+\.\d+"
     rf"|read\((?P<hook>[\w.]+)@(?P<on_token>{_ITEM}),[\w-]+\))"
     rf"(?: (?P<word>active|off))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))(?:@\[?(?P<at>{_ITEMS})\]?)?"
@@ -44,8 +45,10 @@ class QueryReader:
     `names` are those of the outputs of a network that ends at a hook.
     """
 
-    def __init__(self, net: Network, texts: list[str], clean: dict[Any, Any], names: list[str]) -> None:
-        self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, names
+    def __init__(
+        self, net: Network, texts: list[str], clean: dict[Any, Any], names: Sequence[str] = ()
+    ) -> None:
+        self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, list(names)
         self.size = len(texts)
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
@@ -69,6 +72,16 @@ class QueryReader:
             found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
         same = [_same(*pair) for pair in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
+
+    def forms(self, text: str) -> list[Form]:
+        """The functionals of a query that leaves nothing to a clean input: it names its heads, and all tokens."""
+        found: list[Form] = []
+        for part in _parts(text, " & "):
+            for at in self._places(part, (None, None, None)):
+                if part["order"] and not part["set"]:
+                    raise ValueError("the query compares with a clean input")
+                found += self._forms(part, at, [])
+        return found
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
@@ -105,10 +118,12 @@ class QueryReader:
         if part["winner"]:
             return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
         if part["argmax"]:
-            return self._argmax(left)
+            return self._argmax(left, part["answer"])
         if part["level"]:
             return [self._level(part)]
         keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
+        if part["set"]:
+            return _over(self._tokens(part["set"]), int(part["k"]), at, keys)
         if part["order"]:
             return self._ranked(part["order"], min(int(part["k"]), len(keys)), at, keys, left)
         if part["entropy"]:
@@ -196,15 +211,16 @@ class QueryReader:
         if any(scores[j] > scores[i] for i in chosen for j in keys):
             raise LookupError("the claim is not about the clean top keys")
 
-    def _argmax(self, left: list[Functional]) -> list[Form]:
-        """Margins of the clean answer over some outputs, and one over all that these leave out."""
+    def _argmax(self, left: list[Functional], answer: str | None) -> list[Form]:
+        """Margins of the stated or the clean answer over some outputs, and one over all that these leave out."""
         size, terms = self.arch["d_out"], (f["terms"] for f in left)
         direct = list(itertools.takewhile(lambda t: t[1][1] == "logit", terms))
         winner, others = left[0]["terms"][0][2] if left else 0, [t[1][2] for t in direct]
+        winner = winner if answer is None else int(answer)
         named = tuple(sorted({winner, *others}))
         forms = [_margin(("logit", winner), ("logit", j)) for j in others]
         forms += [_margin(("logit", winner), ("largest", named))] if len(named) < size else []
-        if any(value(f, self.clean) < 0 for f in left[: len(forms)]):
+        if answer is None and any(value(f, self.clean) < 0 for f in left[: len(forms)]):
             raise LookupError("the claim is not about the clean answer")
         return forms
 
@@ -218,6 +234,16 @@ def _parts(query: str, between: str) -> Iterator[Mapping[str, Any]]:
             return
         at += len(between) if query.startswith(between, at) else len(query)
     raise LookupError(f"the query {query!r} is not one that there is")
+
+
+def _over(inside: list[int], k: int, at: tuple[Any, ...], keys: list[int]) -> list[Form]:
+    """Margins of stated keys over all others; a constant below 0 where the mask leaves one of them out."""
+    if len(inside) != k:
+        raise LookupError("the query names more or fewer tokens than it asks for")
+    if any(i not in keys for i in inside):
+        return [({}, arb(-1), ">0")]
+    pairs = itertools.product(inside, [j for j in keys if j not in inside])
+    return [_margin(("mass", *at, (i,)), ("mass", *at, (j,))) for i, j in pairs]
 
 
 def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:

@@ -23,10 +23,13 @@ from prooflens.checker.claims import OUTPUTS, Functional, bounds, keys_of, value
 from prooflens.checker.families import Powers
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Balls, Network, Tables
+from prooflens.checker.prompts import FamilyChecker
 from prooflens.checker.query_reader import QueryReader
 from prooflens.checker.region import Region
 
 WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
+RERUN = "re-run"
+"""A fifth word, of families of prompts alone: a member was run again, in float64, by the checker's own code."""
 WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
 WORTH |= {("holds", "proved"), ("estimated", "estimated")}
 """Verdicts, and what the bounds of a row with each may be worth."""
@@ -66,7 +69,8 @@ class CheckReport:
     def counts(self) -> dict[str, int]:
         """How many rows got each word."""
         found = Counter(finding.status for finding in self.findings)
-        return {word: found[word] for word in WORDS}
+        words = WORDS if not found[RERUN] else (*WORDS[:2], RERUN, *WORDS[2:])
+        return {word: found[word] for word in words}
 
     @property
     def ok(self) -> bool:
@@ -130,6 +134,9 @@ def check(
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]
         _need(numbers == list(range(info["rows"])), "rows are missing or numbered wrongly")
+        if info["kind"] == "family":
+            judged = FamilyChecker(net, info, tensors, rows).judge_all()
+            return CheckReport([], [Finding(row["row"], *judged[row["row"]]) for row in rows])
         claimed = [row for row in rows if row.get("claim")]
         named = [info["model"]["name"], info["tokens"], info["region"]["label"], 0]
         columns = ("model", "tokens", "region", "region_id")

@@ -11,6 +11,7 @@ import typer
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
 from prooflens.cli import export as _export
+from prooflens.cli import family as _family
 from prooflens.cli import models as _models
 from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
@@ -31,6 +32,7 @@ del (
     _checks,
     _compare,
     _export,
+    _family,
     _models,
     _output,
     _prove,

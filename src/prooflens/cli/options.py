@@ -225,13 +225,9 @@ def other_prompt(model: Transformer, text: str) -> Prompt:
 
 def prompts_of(path: Path) -> list[str]:
     """The prompts of a file, one per line; empty lines do not count."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"cannot read prompts from {path}: {error}") from error
-    if not (found := [line for line in lines if line.strip()]):
-        raise PromptError(f"{path} holds no prompt: write one per line")
-    return found
+    from prooflens.families.read import lines_of
+
+    return lines_of(path, "prompt")
 
 
 def named_tokens(text: str | None) -> list[Token] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,10 @@ CLAIMED = (
     ),
     ("`re-proved`: holds for all points of the region, over the reals", "anything about points outside it"),
     ("`witness confirmed`: this point of the region breaks the claim", "that no nearer point does"),
+    (
+        "`re-run`: this member of a family has this margin in float64",
+        "that float64 has its sign right over the reals",
+    ),
     ("`not checkable`: nothing contradicts the row", "that the row is true: its engine is trusted"),
 )
 SHOWN = 20
@@ -86,10 +91,17 @@ def report(
 ) -> None:
     """One self-contained HTML file with pictures of what runs proved and broke."""
     if any((run / "sweep.json").is_file() for run in runs):
-        _report_sweep(runs, out, figures, as_json)
-        return
-    from prooflens.report import collect, render, write_figures, write_page
+        from prooflens.report.sweep import report_sweep
 
+        _report_alone(report_sweep, runs, out, figures, as_json)
+        return
+    from prooflens.report import collect, is_family, render, write_figures, write_page
+
+    if any(map(is_family, runs)):
+        from prooflens.report.families import report_family
+
+        _report_alone(report_family, runs, out, figures, as_json)
+        return
     data = collect(*runs)
     write_page(out, render(data))
     pictures = write_figures(data, figures) if figures is not None else []
@@ -99,12 +111,16 @@ def report(
         say(str(out))
 
 
-def _report_sweep(runs: list[Path], out: Path, figures: Path | None, as_json: bool) -> None:
-    from prooflens.report.sweep import report_sweep
-
+def _report_alone(
+    write: Callable[[Path, Path, Path | None], list[Path]],
+    runs: list[Path],
+    out: Path,
+    figures: Path | None,
+    as_json: bool,
+) -> None:
     if len(runs) > 1:
-        raise RunError("a sweep has a report of its own: give its folder alone")
-    pictures = report_sweep(runs[0], out, figures)
+        raise RunError("a sweep, or a family of prompts, has a report of its own: give its folder alone")
+    pictures = write(runs[0], out, figures)
     if as_json:
         print_json({"report": str(out), "figures": [str(path) for path in pictures]})
     else:

@@ -3,7 +3,7 @@
 from prooflens.models.architecture import Architecture
 from prooflens.models.load import EMBEDDED, load
 from prooflens.models.program import INPUT, OUTPUT, Program, pattern_name, scores_name
-from prooflens.models.prompt import Prompt
+from prooflens.models.prompt import Prompt, Roles
 from prooflens.models.pull import pull
 from prooflens.models.reads import read_at
 from prooflens.models.transformer import Transformer
@@ -15,6 +15,7 @@ __all__ = [
     "Architecture",
     "Program",
     "Prompt",
+    "Roles",
     "Transformer",
     "load",
     "pattern_name",

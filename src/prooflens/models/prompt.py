@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,10 @@ from prooflens.errors import ModelError, PromptError
 
 if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
+
+
+Roles = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Named parts of a prompt, as the slots of a template are: the positions of every occurrence."""
 
 
 class Tokenizer(Protocol):
@@ -38,12 +42,14 @@ class Prompt:
         tokens: the texts of the tokens.
         ids: the token ids; None for an input that was not embedded from ids.
         text: the text; None for an input that was given as ids or as a tensor.
+        roles: parts that queries may name, as `{A}` or `{B.2}`: the slots of the template that it is a member of.
     """
 
     x: Float[Tensor, "S d"] = field(repr=False)
     tokens: tuple[str, ...]
     ids: tuple[int, ...] | None = None
     text: str | None = None
+    roles: Roles = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -13,7 +13,8 @@ from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
 from prooflens.queries.remainder import remainder
-from prooflens.queries.rows import Row, parse_heads
+from prooflens.queries.roles import resolve
+from prooflens.queries.rows import Role, Row, parse_heads
 from prooflens.queries.simplex import Box
 from prooflens.queries.sites import OutputLevel, SiteQuery
 from prooflens.queries.tables import Linearisation, MarginTable, linearise, margin_table
@@ -38,6 +39,7 @@ __all__ = [
     "OutputLevel",
     "Query",
     "Ranking",
+    "Role",
     "Row",
     "RowEntropy",
     "RowQuery",
@@ -58,6 +60,7 @@ __all__ = [
     "parse_heads",
     "parse_query",
     "remainder",
+    "resolve",
     "score_bounds",
     "weight_box",
 ]

@@ -26,7 +26,7 @@ from prooflens.errors import QueryError
 from prooflens.numerics.rounding import up
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
 from prooflens.queries.functionals import Functional, RowEntropy, group_log_ratio, margin
-from prooflens.queries.rows import Row, Token, find_tokens, write_tokens
+from prooflens.queries.rows import Named, Role, Row, find_tokens, write_tokens
 
 
 class Reading(NamedTuple):
@@ -55,7 +55,7 @@ class RowQuery(Query):
     """
 
     heads: str | None = None
-    positions: tuple[Token, ...] | None = None
+    positions: tuple[Named, ...] | None = None
 
     def __post_init__(self) -> None:
         """Keep tokens as tuples, however they were given, so that queries can be compared and hashed."""
@@ -63,7 +63,7 @@ class RowQuery(Query):
             given = getattr(self, name, None)
             if given is None:
                 continue
-            tokens = (given,) if isinstance(given, int | str) else tuple(given)
+            tokens = (given,) if isinstance(given, int | str | Role) else tuple(given)
             if not tokens:
                 raise QueryError(f"{type(self).__name__} was given no {name}: name at least one token")
             object.__setattr__(self, name, tokens)
@@ -87,6 +87,11 @@ class RowQuery(Query):
         if self.positions is None:
             return head + self.kind
         inner = write_tokens(self.positions)
+        if any(isinstance(token, Role) for token in self.positions):
+            named = "}" in self.kind or not isinstance(
+                self, Mass
+            )  # the first braces of a mass are its tokens
+            return f"{head}{self.kind}@{f'{{{inner}}}' if named else f'[{inner}]'}"
         return f"{head}{self.kind}@{inner if len(self.positions) == 1 else f'[{inner}]'}"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
@@ -129,17 +134,23 @@ class TopK(RowQuery):
 
     Attributes:
         k: the size of the set, at least 1.
+        tokens: the set, by index, text or role, whatever the clean pattern is; None for the clean one. A negative
+            number counts from the query: −1 is the token before it.
 
     Example:
-        >>> str(TopK(3, heads="2.4", positions=[-1]))
-        '2.4:top3@-1'
+        >>> str(TopK(3, heads="2.4", positions=[-1])), str(TopK(1, 3))
+        ('2.4:top3@-1', 'top1={3}')
     """
 
     k: int
+    tokens: tuple[Named, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count("top", self.k)
+        if self.tokens is not None:
+            near = (Role("self", offset=t) if isinstance(t, int) and t < 0 else t for t in self.tokens)
+            object.__setattr__(self, "tokens", tuple(near))
 
     @property
     def unit(self) -> str:
@@ -148,14 +159,29 @@ class TopK(RowQuery):
 
     @property
     def kind(self) -> str:
-        """The short form, as in `top3`."""
-        return f"top{self.k}"
+        """The short form, as in `top3` or `top1={4}`."""
+        return f"top{self.k}" + ("" if self.tokens is None else f"={{{write_tokens(self.tokens)}}}")
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
         """Return k(S−k) margins, or none if all keys that take part are in the set."""
+        if self.tokens is not None:
+            return self._named(setting, reading, self.tokens), None
         inside, outside = reading.order[: self.k], reading.order[self.k :]
         pairs = [margin(reading.row, i, j) for i, j in itertools.product(inside, outside)]
         return _positive(pairs), reading.tie_between(self.k - 1) if reading.tied(self.k - 1) else None
+
+    def _named(self, setting: Setting, reading: Reading, tokens: tuple[Named, ...]) -> list[Condition]:
+        """Return the margins of named tokens over all others; a constant below 0 if the mask leaves one of them out."""
+        inside = find_tokens(tokens, setting.size, setting.tokens)
+        if len(inside) != self.k:
+            raise QueryError(
+                f"{self.kind} names {len(inside)} tokens: ask 'top{len(inside)}={{…}}' of all of them, or name one "
+                "occurrence, as in {A.1}"
+            )
+        if missing := sorted(set(inside) - set(reading.order)):
+            return _positive([Functional((), -1.0, f"{reading.row}: key {missing[0]} takes no part")])
+        outside = sorted(set(reading.order) - set(inside))
+        return _positive([margin(reading.row, i, j) for i, j in itertools.product(inside, outside)])
 
 
 @dataclass(frozen=True)
@@ -210,7 +236,7 @@ class Mass(RowQuery):
         'mass>=0.3@{0,1}'
     """
 
-    tokens: tuple[Token, ...] | None = None
+    tokens: tuple[Named, ...] | None = None
     tau: float = 0.2
 
     def __post_init__(self) -> None:
@@ -265,8 +291,8 @@ class Specialised(RowQuery):
         'spec{1,2}>{3}'
     """
 
-    A: tuple[Token, ...]
-    B: tuple[Token, ...]
+    A: tuple[Named, ...]
+    B: tuple[Named, ...]
 
     @property
     def unit(self) -> str:

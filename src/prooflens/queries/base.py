@@ -13,7 +13,7 @@ from prooflens.errors import QueryError
 from prooflens.queries.functionals import Functional, Scores
 from prooflens.queries.masks import keys_of
 from prooflens.queries.programs import Boxes, functional_bounds
-from prooflens.queries.rows import Row, Token, find_tokens, parse_heads
+from prooflens.queries.rows import Named, Row, find_tokens, parse_heads
 
 
 class Sense(StrEnum):
@@ -98,7 +98,7 @@ class Setting:
             raise QueryError(f"heads {text!r} need the scores of layers {missing}, which were not computed")
         return found
 
-    def positions(self, tokens: tuple[Token, ...] | None) -> list[int]:
+    def positions(self, tokens: tuple[Named, ...] | None) -> list[int]:
         """Return the query positions that tokens name; None names all that read at least one key.
 
         Raises:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from prooflens.errors import QueryError
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
 from prooflens.queries.functionals import Functional, logit_margin, tail_margin
+from prooflens.queries.rows import Role
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Argmax(Query):
     """Claim that the model's answer y stays the clean one: Logit(y) − Logit(c) > 0 for every other class or token c.
 
     Attributes:
+        answer: the class or token y, by its index or as a slot of a template; None for the clean answer.
         candidates: how many of the nearest others get a margin of their own; all the rest are one functional,
             Logit(y) − max of them. It changes how the claim is written, not what it says.
 
@@ -129,13 +131,16 @@ class Argmax(Query):
     """
 
     candidates: int | None = field(default=None, compare=False)
+    answer: int | Role | None = None
 
     def __post_init__(self) -> None:
         if self.candidates is not None and self.candidates < 1:
             raise QueryError(f"argmax needs at least one candidate, got {self.candidates}")
 
     def __str__(self) -> str:
-        return "argmax"
+        if isinstance(self.answer, Role):
+            return f"argmax={{{self.answer}}}"
+        return "argmax" if self.answer is None else f"argmax={self.answer}"
 
     @property
     def unit(self) -> str:
@@ -153,7 +158,8 @@ class Argmax(Query):
             raise QueryError("argmax asks about outputs, but this model or setting has no logits")
         logits = setting.logits.double()
         ranked = logits.argsort(descending=True, stable=True).tolist()
-        best, others = ranked[0], ranked[1:]
+        best = ranked[0] if self.answer is None else _output(self.answer, len(ranked))
+        others = [index for index in ranked if index != best]
         equal = next((index for index in others[:1] if logits[index] == logits[best]), None)
         tie = None if equal is None else f"outputs {best} and {equal} tie on the clean input"
         direct = len(others)
@@ -170,19 +176,20 @@ class Beats(Query):
     """Claim that one output stays above another: Logit(winner) − Logit(loser) > 0.
 
     Attributes:
-        winner: the index of the output that should be larger.
-        loser: the index of the output that should be smaller.
+        winner: the output that should be larger: its index, or the slot of a template whose token it is.
+        loser: the output that should be smaller, likewise.
 
     Example:
         >>> str(Beats(3, 5))
         'logit3>logit5'
     """
 
-    winner: int
-    loser: int
+    winner: int | Role
+    loser: int | Role
 
     def __str__(self) -> str:
-        return f"logit{self.winner}>logit{self.loser}"
+        sides = (f"{{{side}}}" if isinstance(side, Role) else str(side) for side in (self.winner, self.loser))
+        return "logit{}>logit{}".format(*sides)
 
     @property
     def unit(self) -> str:
@@ -197,9 +204,16 @@ class Beats(Query):
             heads: ignored, since the claim is about outputs.
         """
         size = 0 if setting.logits is None else len(setting.logits)
-        for index in (self.winner, self.loser):
-            if index >= size:
-                raise QueryError(f"there is no output {index}: the model has {size}")
-        condition = Condition(logit_margin(self.winner, self.loser), Sense.POSITIVE)
-        tie = "an output does not beat itself" if self.winner == self.loser else None
+        winner, loser = (_output(index, size) for index in (self.winner, self.loser))
+        condition = Condition(logit_margin(winner, loser), Sense.POSITIVE)
+        tie = "an output does not beat itself" if winner == loser else None
         return [make_claim(self, setting, (), [condition], tie)]
+
+
+def _output(named: int | Role, size: int) -> int:
+    """The index of an output; an error if there is none, or if a slot has not been looked up."""
+    if isinstance(named, Role):
+        raise QueryError(f"{{{named}}} is a slot of a template, and this prompt is not a template's member")
+    if named >= size:
+        raise QueryError(f"there is no output {named}: the model has {size}")
+    return named

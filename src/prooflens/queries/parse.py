@@ -2,30 +2,33 @@
 
     query    = part {"&" part} | weight "*" part {" + " weight "*" part} ">" "0"
     part     = [heads ":"] kind ["@" position]
-    kind     = "top" K | "rank" K | "mass>=" x ["@" set] | "spec" set ">" set
-             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" | "logit" C ">logit" C | "logit" C [level]
-             | "neuron " layer "." N [level] | "feature " NAME "." N ("active" | "off" | [level])
+    kind     = "top" K ["=" set] | "rank" K | "mass>=" x ["@" set] | "spec" set ">" set
+             | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" ["=" output] | "logit" output ">logit" output
+             | "logit" C [level] | "neuron " layer "." N [level] | "feature " NAME "." N ("active" | "off" | [level])
              | "read(" hook "@" token "," NAME ")" [level]
     level    = (">" | ">=" | "<" | "<=") x, without it the range is asked for
     set      = "{" token {"," token} "}"
-    position = token | "[" token {"," token} "]" | "all"
-    token    = an index, negative from the end | a word | a text in double quotes
+    position = token | "[" token {"," token} "]" | "{" role {"," role} "}" | "all"
+    token    = an index, negative from the end | a word | a text in double quotes | role
+    output   = C | "{" role "}"
+    role     = slot ["." occurrence] ["." ("first" | "last")] | "self" [("+" | "-") K]
     heads    = "1.10" | a layer "2" | layers "0-2" | a comma list of these | "all"
 
-Braces always name the tokens that a mass is on; what follows the last `@` without braces is the query position. A
-bare number is an index; a token whose text is a number, `all`, or has punctuation is written in quotes.
+Braces name tokens: those that a mass is on or that are attended most. What follows the last `@` is the query position.
+A bare number is an index; a token whose text is a number, `all`, `self`, a slot of the template, or has punctuation is
+written in quotes. In `top1={-1}` the number counts from the query: it is `top1={self-1}`, the token before it.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from prooflens.errors import QueryError
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
-from prooflens.queries.rows import Token, suggestion
+from prooflens.queries.rows import Named, Role, Token, suggestion
 from prooflens.queries.sites import OutputLevel, SiteQuery
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -34,25 +37,34 @@ LEVEL = rf"\s*(?:(>=|<=|>|<)\s*{NUMBER})?"
 NAME = r"[A-Za-z_][\w-]*"
 """The name of a direction or of a dictionary."""
 
-SHAPES: dict[str, Callable[[re.Match[str]], Query]] = {
-    r"top(\d{1,9})": lambda m: TopK(int(m[1])),
-    r"rank(\d{1,9})": lambda m: Ranking(int(m[1])),
-    rf"mass\s*>=\s*{NUMBER}": lambda m: Mass(tau=float(m[1])),
-    r"spec\s*\{(.*)\}\s*>\s*\{(.*)\}": lambda m: Specialised(_tokens(m[1]), _tokens(m[2])),
-    r"entropy": lambda m: Entropy(),
-    rf"entropy\s*<=\s*{NUMBER}": lambda m: Entropy(upper=float(m[1])),
-    rf"entropy\s*>=\s*{NUMBER}": lambda m: Entropy(lower=float(m[1])),
-    rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m: Entropy(float(m[1]), float(m[2])),
-    r"argmax": lambda m: Argmax(),
-    r"logit(\d{1,9})\s*>\s*logit(\d{1,9})": lambda m: Beats(int(m[1]), int(m[2])),
-    rf"logit(\d{{1,9}}){LEVEL}": lambda m: OutputLevel(int(m[1]), *_level(m[2], m[3])),
-    rf"neuron\s+(\d{{1,9}})\.(\d{{1,9}}){LEVEL}": lambda m: SiteQuery(
+OUTPUT = r"(?:(\d{1,9})|\{([^{}]*)\})"
+
+Slots = Collection[str]
+"""The slots of a template: the words that are roles."""
+
+SHAPES: dict[str, Callable[[re.Match[str], Slots], Query]] = {
+    r"top(\d{1,9})": lambda m, _: TopK(int(m[1])),
+    r"top(\d{1,9})\s*=\s*\{(.*)\}": lambda m, slots: TopK(int(m[1]), _tokens(m[2], slots)),
+    r"rank(\d{1,9})": lambda m, _: Ranking(int(m[1])),
+    rf"mass\s*>=\s*{NUMBER}": lambda m, _: Mass(tau=float(m[1])),
+    r"spec\s*\{(.*)\}\s*>\s*\{(.*)\}": lambda m, slots: Specialised(
+        _tokens(m[1], slots), _tokens(m[2], slots)
+    ),
+    r"entropy": lambda m, _: Entropy(),
+    rf"entropy\s*<=\s*{NUMBER}": lambda m, _: Entropy(upper=float(m[1])),
+    rf"entropy\s*>=\s*{NUMBER}": lambda m, _: Entropy(lower=float(m[1])),
+    rf"{NUMBER}\s*<=\s*entropy\s*<=\s*{NUMBER}": lambda m, _: Entropy(float(m[1]), float(m[2])),
+    r"argmax": lambda m, _: Argmax(),
+    rf"argmax\s*=\s*{OUTPUT}": lambda m, _: Argmax(answer=_output(m[1], m[2])),
+    rf"logit{OUTPUT}\s*>\s*logit{OUTPUT}": lambda m, _: Beats(_output(m[1], m[2]), _output(m[3], m[4])),
+    rf"logit(\d{{1,9}}){LEVEL}": lambda m, _: OutputLevel(int(m[1]), *_level(m[2], m[3])),
+    rf"neuron\s+(\d{{1,9}})\.(\d{{1,9}}){LEVEL}": lambda m, _: SiteQuery(
         "neuron", m[1], "", int(m[2]), *_level(m[3], m[4])
     ),
-    rf"feature\s+({NAME})\.(\d{{1,9}})\s+(active|off)": lambda m: SiteQuery(
+    rf"feature\s+({NAME})\.(\d{{1,9}})\s+(active|off)": lambda m, _: SiteQuery(
         "feature", None, m[1], int(m[2]), ">" if m[3] == "active" else "<="
     ),
-    rf"feature\s+({NAME})\.(\d{{1,9}}){LEVEL}": lambda m: SiteQuery(
+    rf"feature\s+({NAME})\.(\d{{1,9}}){LEVEL}": lambda m, _: SiteQuery(
         "feature", None, m[1], int(m[2]), *_level(m[3], m[4])
     ),
 }
@@ -72,12 +84,13 @@ EXAMPLES = {
 """One well-formed query of each kind, for error messages."""
 
 
-def parse_query(text: str) -> Query:
+def parse_query(text: str, slots: Slots = ()) -> Query:
     """Parse the short form of a query; `parse_query(str(query)) == query`.
 
     Args:
         text: as in `"top1"`, `"2.4:top1@-1"`, `"mass>=0.2@{0,1}"`, `"entropy<=1.5"`, `"0.1:top1 & 1.0:top1"`; the
             module's docstring has the grammar.
+        slots: the slots of the template that the prompts are members of: words in `{A}` or `{B.2}` that are roles.
 
     Returns:
         The query; several parts joined by `&`, or a weighted sum, become a `Circuit`.
@@ -87,17 +100,19 @@ def parse_query(text: str) -> Query:
 
     Example:
         >>> parse_query("2.4:top1@-1")
-        TopK(heads='2.4', positions=(-1,), k=1)
+        TopK(heads='2.4', positions=(-1,), k=1, tokens=None)
         >>> str(parse_query("mass >= 0.3 @ {0, 1}"))
         'mass>=0.3@{0,1}'
+        >>> parse_query("0.3:top1={B.2}@-1", slots=["A", "B"]).tokens
+        (Role(name='B', occurrence=2, part=None, offset=0),)
     """
     if len(list(_split(text, "*"))) > 1:
-        return _parse_sum(text)
-    parts = [_parse_part(part) for part in _split(text, "&")]
+        return _parse_sum(text, slots)
+    parts = [_parse_part(part, slots) for part in _split(text, "&")]
     return parts[0] if len(parts) == 1 else Circuit(tuple(parts))
 
 
-def _parse_sum(text: str) -> Circuit:
+def _parse_sum(text: str, slots: Slots) -> Circuit:
     body = re.fullmatch(r"(.*)>\s*0\s*", text, re.DOTALL)
     if body is None:
         raise QueryError(f"a weighted sum ends in '> 0', as in '1 * 0.3:spec{{1}}>{{2}} > 0'; got {text!r}")
@@ -107,7 +122,7 @@ def _parse_sum(text: str) -> Circuit:
         if not star or not re.fullmatch(NUMBER, weight.strip()):
             raise QueryError(f"{term.strip()!r} is not 'weight * query', as in '0.5 * 0.3:spec{{1}}>{{2}}'")
         weights.append(float(weight))
-        parts.append(_parse_part(part))
+        parts.append(_parse_part(part, slots))
     return Circuit(tuple(parts), tuple(weights))
 
 
@@ -118,35 +133,31 @@ def _level(comparison: str | None, threshold: str | None) -> tuple[str | None, f
     return comparison, 0.0 if threshold is None else float(threshold)
 
 
-def _parse_part(text: str) -> Query:
+def _parse_part(text: str, slots: Slots) -> Query:
     if match := READ.fullmatch(text.strip()):
         hook, at, name, comparison, threshold = match.groups()
-        return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _token(at.strip()))
+        return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _site_token(at))
     first, *suffixes = (piece.strip() for piece in _split(text, "@"))
     *prefix, kind = (piece.strip() for piece in _split(first, ":"))
-    query = _parse_kind(kind)
-    if suffixes and suffixes[0].startswith("{"):
-        if not isinstance(query, Mass) or not suffixes[0].endswith("}"):
-            raise QueryError(
-                f"only mass takes tokens in braces, as in 'mass>=0.2@{{0,1}}'; got {text.strip()!r}"
-            )
-        query = replace(query, tokens=_tokens(suffixes.pop(0)[1:-1]))
+    query = _parse_kind(kind, slots)
+    if isinstance(query, Mass) and suffixes and suffixes[0].startswith("{") and suffixes[0].endswith("}"):
+        query = replace(query, tokens=_tokens(suffixes.pop(0)[1:-1], slots))
     if len(prefix) > 1 or len(suffixes) > 1:
         raise QueryError(f"{text.strip()!r} names heads or a position twice; write 'heads:query@position'")
     if isinstance(query, RowQuery):
         query = replace(query, heads=prefix[0] if prefix else None)
-        return replace(query, positions=_positions(suffixes[0])) if suffixes else query
+        return replace(query, positions=_positions(suffixes[0], text, slots)) if suffixes else query
     if isinstance(query, SiteQuery) and not prefix and suffixes:
-        return replace(query, position=_token(suffixes[0]))
+        return replace(query, position=_site_token(suffixes[0]))
     if prefix or (suffixes and not isinstance(query, SiteQuery)):
         raise QueryError(f"{kind} is about outputs and takes no heads and no position; got {text.strip()!r}")
     return query
 
 
-def _parse_kind(kind: str) -> Query:
+def _parse_kind(kind: str, slots: Slots) -> Query:
     for shape, make in SHAPES.items():
         if match := re.fullmatch(shape, kind):
-            return make(match)
+            return make(match, slots)
     stem = re.match(r"[A-Za-z]*", kind)
     word = stem[0].lower() if stem else ""
     if word in EXAMPLES:
@@ -155,17 +166,54 @@ def _parse_kind(kind: str) -> Query:
     raise QueryError(f"unknown query {kind!r}{hint or '; known are ' + ', '.join(EXAMPLES.values())}")
 
 
-def _positions(text: str) -> tuple[Token, ...] | None:
+def _positions(text: str, whole: str, slots: Slots) -> tuple[Named, ...] | None:
     if text == "all":
         return None
-    return _tokens(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    if not text.startswith(("[", "{")) or text[-1] not in "]}":
+        return _tokens(text, slots)
+    found = _tokens(text[1:-1], slots)
+    if text.startswith("{") and not any(isinstance(token, Role) for token in found):
+        raise QueryError(
+            f"only mass takes tokens in braces, as in 'mass>=0.2@{{0,1}}', and a position only roles; got "
+            f"{whole.strip()!r}"
+        )
+    return found
 
 
-def _tokens(text: str) -> tuple[Token, ...]:
-    return tuple(_token(piece.strip()) for piece in _split(text, ","))
+def _output(index: str | None, role: str | None) -> int | Role:
+    """An output by its index, or by the slot whose token it is."""
+    if index is not None:
+        return int(index)
+    found = as_role(str(role).strip())
+    if found is None or found.name == "self":
+        raise QueryError(
+            f"{{{role}}} does not name an output: use an index, or a slot of the template, as in {{A}}"
+        )
+    return found
 
 
-def _token(text: str) -> Token:
+def as_role(text: str, slots: Slots | None = None) -> Role | None:
+    """Read a role, as in `A`, `B.2`, `A.1.last` or `self-1`; None if the text is none.
+
+    Args:
+        text: what was written.
+        slots: the slots that there are; None to take any word for one.
+    """
+    if match := re.fullmatch(r"self([+-]\d{1,9})?", text):
+        return Role("self", offset=int(match[1] or 0))
+    match = re.fullmatch(r"([A-Za-z_]\w*)(?:\.(\d{1,9}))?(?:\.(first|last))?", text)
+    if match is None or (slots is not None and match[1] not in slots):
+        return None
+    return Role(match[1], None if match[2] is None else int(match[2]), match[3])
+
+
+def _tokens(text: str, slots: Slots) -> tuple[Named, ...]:
+    return tuple(_token(piece.strip(), slots) for piece in _split(text, ","))
+
+
+def _token(text: str, slots: Slots) -> Named:
+    if role := as_role(text, slots):
+        return role
     if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)
     if text.startswith('"'):
@@ -176,6 +224,16 @@ def _token(text: str) -> Token:
     if not text or re.search(r"[\s{}\[\]]", text):
         raise QueryError(f"{text!r} does not name a token; use an index, a word, or a text in double quotes")
     return text
+
+
+def _site_token(text: str) -> Token:
+    """A token of a site: an index or a text."""
+    found = _token(text.strip(), ())
+    if isinstance(found, Role):
+        raise QueryError(
+            f"{text.strip()!r} is a role: a value inside the model is read at an index or a text"
+        )
+    return found
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

@@ -8,8 +8,37 @@ from dataclasses import dataclass
 
 from prooflens.errors import QueryError
 
+
+@dataclass(frozen=True)
+class Role:
+    """A token by its part in the prompt: a slot of a template, or its place relative to the query.
+
+    Attributes:
+        name: the slot, or `self` for the query position.
+        occurrence: which occurrence of the slot, from 1; None for all of them.
+        part: `first` or `last` token of the filler; None for all its tokens.
+        offset: how far behind the query (`self` alone): −1 is the token before it.
+
+    Example:
+        >>> str(Role("B", 2)), str(Role("A", 1, "last")), str(Role("self", offset=-1))
+        ('B.2', 'A.1.last', 'self-1')
+    """
+
+    name: str
+    occurrence: int | None = None
+    part: str | None = None
+    offset: int = 0
+
+    def __str__(self) -> str:
+        pieces = [self.name, *(str(piece) for piece in (self.occurrence, self.part) if piece is not None)]
+        return ".".join(pieces) + (f"{self.offset:+d}" if self.offset else "")
+
+
 Token = int | str
 """The name of a token: its index (negative counts from the end) or its text."""
+
+Named = Token | Role
+"""How a query names a token: by index, text or role."""
 
 WORD_MARKS = " \u0120\u2581"
 """What tokenizers put before a word: a space, Ġ (byte-level BPE) and ▁ (SentencePiece)."""
@@ -99,9 +128,9 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
     )
 
 
-def write_tokens(tokens: Iterable[Token]) -> str:
-    """Return how tokens are written in a query: indices as they are, texts in double quotes."""
-    return ",".join(str(t) if isinstance(t, int) else json.dumps(t, ensure_ascii=False) for t in tokens)
+def write_tokens(tokens: Iterable[Named]) -> str:
+    """Return how tokens are written in a query: indices and roles as they are, texts in double quotes."""
+    return ",".join(json.dumps(t, ensure_ascii=False) if isinstance(t, str) else str(t) for t in tokens)
 
 
 def plain(text: str) -> str:
@@ -109,7 +138,7 @@ def plain(text: str) -> str:
     return text.lstrip(WORD_MARKS)
 
 
-def find_token(token: Token, size: int, texts: Sequence[str] | None) -> list[int]:
+def find_token(token: Named, size: int, texts: Sequence[str] | None) -> list[int]:
     """Return the positions that a token names: one for an index, for a text all that carry it.
 
     Args:
@@ -128,6 +157,8 @@ def find_token(token: Token, size: int, texts: Sequence[str] | None) -> list[int
         if not -size <= token < size:
             raise QueryError(f"there is no token {token}: the prompt has {size} tokens, 0-{size - 1}")
         return [token % size]
+    if isinstance(token, Role):
+        raise QueryError(f"{{{token}}} is a role, which `resolve` looks up at a member of a template")
     if texts is None:
         raise QueryError(f"token {token!r} is named by its text, but this prompt has no texts; use an index")
     exact = [index for index, text in enumerate(texts) if text == token]
@@ -137,7 +168,7 @@ def find_token(token: Token, size: int, texts: Sequence[str] | None) -> list[int
     raise QueryError(f"no token has the text {token!r}{suggestion(plain(token), map(plain, texts))}")
 
 
-def find_tokens(tokens: Iterable[Token], size: int, texts: Sequence[str] | None) -> list[int]:
+def find_tokens(tokens: Iterable[Named], size: int, texts: Sequence[str] | None) -> list[int]:
     """Return the positions that several tokens name, in order, each once.
 
     Args:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prooflens.errors import RunError
+from prooflens.json_files import read_json
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
@@ -24,6 +25,7 @@ from prooflens.report.ways import draw_pieces
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
+    from prooflens.results.families import FamilyResults
     from prooflens.results.frame import Frame
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -61,12 +63,14 @@ CAPTIONS = {
 }
 
 
-def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | None = None) -> Path:
+def report(
+    *found: Frame | FamilyResults | Path | str, path: Path | str, figures: Path | str | None = None
+) -> Path:
     """Write one self-contained HTML report about results, radii and run directories.
 
     Args:
         found: what `certify`, `radius`, `output` or `circuit` returned, or run directories; all about one model and
-            prompt.
+            prompt. Or, alone, what `family` returned, or its run directory.
         path: the HTML file to write.
         figures: a folder that also gets every picture as SVG and, if a browser is found to draw it, as PNG.
 
@@ -84,11 +88,32 @@ def report(*found: Frame | Path | str, path: Path | str, figures: Path | str | N
         ...     pl.report(res, path=f"{folder}/report.html").name
         'report.html'
     """
-    data = collect(*found)
+    from prooflens.report.families import report_family
+    from prooflens.results.families import FamilyResults
+
+    for item in found:
+        if isinstance(item, FamilyResults) or (isinstance(item, str | Path) and is_family(item)):
+            if len(found) > 1:
+                raise RunError("a family of prompts has a report of its own: give it alone")
+            report_family(item, path, figures)
+            return Path(path)
+    data = collect(*(item for item in found if not isinstance(item, FamilyResults)))
     write_page(Path(path), render(data))
     if figures is not None:
         write_figures(data, Path(figures))
     return Path(path)
+
+
+def is_family(path: Path | str) -> bool:
+    """Whether a run directory is about a family of prompts.
+
+    Args:
+        path: any path.
+    """
+    try:
+        return bool(read_json(Path(path) / "run.json")["kind"] == "family")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def write_page(path: Path, text: str) -> None:

@@ -149,6 +149,8 @@ def _from_run(path: Path) -> RowSource:
 
     run = read_run(path)
     info = run.info
+    if info["kind"] == "family":
+        raise RunError(f"{path} is about a family of prompts, which has a report of its own: give it alone")
     model = info["model"]
     kind = "radii" if info["kind"] == "radii" else "verdicts"
     region = SEARCHED if kind == "radii" else (info.get("region") or {}).get("label") or "region"

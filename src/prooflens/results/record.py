@@ -60,17 +60,30 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
         configuration: what was asked for.
         kind: what the rows are, `verdicts` or `radii`.
     """
-    return {
-        "kind": kind,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "model": {"name": subject.model, "sha256": subject.model_sha256, "source": subject.source},
+    named = {"name": subject.model, "sha256": subject.model_sha256, "source": subject.source}
+    return run_header(kind, named, configuration) | {
         "layers": subject.layers,
         "text": subject.text,
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
-        "configuration": dict(configuration),
         **_read(subject),
+    }
+
+
+def run_header(kind: str, model: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every `run.json` says, whatever its rows are about.
+
+    Args:
+        kind: what the rows are.
+        model: name, fingerprint and source of the model.
+        configuration: what was asked for.
+    """
+    return {
+        "kind": kind,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "model": dict(model),
+        "configuration": dict(configuration),
     }
 
 
@@ -170,7 +183,7 @@ def describe(claim: Claim) -> str:
     return json.dumps(
         {
             "functionals": [
-                _functional(condition.functional) | {"sense": condition.sense.value}
+                functional_of(condition.functional) | {"sense": condition.sense.value}
                 for condition in claim.conditions
             ],
             "tie": claim.tie,
@@ -181,7 +194,8 @@ def describe(claim: Claim) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _functional(functional: Functional) -> dict[str, Any]:
+def functional_of(functional: Functional) -> dict[str, Any]:
+    """Describe a functional as JSON has it: name, constant and terms."""
     return {
         "name": functional.name,
         "constant": functional.constant,

@@ -18,7 +18,7 @@ from typing import Any
 from prooflens.errors import RunError
 from prooflens.sweep.local import THREAD_VARIABLES, TRIES
 from prooflens.sweep.store import SweepStore
-from prooflens.sweep.tasks import Task
+from prooflens.sweep.tasks import AnyTask
 from prooflens.sweep.work import TaskReport, perform
 
 LOOK_SECONDS = 1.0
@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 
 
 def execute(
-    tasks: Sequence[Task], path: Path, workers: int | None, threads: int = 1, address: str | None = None
+    tasks: Sequence[AnyTask], path: Path, workers: int | None, threads: int = 1, address: str | None = None
 ) -> Generator[TaskReport, None, None]:
     """Do the tasks on a cluster; reports come as tasks end. Tasks on a CUDA device take one GPU each."""
     waiting, deaths = deque(tasks), Counter[str]()
@@ -42,7 +42,7 @@ def execute(
         )(_serve)
         if workers is None and not _slots(ray, threads, gpus):
             raise RunError(f"no node of the Ray cluster has {threads} free cores" + " and a GPU" * gpus)
-        under_way: dict[Any, Task] = {}
+        under_way: dict[Any, AnyTask] = {}
         try:
             while waiting or under_way:
                 room = workers or max(1, _slots(ray, threads, gpus))
@@ -67,7 +67,7 @@ def execute(
                     ray.cancel(reference, force=True)
 
 
-def _serve(task: Task, path: Path, folder: Path, threads: int) -> TaskReport:
+def _serve(task: AnyTask, path: Path, folder: Path, threads: int) -> TaskReport:
     """What a worker does; relative names of models are meant from the driver's folder."""
     import torch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prooflens.errors import RunError
 from prooflens.sweep import local
-from prooflens.sweep.tasks import Task
+from prooflens.sweep.tasks import AnyTask
 from prooflens.sweep.work import TaskReport
 
 
@@ -43,7 +43,7 @@ class Crew:
             raise RunError("--executor slurm needs --workers N, the number of jobs at a time")
 
 
-def execute(tasks: Sequence[Task], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
+def execute(tasks: Sequence[AnyTask], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
     """Do the tasks of the sweep in a folder; reports come as tasks end."""
     if crew.executor is Executor.RAY:
         from prooflens.sweep import cluster

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prooflens.memory import keep_freed
 from prooflens.sweep.store import SweepStore
-from prooflens.sweep.tasks import Task
+from prooflens.sweep.tasks import AnyTask
 from prooflens.sweep.work import TaskReport, perform
 
 TRIES = 2
@@ -35,7 +35,7 @@ def default_workers(threads: int) -> int:
 
 
 def execute(
-    tasks: Iterable[Task], path: Path, workers: int, threads: int = 1
+    tasks: Iterable[AnyTask], path: Path, workers: int, threads: int = 1
 ) -> Generator[TaskReport, None, None]:
     """Do the tasks in worker processes; reports come as tasks end."""
     waiting, deaths = deque(tasks), Counter[str]()
@@ -78,12 +78,12 @@ class _Worker:
     def __init__(self, path: Path, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.task: Task | None = None
+        self.task: AnyTask | None = None
         self.process = context.Process(target=_serve, args=(theirs, path, threads), daemon=True)
         self.process.start()
         theirs.close()  # so that its death is the end of the pipe
 
-    def give(self, task: Task) -> bool:
+    def give(self, task: AnyTask) -> bool:
         """Hand over a task; False if the worker is gone."""
         self.task = task
         try:
@@ -101,7 +101,7 @@ class _Worker:
         self.task = None
         return found
 
-    def untaken(self) -> Task:
+    def untaken(self) -> AnyTask:
         """The task that a dead worker leaves."""
         assert self.task is not None
         self.process.join()

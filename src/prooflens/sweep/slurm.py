@@ -23,7 +23,7 @@ from uuid import uuid4
 from prooflens.errors import RunError
 from prooflens.sweep.local import TRIES, pinned
 from prooflens.sweep.store import SweepStore
-from prooflens.sweep.tasks import Task
+from prooflens.sweep.tasks import AnyTask
 from prooflens.sweep.work import TaskReport, perform
 
 SHARES = 4
@@ -35,7 +35,7 @@ MINUTES = 60
 
 
 def execute(
-    tasks: Sequence[Task],
+    tasks: Sequence[AnyTask],
     path: Path,
     workers: int,
     threads: int = 1,
@@ -90,12 +90,12 @@ class _Job:
 
     handle: Any
     ledger: Path
-    left: list[Task]
+    left: list[AnyTask]
     read: int = field(default=0)
     """How much of the ledger is known."""
 
     @classmethod
-    def submit(cls, executor: Any, tasks: list[Task], path: Path, folder: Path, threads: int) -> _Job:
+    def submit(cls, executor: Any, tasks: list[AnyTask], path: Path, folder: Path, threads: int) -> _Job:
         """Hand a batch to the executor."""
         import submitit
 
@@ -136,7 +136,7 @@ class _Job:
             self.handle.cancel(check=False)
 
 
-def _serve(tasks: list[Task], path: Path, ledger: Path, threads: int) -> None:
+def _serve(tasks: list[AnyTask], path: Path, ledger: Path, threads: int) -> None:
     """What a job does, as long as a driver reads its ledger."""
     import torch
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from prooflens.errors import ProoflensError
-from prooflens.json_files import parse_json
+from prooflens.json_files import parse_json, read_yaml
 from prooflens.memory import parse_memory
 from prooflens.verdicts.radius import LARGEST, SMALLEST
 
@@ -156,14 +156,10 @@ class Spec(_Strict):
 
 def read_spec(path: Path) -> Spec:
     """The specification in a YAML file; prompts of files and templates are read and written out."""
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        content = read_yaml(path)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
     if not isinstance(content, dict):
         raise SpecError(f"{path} must be a mapping with models, prompts or samples, and regions")
     if isinstance(content.get("prompts"), dict):

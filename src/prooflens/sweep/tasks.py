@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prooflens.families import Prompts, Swaps, Template
 from prooflens.models import load
 from prooflens.queries import parse_heads
 from prooflens.sweep.spec import RadiusSpec, Spec, Token
@@ -82,6 +83,36 @@ class Task:
     def to_dict(self) -> dict[str, Any]:
         """The task as JSON has it."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class FamilyTask:
+    """One part of a family of prompts; its counts are kept beside the run."""
+
+    model: str
+    prompts: Template | Swaps | Prompts
+    queries: tuple[str, ...]
+    part: tuple[int, int]
+    out: str
+    options: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Which part it is."""
+        return "{} of {}".format(*self.part)
+
+    @property
+    def device(self) -> str | None:
+        """Where it runs."""
+        found: str | None = self.options.get("device")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The task as JSON has it."""
+        return {"model": self.model, "queries": list(self.queries), "part": list(self.part), "out": self.out}
+
+
+AnyTask = Task | FamilyTask
 
 
 def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from prooflens.enumeration import family
 from prooflens.errors import EngineError, ModelError
 from prooflens.memory import is_shortage
 from prooflens.models import Transformer, load
@@ -13,7 +14,7 @@ from prooflens.queries.rows import find_tokens
 from prooflens.regions import Ball
 from prooflens.results import Radii, Results
 from prooflens.sweep.store import SweepStore
-from prooflens.sweep.tasks import Task
+from prooflens.sweep.tasks import AnyTask, FamilyTask, Task
 from prooflens.verdicts.certify import certify
 from prooflens.verdicts.chunks import CHUNK_NUMBERS
 from prooflens.verdicts.radius import radius
@@ -30,7 +31,7 @@ PROVED, NOT_PROVED = "radius proved", "no radius proved"
 class TaskReport:
     """How a task ended: the counts of its verdicts or proved radii, or the error."""
 
-    task: Task
+    task: AnyTask
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
@@ -40,9 +41,11 @@ class TaskReport:
     tries: int = 1
 
 
-def perform(task: Task, store: SweepStore) -> TaskReport:
+def perform(task: AnyTask, store: SweepStore) -> TaskReport:
     """Do a task and write its shard; out of memory is tried once more with half the memory."""
     started = time.perf_counter()
+    if isinstance(task, FamilyTask):
+        return replace(_count_part(task), seconds=time.perf_counter() - started)
     report = _attempt(task, task, store)
     if report.error is not None and report.out_of_memory:
         smaller = replace(task, memory=(task.memory or CHUNK_BYTES) // 2)
@@ -56,11 +59,25 @@ def _attempt(task: Task, asked: Task, store: SweepStore) -> TaskReport:
         found = run_task(asked)
         store.write_shard(task.key, task.label, found.table)
     except Exception as error:
-        message = " ".join(str(error).split()) or "no message"
-        return TaskReport(
-            task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error)
-        )
+        return _failed(task, error)
     return TaskReport(task, counts=_counts(found))
+
+
+def _failed(task: AnyTask, error: Exception) -> TaskReport:
+    message = " ".join(str(error).split()) or "no message"
+    return TaskReport(task, error=message, kind=type(error).__name__, out_of_memory=is_out_of_memory(error))
+
+
+def _count_part(task: FamilyTask) -> TaskReport:
+    """Count one part of a family; the driver joins the parts."""
+    try:
+        model = _model(task.model, task.device)
+        found = family(
+            model, task.prompts, task.queries, out=task.out, part=task.part, join=False, **task.options
+        )
+    except Exception as error:
+        return _failed(task, error)
+    return TaskReport(task, counts={"members": found[0].asked})
 
 
 def _counts(found: Results | Radii) -> dict[str, int]:

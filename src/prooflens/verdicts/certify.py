@@ -94,7 +94,7 @@ def certify(
         True
     """
     settings = Settings.of(**options)
-    wanted = as_queries(queries)
+    wanted = as_queries(queries, prompt.roles if isinstance(prompt, Prompt) else ())
     if are_sites(wanted) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
         if out is not None:
             raise QueryError("a run is about one hook and one token: ask for each in a run of its own")
@@ -108,7 +108,7 @@ def certify(
         region,
         heads,
         layer=layer,
-        queries=wanted,
+        queries=queries,
         positions=positions,
         device=settings.device,
         vectors=vectors,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from prooflens.queries import (
     SiteQuery,
     parse_heads,
     parse_query,
+    resolve,
 )
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
@@ -99,14 +100,15 @@ def ask(
     read = region.of(model) if isinstance(region, Paraphrases | Pixels | Segment | Hull | Span) else region
     place = as_region(read, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
-    wanted = [_placed(query, positions) for query in as_queries(queries)]
-    if are_sites(wanted):
-        sites = [query for query in wanted if isinstance(query, SiteQuery)]
+    placed = [_placed(query, positions) for query in as_queries(queries, prompt.roles)]
+    if are_sites(placed):
+        sites = [query for query in placed if isinstance(query, SiteQuery)]
         model, conditions = read_model(model, prompt, sites, vectors)
         problem = Problem(model, place.to(device=model.device))
         claims = site_claims(problem, prompt.tokens, conditions)
         return Question(problem, claims, Subject.of(model, prompt, place, source))
     problem = Problem(model, place.to(device=model.device))
+    wanted = [found for query in placed for found in resolve(query, prompt.roles, len(prompt), prompt.ids)]
     chosen = head_text(heads, layer)
     _check_places(wanted, chosen, positions, problem.n_tokens)
     output = any(isinstance(part, Argmax | Beats | OutputLevel) for query in wanted for part in _parts(query))
@@ -208,14 +210,14 @@ def _indexed(ball: Ball, prompt: Prompt) -> Ball:
     return replace(ball, tokens=[i for token in listed(ball.tokens) for i in places(token)])
 
 
-def as_queries(queries: str | Query | Sequence[str | Query]) -> list[Query]:
-    """Queries from their short forms."""
+def as_queries(queries: str | Query | Sequence[str | Query], slots: Collection[str] = ()) -> list[Query]:
+    """Queries from their short forms; `slots` are the words that are roles."""
     given = listed(queries)
     if not given:
         raise QueryError("no query is asked: give at least one, such as 'top1'")
     if wrong := [query for query in given if not isinstance(query, str | Query)]:
         raise QueryError(f"{wrong[0]!r} is no query: give one, such as 'top1'")
-    return [parse_query(query) if isinstance(query, str) else query for query in given]
+    return [parse_query(query, slots) if isinstance(query, str) else query for query in given]
 
 
 def head_text(heads: Heads, layer: int | None) -> str | None:

@@ -13,7 +13,7 @@ from prooflens.models import Architecture, Transformer
 from prooflens.models.architecture import Activation, HeadNorm, NormKind, NormPlace
 from prooflens.models.weights import optional_shapes, required_shapes
 from prooflens.problem import Problem
-from prooflens.queries import Claim, parse_query
+from prooflens.queries import Claim, parse_query, resolve
 from prooflens.regions import Ball, Constraints, Hull, Region, Segment, Span
 
 FIRST = ("encoder", "bert", "mpnet", "gpt2", "llama")
@@ -250,12 +250,14 @@ def _random_claims(
     texts = ["top1", "entropy", f"mass>={choose.uniform(0.05, 0.6):.3f}"]
     if S > 2:
         texts += ["top2", "rank2", f"spec{{0}}>{{{choose.randrange(1, S)}}}"]
+        texts += [f"top1={{{choose.randrange(S)}}}", "top1={self}"]
     if problem.model.architecture.n_heads > 1:
         texts.append(f"{layer}.0:top1@-1 & {layer}.1:mass>=0.2@-1")
     queries, claims = [], []
     for text in choose.sample(texts, min(3, len(texts))):
-        for claim in parse_query(text).bind(setting):
-            queries.append(text.split(">=")[0].split("{")[0].split(":")[-1])
-            claims.append(claim)
+        for query in resolve(parse_query(text), {}, S):
+            bound = query.bind(setting)
+            queries += [text.split(">=")[0].split("{")[0].split(":")[-1]] * len(bound)
+            claims += bound
     kept = sorted(choose.sample(range(len(claims)), min(MOST_CLAIMS, len(claims))))
     return tuple(queries[i] for i in kept), tuple(claims[i] for i in kept)

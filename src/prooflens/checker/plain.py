@@ -1,0 +1,147 @@
+"""The network in float64, many prompts of one length at a time: to run again what an enumeration lists.
+
+It says what float64 says, no more: values are not enclosed. The order of the steps is that of `network`, in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prooflens.checker.network import Array, Network
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda v: np.maximum(v, 0.0),
+    "gelu": lambda v: v / 2 * (1 + _erf(v / np.sqrt(2.0))),
+    "gelu_tanh": lambda v: v / 2 * (1 + np.tanh(np.sqrt(2.0 / np.pi) * (v + 0.044715 * v**3))),
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "tanh": np.tanh,
+    "relu2": lambda v: np.maximum(v, 0.0) ** 2,
+}
+
+
+class PlainNetwork:
+    """A `Network`, run in float64.
+
+    Attributes:
+        net: architecture, weights, masks and tables.
+    """
+
+    def __init__(self, net: Network) -> None:
+        self.net, self.arch, self.weights = net, net.arch, net.weights
+
+    def run(self, ids: NDArray[np.int64], layers: Iterable[int], output: bool) -> dict[int | str, Array]:
+        """Of prompts [B, S]: the scores [B, H, S, S] of some layers and, if asked for, the outputs [B, C]."""
+        wanted, found = set(layers), dict[int | str, Array]()
+        last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
+        x = self._embed(ids)
+        for layer in range(last + 1):
+            x, scores = self._block(layer, x)
+            if layer in wanted and scores is not None:
+                found[layer] = scores
+        if output:
+            found["logits"] = self._read_out(x)
+        return found
+
+    def _embed(self, ids: NDArray[np.int64]) -> Array:
+        weights, arch = self.weights, self.arch
+        x = weights["embed.tokens"][ids]
+        x = x if arch.get("embed_scale") is None else x * arch["embed_scale"]
+        if "embed.positions" in weights:
+            x = x + weights["embed.positions"][arch["position_offset"] :][: ids.shape[1]]
+        if "embed.types" in weights:
+            x = x + weights["embed.types"][0]
+        if "embed.norm.weight" in weights:
+            x = self._norm("embed.norm", x, centred=True)
+        return self._affine("embed.project", x) if "embed.project.weight" in weights else x
+
+    def _block(self, layer: int, x: Array) -> tuple[Array, Array | None]:
+        block, place, scores = f"blocks.{layer}", self.arch["norm_place"], None
+        attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
+        inner, attended = self._before(layer, x, 1), np.zeros(1)
+        if attends:
+            scores = self._scores(layer, inner)
+            v = self._heads(self._affine(f"{block}.v", inner))
+            masked = np.where(self.net.mask(x.shape[1], layer), scores, -np.inf)
+            e = np.exp(masked - masked.max(-1, keepdims=True))
+            mixed = (e / e.sum(-1, keepdims=True)) @ v
+            flat = mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1)
+            attended = self._behind(block, self._affine(f"{block}.o", flat), 1)
+        if self.arch.get("parallel"):
+            second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
+            return x + self._behind(block, self._network(block, second), 2) + attended, scores
+        x = x + attended
+        x = self._norm(f"{block}.norm1", x) if attends and place == "post" else x
+        if feeds:
+            x = x + self._behind(block, self._network(block, self._before(layer, x, 2)), 2)
+            x = self._norm(f"{block}.norm2", x) if place == "post" else x
+        return x, scores
+
+    def _scores(self, layer: int, inner: Array) -> Array:
+        block, cap, n = f"blocks.{layer}", self.arch.get("score_cap"), inner.shape[1]
+        q, k = (self._heads(self._queries(block, name, inner), layer) for name in "qk")
+        scores: Array = q @ k.swapaxes(-1, -2) * self.net.scale(layer) + self.net.score_bias(n)
+        return scores if cap is None else np.tanh(scores / cap) * cap
+
+    def _queries(self, block: str, name: str, x: Array) -> Array:
+        projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+        if self.arch.get("head_positions"):
+            projected = projected + self.weights[f"{block}.{name}.positions"][: x.shape[1]]
+        if kind == "whole":
+            return self._norm(f"{block}.{name}_norm", projected)
+        if kind == "head":
+            heads = projected.reshape(*x.shape[:2], -1, self.net.head_dim)
+            return self._norm(f"{block}.{name}_norm", heads).reshape(projected.shape)
+        return projected
+
+    def _heads(self, x: Array, layer: int | None = None) -> Array:
+        """[B, S, G·d_h] to [B, H, S, d_h]; queries and keys, which name their layer, are turned."""
+        x = x.reshape(*x.shape[:2], -1, self.net.head_dim).swapaxes(1, 2)
+        tables = None if layer is None else self.net.rotary(x.shape[2], layer)
+        if tables is not None:
+            half = self.net.head_dim // 2
+            x = x * tables[0] + np.concatenate((-x[..., half:], x[..., :half]), -1) * tables[1]
+        return x.repeat(self.arch["n_heads"] // x.shape[1], axis=1)
+
+    def _before(self, layer: int, x: Array, part: int) -> Array:
+        bare = part == 1 and layer == 0 and not self.arch.get("first_norm", True)
+        if bare or self.arch["norm_place"] not in ("pre", "sandwich"):
+            return x
+        return self._norm(f"blocks.{layer}.norm{part}", x)
+
+    def _behind(self, block: str, added: Array, part: int) -> Array:
+        normed = self.arch["norm_place"] in ("sandwich", "output")
+        return self._norm(f"{block}.norm{part}_out", added) if normed else added
+
+    def _network(self, block: str, z: Array) -> Array:
+        act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
+        hidden = act(self._affine(f"{block}.{'gate' if gated else 'up'}", z))
+        return self._affine(f"{block}.down", hidden * self._affine(f"{block}.up", z) if gated else hidden)
+
+    def _affine(self, name: str, x: Array) -> Array:
+        found: Array = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
+        return found
+
+    def _norm(self, name: str, x: Array, centred: bool | None = None) -> Array:
+        centred = self.arch["norm_kind"] == "layer" if centred is None else centred
+        m = x - x.mean(-1, keepdims=True) if centred else x
+        z = m / np.sqrt((m * m).mean(-1, keepdims=True) + self.arch["norm_eps"])
+        found: Array = z * self.weights.get(f"{name}.weight", 1.0) + self.weights.get(f"{name}.bias", 0.0)
+        return found
+
+    def _read_out(self, x: Array) -> Array:
+        if self.arch["norm_place"] in ("pre", "sandwich", "output"):
+            x = self._norm("final_norm", x)
+        pool = self.arch["pool"]
+        y: Any = x.mean(1) if pool == "mean" else x[:, 0] if pool == "first" else x[:, -1]
+        if self.arch["pooler"]:
+            y = _ACTIVATIONS[self.arch.get("pooler_activation", "tanh")](self._affine("pooler", y))
+        if self.arch["d_out"] is not None:
+            tied = "head.weight" not in self.weights
+            y = y @ self.weights["embed.tokens"].T if tied else self._affine("head", y)
+        return np.asarray(y)

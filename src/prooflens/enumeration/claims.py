@@ -1,0 +1,247 @@
+"""What a query says of every member of a shape: functionals of scores, the same for all, and outputs by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from prooflens.errors import ModelError, QueryError
+from prooflens.families import Member, Shape
+from prooflens.models import Transformer
+from prooflens.models.tree import Reading
+from prooflens.queries import (
+    Argmax,
+    Beats,
+    Circuit,
+    Condition,
+    Entropy,
+    Mass,
+    Query,
+    Ranking,
+    Role,
+    Row,
+    RowQuery,
+    Sense,
+    Setting,
+    TopK,
+    parse_heads,
+    resolve,
+)
+from prooflens.queries.roles import output_of
+
+LOGITS = 2**27
+"""Outputs that are computed at a time."""
+
+
+@dataclass(frozen=True)
+class OutputMargin:
+    """Logit(winner) − Logit(loser), or over all other outputs; an output is an index, or the token at a position.
+
+    Attributes:
+        winner: an index, or a position.
+        loser: likewise; None for the largest of all others.
+        by_token: for winner and loser, whether the number is a position.
+    """
+
+    winner: int
+    loser: int | None
+    by_token: tuple[bool, bool]
+
+    def outputs(self, ids: Int[Tensor, "B S"]) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"] | None]:
+        """The indices of both outputs for every member."""
+
+        def found(number: int, by_token: bool) -> Tensor:
+            return ids[:, number] if by_token else ids.new_full((len(ids),), number)
+
+        loser = None if self.loser is None else found(self.loser, self.by_token[1])
+        return found(self.winner, self.by_token[0]), loser
+
+
+@dataclass(frozen=True, eq=False)
+class ShapeClaim:
+    """A query, compiled for the members of one shape.
+
+    Attributes:
+        conditions: functionals of rows of scores, and the sign wanted of each.
+        outputs: margins of outputs, all wanted positive.
+        rows: the rows of attention that are read.
+    """
+
+    conditions: tuple[Condition, ...]
+    outputs: tuple[OutputMargin, ...]
+    rows: tuple[Row, ...] = field(default=())
+
+    def judge(
+        self, reading: Reading, model: Transformer, ids: Int[Tensor, "B S"]
+    ) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
+        """Return the margin of every member, the smallest of its functionals, and whether it satisfies the claim.
+
+        Args:
+            reading: what the model made of the members.
+            model: the model.
+            ids: their tokens.
+        """
+        scores = {row: reading.scores[row.layer, row.position][:, row.head] for row in self.rows}
+        values, met = [], []
+        for condition in self.conditions:
+            value = condition.functional.value(scores or {Row(0, 0, 0): ids.double()})
+            values.append(value)
+            met.append(condition.sense.met(value, value))
+        for margin in self.outputs:
+            assert reading.hidden is not None
+            value = _output_margin(model, reading.hidden, *margin.outputs(ids))
+            values.append(value)
+            met.append(Sense.POSITIVE.met(value, value))
+        if not values:  # every key that takes part is named: true by the mask alone
+            sure = torch.full((len(ids),), torch.inf, dtype=torch.float64, device=ids.device)
+            return sure, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        return torch.stack(values, -1).amin(-1), torch.stack(met, -1).all(-1)
+
+
+def compile_claim(query: Query, shape: Shape, model: Transformer, token: Sequence[str] | None) -> ShapeClaim:
+    """Compile a query for the members of a shape.
+
+    Args:
+        query: what is claimed; its tokens are indices, roles, or texts outside the slots.
+        shape: the members.
+        model: the model.
+        token: the texts of the fixed tokens; None if there are none.
+
+    Raises:
+        QueryError: if the query depends on a clean input, has no sign, or names what is not there.
+    """
+    setting = _setting(query, shape.n_tokens, model, token)
+    conditions: list[Condition] = []
+    outputs: list[OutputMargin] = []
+    rows: list[Row] = []
+    for found in resolve(query, shape.roles, shape.n_tokens):
+        for part in found.parts if isinstance(found, Circuit) and found.weights is None else (found,):
+            if isinstance(part, Argmax | Beats):
+                outputs.append(_output(part, shape, model))
+                continue
+            for claim in part.bind(setting):
+                conditions += claim.conditions
+                rows += claim.rows
+    if not conditions and not outputs and not rows:
+        raise QueryError(f"{query} reads no row of attention in prompts of {shape.n_tokens} tokens")
+    return ShapeClaim(tuple(conditions), tuple(outputs), tuple(dict.fromkeys(rows)))
+
+
+def member_conditions(query: Query, member: Member, model: Transformer) -> list[Condition]:
+    """Return everything that a query says of one member, outputs by their indices.
+
+    Args:
+        query: what is claimed.
+        member: the member.
+        model: the model.
+    """
+    size = len(member.ids)
+    setting = _setting(query, size, model, None)
+    if model.architecture.d_out is not None:
+        setting = replace(setting, logits=torch.zeros(model.architecture.d_out, dtype=torch.float64))
+    found = resolve(query, member.roles, size, member.ids)
+    return [condition for asked in found for claim in asked.bind(setting) for condition in claim.conditions]
+
+
+def check_query(query: Query) -> None:
+    """Raise a `QueryError` unless a query says of every prompt by itself whether it holds."""
+    parts = query.parts if isinstance(query, Circuit) else (query,)
+    for part in parts:
+        if isinstance(part, RowQuery) and part.heads is None:
+            raise QueryError(f"{part} names no head: write it as in '18.6:{part}'")
+        if isinstance(part, Ranking) or (isinstance(part, TopK | Mass) and part.tokens is None):
+            raise QueryError(
+                f"{part} compares with a clean prompt, and a family has none: name the key, as in 'top1={{A}}' or "
+                "'mass>=0.5@{A}'"
+            )
+        if isinstance(part, Argmax) and part.answer is None:
+            raise QueryError("argmax compares with a clean prompt, and a family has none: write 'argmax={A}'")
+        if isinstance(part, Entropy) and part.lower is None and part.upper is None:
+            raise QueryError("entropy alone has no sign: give a threshold, as in 'entropy<=1.5'")
+
+
+def _setting(query: Query, size: int, model: Transformer, token: Sequence[str] | None) -> Setting:
+    """What queries are bound to: masks and names; the scores are zeros, since no claim depends on them."""
+    architecture = model.architecture
+    parts = query.parts if isinstance(query, Circuit) else (query,)
+    heads = [part.heads for part in parts if isinstance(part, RowQuery) and part.heads is not None]
+    named = (parse_heads(text, architecture.n_layers, architecture.n_heads) for text in heads)
+    layers = sorted({layer for found in named for layer, _ in found})
+    zeros = torch.zeros(architecture.n_heads, size, size, dtype=torch.float64)
+    windows = {layer: model.mask(size, layer=layer).cpu() for layer in layers if architecture.is_local(layer)}
+    texts = None if token is None else tuple(token)
+    return Setting(
+        dict.fromkeys(layers, zeros),
+        model.mask(size).cpu(),
+        architecture.n_layers,
+        architecture.n_heads,
+        texts,
+        None,
+        windows,
+    )
+
+
+def _output(query: Argmax | Beats, shape: Shape, model: Transformer) -> OutputMargin:
+    if model.architecture.d_out is None:
+        raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
+    if isinstance(query, Argmax):
+        assert query.answer is not None
+        number, by_token = _named(query.answer, shape, model)
+        return OutputMargin(number, None, (by_token, False))
+    winner, loser = _named(query.winner, shape, model), _named(query.loser, shape, model)
+    return OutputMargin(winner[0], loser[0], (winner[1], loser[1]))
+
+
+def _named(output: int | Role, shape: Shape, model: Transformer) -> tuple[int, bool]:
+    """An output by index, or the position whose token it is."""
+    size = model.architecture.d_out or 0
+    if isinstance(output, int):
+        if output >= size:
+            raise QueryError(f"there is no output {output}: the model has {size}")
+        return output, False
+    if size != model.architecture.d_vocab:
+        raise QueryError(
+            f"{model.name} predicts classes, not tokens: name outputs by index, as in 'logit3>logit5'"
+        )
+    places = output_of(output, shape.roles)
+    columns = [_column(shape, output.name, place) for place in places]
+    if any(not np.array_equal(column, columns[0]) for column in columns[1:]):
+        raise QueryError(
+            f"slot {output} has other tokens at other places: say which, as in {{{output.name}.1}}"
+        )
+    return places[0], True
+
+
+def _column(shape: Shape, slot: str, place: int) -> np.ndarray:
+    """The tokens of a slot's fillers at one of its positions."""
+    for (start, stop), tokens in zip(shape.places[slot], shape.tokens[slot], strict=True):
+        if start <= place < stop:
+            return tokens[:, place - start]
+    raise AssertionError("a position of the slot is in one of its spans")
+
+
+def _output_margin(
+    model: Transformer,
+    hidden: Float[Tensor, "B d"],
+    winner: Int[Tensor, " B"],
+    loser: Int[Tensor, " B"] | None,
+) -> Float[Tensor, " B"]:
+    weight, bias = model.head
+    if loser is not None:
+        return _logit(weight, bias, hidden, winner) - _logit(weight, bias, hidden, loser)
+    found = []
+    for rows in torch.arange(len(hidden), device=hidden.device).split(max(1, LOGITS // len(weight))):
+        logits = torch.nn.functional.linear(hidden[rows], weight, bias)
+        own = logits.gather(1, winner[rows, None])[:, 0]
+        rest = logits.scatter(1, winner[rows, None], -torch.inf).amax(-1)
+        found.append(own - rest)
+    return torch.cat(found)
+
+
+def _logit(weight: Tensor, bias: Tensor, hidden: Tensor, index: Tensor) -> Tensor:
+    return (weight[index] * hidden).sum(-1) + bias[index]
