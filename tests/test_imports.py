@@ -76,6 +76,7 @@ ENGINES: Mapping[str, set[str]] = {
     "rivals": {"bounds", "forms", "protocol"},
     "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},
     "functionals": {"bounds", "forms", "protocol", "vocabulary"},
+    "counting": set(),
     "interval": SHARED,
     "layer0": SHARED,
     "crown": SHARED,
