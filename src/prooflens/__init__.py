@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
+    from prooflens.verdicts.vocabulary import copied_tokens, duplicate_tokens, profile
     from prooflens.verdicts.way import way
 
 
@@ -51,6 +52,9 @@ _HOMES = {
     "circuit": "prooflens.verdicts.circuit",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
+    "copied_tokens": "prooflens.verdicts.vocabulary",
+    "duplicate_tokens": "prooflens.verdicts.vocabulary",
+    "profile": "prooflens.verdicts.vocabulary",
     "way": "prooflens.verdicts.way",
     "report": "prooflens.report",
     "Results": "prooflens.results",
@@ -73,11 +77,14 @@ __all__ = [
     "__version__",
     "certify",
     "circuit",
+    "copied_tokens",
     "direction",
+    "duplicate_tokens",
     "load",
     "output",
     "output_radius",
     "plan",
+    "profile",
     "pull",
     "radius",
     "report",

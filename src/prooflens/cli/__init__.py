@@ -19,6 +19,7 @@ from prooflens.cli import reproduce as _reproduce
 from prooflens.cli import runs as _runs
 from prooflens.cli import sweep as _sweep
 from prooflens.cli import view as _view
+from prooflens.cli import vocabulary as _vocabulary
 from prooflens.cli import way as _way
 from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
@@ -39,6 +40,7 @@ del (
     _runs,
     _sweep,
     _view,
+    _vocabulary,
     _way,
 )  # importing them is what enters their commands
 

@@ -4,7 +4,7 @@ Before the first attention a token knows only itself and its place, so a score a
 Prompts are *slots*: every position holds a token of its own list, and positions of one slot hold the same token. For a
 query token t_i the scores of the other slots are then independent, and
 
-    #{t : key j is attended most at i} = Σ_{t_i} Σ_{t_j} Π_{k ≠ i, j} #{t_k : a_ik(t_i, t_k) < a_ij(t_i, t_j)} · [a_ii < a_ij].
+    #{t : key j on top at i} = Σ_{t_i} Σ_{t_j} Π_{k ≠ i, j} #{t_k : a_ik(t_i, t_k) < a_ij(t_i, t_j)} · [a_ii < a_ij].
 
 All scores of a query token are sorted once, those of all positions together; going up the sorted list, every factor of
 the product is a running count. That is O(nV log(nV)) per query token for Vⁿ⁻¹ prompts.
@@ -20,7 +20,8 @@ The sums are exact integers (`integers`). Both sides hold for cuts anywhere: `pi
 
 - `slots`: which tokens stand where. `scores`: queries and keys of the vocabulary with their rounding.
 - `ordering`: sort, cut, count. `integers`: sums of products without overflow.
-- `counter`: one head and one query position, tile by tile. `statements`: what weights alone say.
+- `counter`: one head and one query position, tile by tile. `pieces`: the same without sorting.
+- `masses`: softmax weights. `statements`: what weights alone say. `enclosures`: rounding of vectors.
 """
 
 from prooflens.engines.counting.counter import Counts, count_most_attended

@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import floor, prod
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from prooflens.engines.counting.ordering import ascending, brackets
@@ -257,9 +257,9 @@ class _Counter:
         sums = self._sums(product, group, owners)
         for g, index in at.items():
             self._add_singles(g, index, below[g], owners, sums, runs)
-        for row, found in enumerate(sums):
+        for row, total in enumerate(sums):
             if row not in hard:
-                lower[left[row]], upper[left[row]] = found, list(found)
+                lower[left[row]], upper[left[row]] = total, list(total)
                 for run in runs.get(row, []):
                     self._add_run(
                         run, group[row], self._bits_of(owners, group, row), lower[left[row]], upper[left[row]]

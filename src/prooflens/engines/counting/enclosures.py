@@ -1,7 +1,7 @@
-"""Vectors with the rounding of their computation: middle and radius, coordinate by coordinate, through one token's steps.
+"""Vectors with the rounding of their computation, coordinate by coordinate, through the steps of one token.
 
-`relaxations` encloses sets; here a set is one point, and all that spreads is rounding. Middles are what the model itself
-computes in float64, radii bound the distance to the real values.
+`relaxations` encloses sets; here a set is one point, and all that spreads is rounding. Middles are what the model
+itself computes in float64, radii bound the distance to the real values.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prooflens.engines.counting.enclosures import Enclosure, enclose, norm_upper
+from prooflens.engines.counting.enclosures import Enclosure, enclose, more, norm_upper
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import INPUT, Transformer, scores_name
 from prooflens.models.sites import AnyStep, Rotary, Scores, Shift
-from prooflens.numerics import check_arithmetic, gamma, up
-from prooflens.numerics.rounding import TINY
+from prooflens.numerics import check_arithmetic, gamma
 
 TILE_ELEMENTS = 2**24
 """How many numbers one step of the walk from tokens to queries and keys may hold."""
@@ -58,12 +57,12 @@ class FirstScores:
         check_arithmetic(model.device)
         self.model, self.length = model, length
         name = scores_name(0) + ("_uncapped" if model.architecture.score_cap is not None else "")
-        program = model.program(length, name, padding)
-        step = program.steps[-1]
-        assert isinstance(step, Scores)
+        self.value_name = "blocks.0.attn.hook_v"
+        program = model.program(length, (name, self.value_name), padding)
+        (step,) = (step for step in program.steps if isinstance(step, Scores))
         self.step = step
         self.query_name, self.key_name = step.inputs
-        self.program = program.slice(step.inputs)
+        self.program = program.slice((*step.inputs, self.value_name))
         self.mask = step.mask
         self._held: dict[tuple[str, int, int], Vectors] = {}
         self._unplaced: dict[tuple[str, int | None], Enclosure] = {}
@@ -93,6 +92,11 @@ class FirstScores:
         architecture = self.model.architecture
         return self._vectors(self.key_name, head * architecture.kv_heads // architecture.n_heads, position)
 
+    def values(self, head: int, position: int) -> Vectors:
+        """Return the values of all tokens at a position, of the value head that a query head reads."""
+        architecture = self.model.architecture
+        return self._vectors(self.value_name, head * architecture.kv_heads // architecture.n_heads, position)
+
     def forget(self) -> None:
         """Drop the vectors that are held."""
         self._held.clear()
@@ -107,23 +111,13 @@ class FirstScores:
     ) -> Float[Tensor, " T"]:
         """Return E per query: all its computed scores, with one number added to each, err by at most E.
 
-        |fl(q̂·k̂) − q·k| ≤ γ|q̂||k̂| + |δq||k̂| + |q̂||δk| + |δq||δk| by Cauchy and Schwarz; scale and two sums round
-        once each, relative to what they yield.
-
         Args:
             queries: vectors of query tokens.
             keys: vectors of keys, one entry per position.
             biases: the numbers that are added to the scores of each position, in absolute value.
         """
-        length = max(float(some.length.max()) for some in keys)
-        error = max(float(some.error.max()) for some in keys)
-        width = queries.middle.shape[-1]
-        size = up(queries.length * length)
-        spread = up(up(queries.error * length) + up(queries.length * error) + up(queries.error * error), 3)
-        scale = abs(self.step.scale)
         largest = max((abs(bias) for bias in biases), default=0.0)
-        rounded = gamma(width + 8) * (size * scale) + gamma(4) * largest
-        return up((rounded + up(spread * scale)) * (1.0 + gamma(16)) + TINY, 4)
+        return product_errors(queries, keys, abs(self.step.scale), largest)
 
     def _vectors(self, name: str, head: int, position: int) -> Vectors:
         """Walk every token of the vocabulary to a value of the program at one position."""
@@ -150,14 +144,14 @@ class FirstScores:
         if moves:
             del self._unplaced[name, start]
         middle, radius = (part[:, 0] for part in found)
-        if not bool((middle.isfinite() & radius.isfinite()).all()):
+        length, error = norm_upper(middle), norm_upper(radius)
+        if not bool((length.isfinite() & error.isfinite()).all()):
             raise QueryError(
                 f"{name} of {self.model.name} is not finite for some tokens: nothing can be counted"
             )
-        length, error = norm_upper(middle), norm_upper(radius)
         for head in range(middle.shape[1]):
             self._held[name, head, position] = Vectors(
-                middle[:, head].contiguous(), length[:, head].contiguous(), error[:, head].contiguous()
+                *(part[:, head].contiguous() for part in (middle, length, error))
             )
 
     def _tiles(self) -> Iterator[Int[Tensor, " T"]]:
@@ -174,6 +168,28 @@ class FirstScores:
                 found[step.out] = enclose(step, *(found[name] for name in step.inputs))
                 last = step.out
         return found[last]
+
+
+def product_errors(
+    left: Vectors, right: Sequence[Vectors], scale: float, added: float
+) -> Float[Tensor, " T"]:
+    """Return E per vector on the left: computed numbers scale · (l·r) + b for all r on the right err by at most E.
+
+    |fl(l̂·r̂) − l·r| ≤ γ|l̂||r̂| + |δl||r̂| + |l̂||δr| + |δl||δr| by Cauchy and Schwarz; the scale and two sums round once
+    each, relative to what they yield.
+
+    Args:
+        left: vectors with their errors.
+        right: vectors that they are multiplied by.
+        scale: the factor, not negative.
+        added: the largest |b|, and the sum of both where two numbers are added.
+    """
+    length = max(float(some.length.max()) for some in right)
+    error = max(float(some.error.max()) for some in right)
+    size = left.length * length
+    spread = left.error * length + left.length * error + left.error * error
+    rounded = gamma(left.middle.shape[-1] + 8) * size
+    return more(more(more(rounded + spread) * scale) + gamma(4) * added)
 
 
 def _at(step: AnyStep, position: int) -> AnyStep:
