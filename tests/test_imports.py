@@ -77,6 +77,7 @@ ENGINES: Mapping[str, set[str]] = {
     "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},
     "functionals": {"bounds", "forms", "protocol", "vocabulary"},
     "counting": set(),
+    "attention_only": set(),
     "interval": SHARED,
     "layer0": SHARED,
     "crown": SHARED,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prooflens.report import report
     from prooflens.results import Radii, Results
     from prooflens.results.outputs import OutputResults
+    from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.output import output, output_radius
@@ -48,6 +49,7 @@ _HOMES = {
     "OutputResults": "prooflens.results.outputs",
     "output": "prooflens.verdicts.output",
     "output_radius": "prooflens.verdicts.output",
+    "accuracy": "prooflens.verdicts.accuracy",
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "plan": "prooflens.verdicts.plan",
@@ -75,6 +77,7 @@ __all__ = [
     "Span",
     "Transformer",
     "__version__",
+    "accuracy",
     "certify",
     "circuit",
     "copied_tokens",

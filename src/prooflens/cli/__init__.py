@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
 from prooflens.cli import export as _export
@@ -29,6 +30,7 @@ from prooflens.version import __version__
 __all__ = ["app", "main"]
 
 del (
+    _accuracy,
     _checks,
     _compare,
     _export,
