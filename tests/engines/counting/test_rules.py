@@ -147,7 +147,7 @@ def _wrong_position(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_singles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_module._Counter, "_add_singles", lambda self, *parts: None)
+    monkeypatch.setattr(differences, "_add_single", lambda *parts: None)
 
 
 def _wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_near_ties_are_left_open_and_a_mutation_that_decides_them_is_seen(
     weights["embed.tokens"][3] = weights["embed.tokens"][5] * (1.0 + 2.0**-48)
     twins = Transformer(model.architecture, weights)
     if mutation == "runs":
-        monkeypatch.setattr(counter_module._Counter, "_doubts", lambda self, *parts: {})
+        monkeypatch.setattr(differences, "_runs", lambda rows: ([], []))
     elif mutation == "errors":
         nothing = torch.zeros(1, dtype=torch.float64)
         monkeypatch.setattr(
@@ -196,3 +196,29 @@ def test_near_ties_are_left_open_and_a_mutation_that_decides_them_is_seen(
     slots = Slots.of(3, VOCABULARY, choices={0: [3], 1: [5], 2: [1]})
     counts = count_most_attended(FirstScores(twins, 3), slots, 0, 2, keys=[0, 1])
     assert (counts.lower != counts.upper) == (mutation == "none")
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.02, 0.2, 5.0])
+@pytest.mark.parametrize("shared", [False, True])
+def test_differences_equal_brackets(apart: float, shared: bool) -> None:
+    """The fast way and the slow one agree, runs and doubts included."""
+    generator = torch.Generator().manual_seed(4)
+    sizes, members = [30, 1, 20, 25], [(0,), (1,), (2, 3) if shared else (2,), (4,) if shared else (3,)]
+    group = torch.cat([torch.full((size,), g) for g, size in enumerate(sizes)])
+    values = torch.randn(6, len(group), generator=generator, dtype=torch.float64)
+    values, order = values.sort(-1)
+    groups = group[order]
+    first = torch.tensor([1 << keys[0] for keys in members])[groups]
+    either = torch.where(torch.rand(groups.shape, generator=generator) < 0.1, 0b1100, 0b1000)
+    owners = torch.where(groups == 2, either, first) if shared else None
+    rows = differences.SortedRows(
+        values, groups, owners, torch.full((6,), apart, dtype=torch.float64), members, sizes
+    )
+    low, high, hard = differences.count_rows(rows)
+    assert (len(hard) == 6) == (apart == 5.0)
+    for row in set(range(6)) - set(hard):
+        slow = brackets(values[row], groups[row], rows.bits(row), apart, members, sizes)
+        if apart == 0.0 or low[row] == high[row]:
+            assert (low[row], high[row]) == slow
+        assert all(a <= b for a, b in zip(low[row], high[row], strict=True))
+        assert (low[row], high[row]) == slow

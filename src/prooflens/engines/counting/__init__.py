@@ -19,7 +19,8 @@ in the piece between the cuts b and b + 1,
 The sums are exact integers (`integers`). Both sides hold for cuts anywhere: `pieces` says how fine they are.
 
 - `slots`: which tokens stand where. `scores`: queries and keys of the vocabulary with their rounding.
-- `ordering`: sort, cut, count. `integers`: sums of products without overflow.
+- `ordering`: sort, cut, count. `differences`: the fast way for rows with little doubt.
+- `integers`: sums of products without overflow.
 - `counter`: one head and one query position, tile by tile. `pieces`: the same without sorting.
 - `masses`: softmax weights. `statements`: what weights alone say. `enclosures`: rounding of vectors.
 """

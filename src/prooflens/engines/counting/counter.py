@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from prooflens.engines.counting.differences import SortedRows, count_rows
 from prooflens.engines.counting.ordering import ascending, brackets
 from prooflens.engines.counting.pieces import share_brackets
 from prooflens.engines.counting.scores import FirstScores, Vectors
@@ -20,15 +21,6 @@ from prooflens.numerics import up
 
 TILE_BYTES = {"cpu": 2**23, "cuda": 2**31}
 """The scores of one tile may take so much; sorting and counting take several times as much."""
-
-EXACT_PRODUCT = 2**63
-"""Products of counts below this are exact differences of int64 numbers, which wrap around."""
-
-EXACT_SUM = 2**21
-"""So many numbers below 2³² have an exact sum in float64."""
-
-MOST_DOUBTS = 64
-"""A row with more items in doubt is bracketed as a whole."""
 
 MOST_KEYS = 62
 """Keys are bits of an int64 where positions share a slot."""
@@ -171,19 +163,22 @@ class _Counter:
         else:
             left = list(range(len(tokens)))
         order = ascending(values)
-        values, group = values.gather(-1, order), self.group[order]
-        owners = owners.gather(-1, order) if self.shared else owners
-        hard = self._by_differences(values, group, owners, apart, left, lower, upper)
+        rows = SortedRows(
+            values.gather(-1, order),
+            self.group[order],
+            owners.gather(-1, order) if self.shared else None,
+            apart,
+            self.members,
+            self.sizes,
+        )
+        low, high, hard = count_rows(rows)
         for row in hard:
-            bits = self._bits_of(owners, group, row)
-            found = brackets(values[row], group[row], bits, float(apart[row]), self.members, self.sizes)
-            lower[left[row]], upper[left[row]] = found
+            low[row], high[row] = brackets(
+                rows.values[row], rows.group[row], rows.bits(row), float(apart[row]), self.members, self.sizes
+            )
+        for row, place in enumerate(left):
+            lower[place], upper[place] = low[row], high[row]
         return lower, upper
-
-    @property
-    def _bits(self) -> Tensor:
-        """The key of each group as a bit, where every group has one."""
-        return torch.tensor([1 << keys[0] for keys in self.members], device=self.group.device)
 
     def _by_pieces(
         self,
@@ -215,130 +210,6 @@ class _Counter:
                 upper[row] = [min(each, floor(Fraction(share) * each)) for share in most]
         rows: list[int] = (~safe).nonzero()[:, 0].tolist()
         return rows
-
-    def _by_differences(
-        self,
-        values: Tensor,
-        group: Tensor,
-        owners: Tensor,
-        apart: Tensor,
-        left: Sequence[int],
-        lower: list[list[int]],
-        upper: list[list[int]],
-    ) -> list[int]:
-        """Count rows with little doubt: W(x) = Π_k C_k(x) grows by Π_{k≠j} C_k(x) at an item x of group j.
-
-        int64 wraps around, so differences below 2⁶³ are exact whatever W is. Groups of one item may add more; their
-        products are taken one by one, and so are items whose order is in doubt. Return the rows that are left.
-        """
-        several = [size for size in self.sizes if size > 1]
-        largest = prod(several) // min(several) if several else 1
-        if largest >= EXACT_PRODUCT or self.items >= EXACT_SUM:
-            return list(range(len(values)))
-        singles = [g for g, size in enumerate(self.sizes) if size == 1]
-        at = {g: (group == g).byte().argmax(-1, keepdim=True) for g in singles}
-        below: dict[int, list[Tensor]] = {g: [] for g in singles}
-        product = torch.ones_like(values, dtype=torch.long)
-        for g in range(len(self.sizes)):
-            running = (group == g).cumsum(-1)
-            product *= running
-            for single, index in at.items():
-                if single != g:
-                    below[single].append(running.gather(-1, index))
-        product = product.diff(dim=-1, prepend=product.new_zeros(len(product), 1))
-        near = values[:, 1:] - values[:, :-1] <= apart[:, None]
-        runs = self._doubts(near, group, owners)
-        hard = sorted(row for row, found in runs.items() if sum(map(len, found)) > MOST_DOUBTS)
-        for row, found in runs.items():
-            for run in found:
-                product[row, run.start : run.stop] = 0
-        for index in at.values():
-            product.scatter_(-1, index, 0)
-        sums = self._sums(product, group, owners)
-        for g, index in at.items():
-            self._add_singles(g, index, below[g], owners, sums, runs)
-        for row, total in enumerate(sums):
-            if row not in hard:
-                lower[left[row]], upper[left[row]] = total, list(total)
-                for run in runs.get(row, []):
-                    self._add_run(
-                        run, group[row], self._bits_of(owners, group, row), lower[left[row]], upper[left[row]]
-                    )
-        return hard
-
-    def _add_singles(
-        self,
-        g: int,
-        index: Tensor,
-        below: list[Tensor],
-        owners: Tensor,
-        sums: list[list[int]],
-        runs: Mapping[int, list[range]],
-    ) -> None:
-        """Add the combinations in which the only item of a group is on top, unless it is in doubt."""
-        factors = torch.cat(below, -1).tolist() if below else [[]] * len(sums)
-        if self.shared:
-            keys = [bits.bit_length() - 1 for bits in owners.gather(-1, index)[:, 0].tolist()]
-        else:
-            keys = [self.members[g][0]] * len(sums)
-        for row, (item, key) in enumerate(zip(index[:, 0].tolist(), keys, strict=True)):
-            if not any(item in run for run in runs.get(row, [])):
-                sums[row][key] += prod(factors[row])
-
-    def _doubts(self, near: Tensor, group: Tensor, owners: Tensor) -> dict[int, list[range]]:
-        """Return the runs of items, by row, whose order or whose keys are in doubt."""
-        seeds = near & (group[:, 1:] != group[:, :-1])
-        places = seeds.nonzero().tolist()
-        if self.shared:
-            places += ((owners & (owners - 1)) != 0).nonzero().tolist()
-        found: dict[int, list[range]] = {}
-        for row, item in sorted(places):
-            runs = found.setdefault(row, [])
-            if (runs and item in runs[-1]) or sum(map(len, runs)) > MOST_DOUBTS:
-                continue
-            start = stop = item
-            while start > 0 and bool(near[row, start - 1]):
-                start -= 1
-            while stop < near.shape[1] and bool(near[row, stop]):
-                stop += 1
-            runs.append(range(start, stop + 1))
-        return found
-
-    def _add_run(self, run: range, group: Tensor, bits: Tensor, lower: list[int], upper: list[int]) -> None:
-        """Add the combinations whose largest item is in a run: nothing of it counts as below, or all of it."""
-        kinds = range(len(self.sizes))
-        inside = group[run.start : run.stop].tolist()
-        before = group[: run.start].long().bincount(minlength=len(self.sizes)).tolist()
-        after = [before[g] + inside.count(g) for g in kinds]
-        for g, bit in zip(inside, bits[run.start : run.stop].tolist(), strict=True):
-            for key in self.members[g]:
-                if bit >> key & 1:
-                    lower[key] += prod(before[k] for k in kinds if k != g) * (bit == 1 << key)
-                    upper[key] += prod(after[k] for k in kinds if k != g)
-
-    def _bits_of(self, owners: Tensor, group: Tensor, row: int) -> Tensor:
-        """Return the keys of the items of a row, as bits."""
-        return owners[row] if self.shared else self._bits[group[row].long()]
-
-    def _sums(self, product: Tensor, group: Tensor, owners: Tensor) -> list[list[int]]:
-        """Add up products by key, exactly: their halves of 32 bits have exact sums in float64."""
-        halves = (product & 0xFFFFFFFF).double(), (product >> 32).double()
-        n = len(self.keys)
-        if product.device.type == "cpu" and not self.shared:
-            which = torch.tensor([keys[0] for keys in self.members])[group.long()]
-            which += n * torch.arange(len(group))[:, None]
-            sums = [
-                half.new_zeros(n * len(group)).index_add_(0, which.flatten(), half.flatten()).view(-1, n)
-                for half in halves
-            ]
-        else:
-            place = {keys[0]: g for g, keys in enumerate(self.members)}
-            masks = [owners == 1 << key if self.shared else group == place[key] for key in range(n)]
-            sums = [torch.stack([(half * mask).sum(-1) for mask in masks], -1) for half in halves]
-        return [
-            [(int(b) << 32) + int(a) for a, b in zip(*row, strict=True)]
-            for row in zip(sums[0].tolist(), sums[1].tolist(), strict=True)
-        ]
 
 
 def count_most_attended(
