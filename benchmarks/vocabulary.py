@@ -16,6 +16,7 @@ import torch
 import prooflens as pl
 from measuring import Line, Meter, tell
 from prooflens.errors import QueryError
+from prooflens.memory import keep_freed
 from prooflens.models import Transformer
 from prooflens.results.vocabulary import Profiles
 
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
+    keep_freed()
     if given.task is not None:
         small_models(given.model, given.task, given.out)
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prooflens.cli.common import app, print_json, print_table, say
-from prooflens.cli.options import Device, Json, Model
+from prooflens.cli.options import Device, Json, Model, limit_memory
 from prooflens.errors import QueryError
 from prooflens.progress import shown
 
@@ -44,6 +44,7 @@ def vocabulary(
     from prooflens.report.vocabulary import draw_profiles
     from prooflens.verdicts.vocabulary import profile
 
+    limit_memory(None)
     with shown(not as_json) as tell:
         found = profile(
             model,

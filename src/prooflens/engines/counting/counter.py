@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor, prod
@@ -19,8 +20,11 @@ from prooflens.engines.counting.slots import Slots
 from prooflens.errors import QueryError
 from prooflens.numerics import up
 
-TILE_BYTES = {"cpu": 2**23, "cuda": 2**31}
-"""The scores of one tile may take so much; sorting and counting take several times as much."""
+TILE_BYTES = {"cpu": 2**26, "cuda": 2**31}
+"""The scores of one tile may take so much; on a GPU sorting and counting take several times as much."""
+
+SORTED_TOGETHER = 4
+"""Query tokens that a thread of a cpu sorts and counts together: their scores stay near the processor."""
 
 MOST_KEYS = 62
 """Keys are bits of an int64 where positions share a slot."""
@@ -85,8 +89,9 @@ class _Counter:
         position: int,
         keys: Sequence[int],
         shifts: Mapping[int, float],
+        threads: ThreadPoolExecutor,
     ) -> None:
-        self.scores, self.slots, self.keys = scores, slots, tuple(keys)
+        self.scores, self.slots, self.keys, self.threads = scores, slots, tuple(keys), threads
         self.queries = scores.queries(head, position)
         device = scores.model.device
         own = slots.slot_of(position)
@@ -162,23 +167,31 @@ class _Counter:
             owners = owners[left] if self.shared else owners
         else:
             left = list(range(len(tokens)))
-        order = ascending(values)
-        rows = SortedRows(
-            values.gather(-1, order),
-            self.group[order],
-            owners.gather(-1, order) if self.shared else None,
-            apart,
-            self.members,
-            self.sizes,
-        )
+        size = len(values) if values.device.type != "cpu" else SORTED_TOGETHER
+        parts = [slice(start, start + size) for start in range(0, len(values), size)]
+
+        def sort(part: slice) -> tuple[list[list[int]], list[list[int]]]:
+            return self._sort(values[part], owners[part] if self.shared else None, apart[part])
+
+        found = [sort(part) for part in parts] if len(parts) == 1 else list(self.threads.map(sort, parts))
+        for part, (low, high) in zip(parts, found, strict=True):
+            for place, least, most in zip(left[part], low, high, strict=True):
+                lower[place], upper[place] = least, most
+        return lower, upper
+
+    def _sort(
+        self, values: Tensor, owners: Tensor | None, apart: Tensor
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return lower and upper counts of some rows, by sorting them."""
+        values, order = ascending(values)
+        owners = None if owners is None else owners.gather(-1, order)
+        rows = SortedRows(values, self.group[order], owners, apart, self.members, self.sizes)
         low, high, hard = count_rows(rows)
         for row in hard:
             low[row], high[row] = brackets(
-                rows.values[row], rows.group[row], rows.bits(row), float(apart[row]), self.members, self.sizes
+                values[row], rows.group[row], rows.bits(row), float(apart[row]), self.members, self.sizes
             )
-        for row, place in enumerate(left):
-            lower[place], upper[place] = low[row], high[row]
-        return lower, upper
+        return low, high
 
     def _by_pieces(
         self,
@@ -249,17 +262,22 @@ def count_most_attended(
     counted = tuple(allowed if tokens is None else tokens)
     if wrong := sorted(set(counted) - set(allowed))[:1]:
         raise QueryError(f"token {wrong[0]} cannot stand at position {position}")
-    counter = _Counter(scores, slots, head, position, chosen, shifts or {})
+    workers = torch.get_num_threads()
     device = scores.model.device
-    tile = max(1, TILE_BYTES.get(device.type, 2**25) // (8 * counter.items))
     lower: list[tuple[int, ...]] = []
     upper: list[tuple[int, ...]] = []
-    with torch.no_grad():
+    with (
+        ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as threads,
+        torch.no_grad(),
+    ):
+        counter = _Counter(scores, slots, head, position, chosen, shifts or {}, threads)
+        tile = max(1, TILE_BYTES.get(device.type, 2**26) // (8 * counter.items))
         for start in range(0, len(counted), tile):
             low, high = counter.count(torch.tensor(counted[start : start + tile], device=device), pieces)
             lower += [tuple(number * counter.free for number in row) for row in low]
             upper += [tuple(number * counter.free for number in row) for row in high]
             if progress is not None:
                 progress(len(lower) / len(counted))
+    torch.set_num_threads(workers)
     each = slots.prompts // slot.size(slots.vocabulary)
     return Counts(tuple(chosen), counted, each, tuple(lower), tuple(upper))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -105,7 +106,7 @@ def count_rows(rows: SortedRows) -> tuple[Rows, Rows, list[int]]:
         before.append(running[at[:, 0], at[:, 1]] - mask[at[:, 0], at[:, 1]].long())
         for single, index in singles.items():
             below[single].append(running.gather(-1, index))
-    product = product.diff(dim=-1, prepend=product.new_zeros(len(product), 1))
+    product = torch.cat((product[:, :1], product[:, 1:] - product[:, :-1]), -1)
     for index in singles.values():
         product.scatter_(-1, index, 0)
     for run in runs:
@@ -192,15 +193,21 @@ def _sums(product: Int[Tensor, "B M"], rows: SortedRows) -> Rows:
     """Add up products by key, exactly: their halves of 32 bits have exact sums in float64."""
     halves = (product & 0xFFFFFFFF).double(), (product >> 32).double()
     n, group = rows.n_keys, rows.group
+    place = {keys[0]: g for g, keys in enumerate(rows.members)}
     if product.device.type == "cpu" and rows.owners is None:
-        which = torch.tensor([keys[0] for keys in rows.members])[group.long()]
-        which += n * torch.arange(len(group))[:, None]
+        chosen = [place[key] for key in range(n)]
         sums = [
-            half.new_zeros(n * len(group)).index_add_(0, which.flatten(), half.flatten()).view(-1, n)
+            torch.from_numpy(
+                np.stack(
+                    [
+                        np.bincount(g, w, len(rows.sizes))
+                        for g, w in zip(group.numpy(), half.numpy(), strict=True)
+                    ]
+                )
+            )[:, chosen]
             for half in halves
         ]
     else:
-        place = {keys[0]: g for g, keys in enumerate(rows.members)}
         masks = [group == place[key] if rows.owners is None else rows.owners == 1 << key for key in range(n)]
         sums = [torch.stack([(half * mask).sum(-1) for mask in masks], -1) for half in halves]
     return [

@@ -20,11 +20,14 @@ RADIX_FROM = 4096
 """From so many items on, two passes of a radix sort are faster than a comparison sort on a cpu."""
 
 
-def ascending(values: Float[Tensor, "B M"]) -> Int[Tensor, "B M"]:
-    """Return the order that sorts each row."""
+def ascending(values: Float[Tensor, "B M"]) -> tuple[Float[Tensor, "B M"], Int[Tensor, "B M"]]:
+    """Return each row sorted, and the order that sorts it."""
     if values.device.type != "cpu":
-        return values.sort(-1).indices
-    return torch.stack([torch.from_numpy(_order(row)) for row in values.numpy()])
+        found = values.sort(-1)
+        return found.values, found.indices
+    order = [_order(row) for row in values.numpy()]
+    rows = zip(values.numpy(), order, strict=True)
+    return torch.from_numpy(np.stack([row[at] for row, at in rows])), torch.from_numpy(np.stack(order))
 
 
 def _order(row: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -36,9 +39,11 @@ def _order(row: NDArray[np.float64]) -> NDArray[np.int64]:
     scale = (2.0**32 - 2.0) / (high - low) if high > low else 0.0
     if len(row) < RADIX_FROM or not 0.0 < scale < 2.0**500:
         return np.argsort(row, kind="stable")
-    keys = ((row - low) * scale).astype(np.uint32)
-    first = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
-    order = first[np.argsort((keys >> 16).astype(np.uint16)[first], kind="stable")]
+    keys = np.subtract(row, low)
+    keys *= scale
+    halves = keys.astype("<u4").view("<u2")
+    first = np.argsort(halves[::2], kind="stable")
+    order = first[np.argsort(halves[1::2][first], kind="stable")]
     found = row[order]
     return order if bool((found[1:] >= found[:-1]).all()) else order[np.argsort(found, kind="stable")]
 
