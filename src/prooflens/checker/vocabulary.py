@@ -23,7 +23,13 @@ SCHEMA = "prooflens-vocabulary-1"
 SLACK = 2.0**-36
 """Scores that differ by less than this times |q||k| may have either order."""
 
-DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError)
+LONGEST = 4096
+"""The longest prompts of a model that states no context."""
+
+DAMAGE = (
+    *(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(OverflowError, RecursionError, StopIteration, ZeroDivisionError),
+)
 
 
 @dataclass(frozen=True)
@@ -105,13 +111,23 @@ class _Counter:
         self.vocabulary = len(net.weights["embed.tokens"])
         if self.vocabulary != info["vocabulary"]:
             raise ValueError("the document states another vocabulary")
-        real = np.array(info["real"], dtype=bool)
+        if not 1 <= self.n <= int(net.arch["context"] or LONGEST) or not 0 <= self.at < self.n:
+            raise ValueError("the document states a length or a position that the model does not have")
+        real = np.array(info["real"], dtype=bool).reshape(self.n)
         self.keys = np.flatnonzero(net.mask(self.n, 0)[self.at] & real).tolist()
         groups = [list(map(int, group)) for group in info["same"]]
         taken = {position for group in groups for position in group}
         self.slots = groups + [[position] for position in range(self.n) if position not in taken]
+        if sorted(position for slot in self.slots for position in slot) != list(range(self.n)):
+            raise ValueError("a position stands in two groups of `same`")
         self.lists = {int(p): np.array(t, dtype=int) for p, t in info["choices"].items()}
+        for tokens in self.lists.values():
+            if tokens.ndim != 1 or len(set(tokens.tolist())) < len(tokens) or not self._are_tokens(tokens):
+                raise ValueError("`choices` names something that is no list of tokens")
         self.tables = net.rotary(self.n, 0)
+
+    def _are_tokens(self, tokens: Any) -> bool:
+        return len(tokens) > 0 and bool(((tokens >= 0) & (tokens < self.vocabulary)).all())
 
     @property
     def each(self) -> int:
@@ -131,17 +147,21 @@ class _Counter:
     def judge(self, head: dict[str, Any], row: dict[str, Any]) -> Recount:
         """Count one query token, and compare."""
         token, name = int(row["token"]), str(head["head"])
+        number = int(name.removeprefix("0."))
+        own = next(slot for slot in self.slots if self.at in slot)
+        if not 0 <= number < int(self.net.arch["n_heads"]) or token not in self._tokens(own):
+            return Recount(name, token, "WRONG", "there is no such head, or no such query token")
         if head["keys"] != self.keys:
             return Recount(
                 name, token, "WRONG", f"the position attends to {self.keys}, not to {head['keys']}"
             )
-        own = self._count(int(name.split(".")[1]), token)
-        for key, (low, high), *stated in zip(self.keys, own, row["lower"], row["upper"], strict=True):
+        found = self._count(number, token)
+        for key, (low, high), *stated in zip(self.keys, found, row["lower"], row["upper"], strict=True):
             lower, upper = map(int, stated)
             if lower > high or upper < low or lower > upper:
                 detail = f"key {key}: stated {lower} to {upper} prompts, counted {low} to {high}"
                 return Recount(name, token, "WRONG", detail)
-        open_ = max((high - low) / self.each for low, high in own)
+        open_ = max((high - low) / self.each for low, high in found)
         return Recount(name, token, "agrees", f"counted again, to {open_:.1e} of all prompts")
 
     def _count(self, head: int, token: int) -> list[tuple[int, int]]:
@@ -160,7 +180,8 @@ class _Counter:
             size = max(size, *(float(np.linalg.norm(k, axis=-1).max()) for k in keys))
             scores = np.stack([k @ q * scale + bias[key] for k, key in zip(keys, there, strict=True)])
             groups.append((there, scores, np.sort(scores.max(0))))
-        slack = SLACK * (abs(scale) * float(np.linalg.norm(q)) * size + float(np.abs(bias).max()))
+        off = SLACK if self.tables is None else SLACK + 4.0 * self.tables[2]
+        slack = off * (abs(scale) * float(np.linalg.norm(q)) * size + float(np.abs(bias).max()))
         found: dict[int, tuple[int, int]] = {}
         for there, scores, _ in groups:
             best = scores.max(0)
