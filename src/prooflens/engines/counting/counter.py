@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
-from math import floor, prod
+from math import prod
 
 import torch
 from jaxtyping import Int
@@ -215,12 +214,11 @@ class _Counter:
         low, high, safe = share_brackets(values, column, apart, pieces, self.members, self.sizes)
         each = prod(self.sizes)
         safe &= clear
-        for row, (is_safe, least, most) in enumerate(
-            zip(safe.tolist(), low.tolist(), high.tolist(), strict=True)
-        ):
-            if is_safe:
-                lower[row] = [max(0, -floor(-Fraction(share) * each)) for share in least]
-                upper[row] = [min(each, floor(Fraction(share) * each)) for share in most]
+        # Shares as whole numbers of 2⁻⁶⁰, rounded outward: a count is whole, so both products may be cut.
+        least, most = (low * 2.0**60).floor().long().tolist(), (high * 2.0**60).ceil().long().tolist()
+        for row in safe.nonzero()[:, 0].tolist():
+            lower[row] = [share * each >> 60 for share in least[row]]
+            upper[row] = [share * each >> 60 for share in most[row]]
         rows: list[int] = (~safe).nonzero()[:, 0].tolist()
         return rows
 

@@ -20,32 +20,44 @@ RADIX_FROM = 4096
 """From so many items on, two passes of a radix sort are faster than a comparison sort on a cpu."""
 
 
+MENDED, MOST_MENDED = 6, 256
+"""How far around a place in disorder, and how many such places, are sorted by themselves before all is sorted again."""
+
+
 def ascending(values: Float[Tensor, "B M"]) -> tuple[Float[Tensor, "B M"], Int[Tensor, "B M"]]:
     """Return each row sorted, and the order that sorts it."""
     if values.device.type != "cpu":
         found = values.sort(-1)
         return found.values, found.indices
-    order = [_order(row) for row in values.numpy()]
-    rows = zip(values.numpy(), order, strict=True)
-    return torch.from_numpy(np.stack([row[at] for row, at in rows])), torch.from_numpy(np.stack(order))
+    rows = [_order(row) for row in values.numpy()]
+    found, order = (torch.from_numpy(np.stack(parts)) for parts in zip(*rows, strict=True))
+    return found, order
 
 
-def _order(row: NDArray[np.float64]) -> NDArray[np.int64]:
+def _order(row: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Sort by a 32-bit key, a non-decreasing function of the value, in two passes of 16 bits; then mend the rest.
 
-    What two passes leave is almost sorted, and a merge sort takes one look at it.
+    Two passes leave only neighbours with equal keys in disorder: they are sorted by themselves.
     """
     low, high = float(row.min()), float(row.max())
     scale = (2.0**32 - 2.0) / (high - low) if high > low else 0.0
     if len(row) < RADIX_FROM or not 0.0 < scale < 2.0**500:
-        return np.argsort(row, kind="stable")
+        order = np.argsort(row, kind="stable")
+        return row[order], order
     keys = np.subtract(row, low)
     keys *= scale
     halves = keys.astype("<u4").view("<u2")
     first = np.argsort(halves[::2], kind="stable")
     order = first[np.argsort(halves[1::2][first], kind="stable")]
     found = row[order]
-    return order if bool((found[1:] >= found[:-1]).all()) else order[np.argsort(found, kind="stable")]
+    for place in (found[1:] < found[:-1]).nonzero()[0][:MOST_MENDED]:
+        near = slice(max(0, place - MENDED), place + MENDED)
+        again = np.argsort(found[near], kind="stable")
+        order[near], found[near] = order[near][again], found[near][again]
+    if bool((found[1:] < found[:-1]).any()):
+        again = np.argsort(found, kind="stable")
+        order, found = order[again], found[again]
+    return found, order
 
 
 def brackets(
