@@ -9,6 +9,7 @@ A row per length is what `profile` counted for the heads together; the vectors o
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from prooflens.models import Transformer
 from prooflens.results.vocabulary import Profiles
 
 
-def row_of(found: Profiles, model: Transformer, meter: Meter, pieces: int | None) -> Line:
+def row_of(found: Profiles, model: Transformer, meter: Meter, spent: float, pieces: int | None) -> Line:
     """What one call of `profile` found, as a line."""
     counts = [count for profile in found for count in profile.top]
     return {
@@ -34,6 +35,7 @@ def row_of(found: Profiles, model: Transformer, meter: Meter, pieces: int | None
         "device": str(model.device),
         "threads": torch.get_num_threads(),
         "seconds": round(meter.seconds, 1),
+        "cpu seconds": round(spent, 1),
         "GiB": round(meter.gib, 2),
         "exact counts": sum(count.exact for count in counts),
         "counts": len(counts),
@@ -84,9 +86,10 @@ def main() -> None:
         return
     model = pl.load(given.model).to(given.device)
     for length in given.length:
+        before = time.process_time()
         with Meter(model.device) as meter:
             found = pl.profile(model, given.heads, length=length, tokens=given.tokens, pieces=given.pieces)
-        tell(row_of(found, model, meter, given.pieces), given.out)
+        tell(row_of(found, model, meter, time.process_time() - before, given.pieces), given.out)
 
 
 if __name__ == "__main__":

@@ -184,3 +184,20 @@ def test_the_command_line(call: Call, tmp_path: Path) -> None:
     assert json.loads(text)["same"] == [[0, 3]]
     assert call("vocabulary", str(weights), "--length", "4", "--same", "a")[0] == 1
     assert call("check", str(document), "--weights", str(weights), "--json")[0] == 0
+
+
+def test_statements_on_the_command_line(call: Call, tmp_path: Path) -> None:
+    _, weights = saved(tmp_path, "rotary")
+    code, text, _ = call("vocabulary", str(weights), "--length", "4", "--duplicates", "--json")
+    assert code == 0
+    rows = json.loads(text)["rows"]
+    model = pl.load(str(weights))
+    for row in rows:
+        found = pl.duplicate_tokens(model, row["head"], length=4)
+        assert row["holds"] == list(found.holds)
+        assert len(row["holds"]) + row["fails"] + row["unknown"] == VOCABULARY
+    code, text, _ = call("vocabulary", str(weights), "--length", "4", "--duplicates", "--tokens", "3")
+    assert code == 0
+    assert "refuted for" in text
+    assert call("vocabulary", str(weights), "--length", "4", "--copies")[0] == 1
+    assert len(pl.duplicate_tokens(model, "0.0", length=4, tokens=[1, 2]).tokens) == 2

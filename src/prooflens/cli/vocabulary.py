@@ -33,6 +33,15 @@ def vocabulary(
         int | None,
         typer.Option(help="Cut scores into so many pieces instead of sorting: faster, wider ends."),
     ] = None,
+    duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--duplicates", help="Instead: tokens whose earlier copy beats every other token anywhere."
+        ),
+    ] = False,
+    copies: Annotated[
+        bool, typer.Option("--copies", help="Instead: tokens that the OV circuit of a head copies.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the drawn query tokens.")] = 0,
     device: Device = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON file to write, for `check`.")] = None,
@@ -45,6 +54,9 @@ def vocabulary(
     from prooflens.verdicts.vocabulary import profile
 
     limit_memory(None)
+    if duplicates or copies:
+        _print_statements(model, heads, length, position, tokens, seed, device, duplicates, as_json)
+        return
     with shown(not as_json) as tell:
         found = profile(
             model,
@@ -80,6 +92,45 @@ def vocabulary(
     if plot is not None:
         made = write_drawings([("vocabulary", draw_profiles(found))], plot)
         say(f"{len(made)} files in {plot}", error=as_json)
+
+
+def _print_statements(
+    model: str,
+    heads: str | None,
+    length: int,
+    position: int,
+    tokens: int | None,
+    seed: int,
+    device: str | None,
+    duplicates: bool,
+    as_json: bool,
+) -> None:
+    """Print what the weights of heads say about every token."""
+    from prooflens.verdicts.vocabulary import statements
+
+    found = statements(model, heads, length, position, tokens, seed, device, duplicates)
+    what = "duplicates" if duplicates else "copies"
+    if as_json:
+        rows = [
+            {
+                "head": head,
+                "statement": what,
+                "tokens": len(one.tokens),
+                "holds": list(one.holds),
+                "fails": len(one.fails),
+                "unknown": one.unknown,
+            }
+            for head, one in found.items()
+        ]
+        print_json({"rows": rows})
+        return
+    print_table(
+        ("head", "statement", "proved for", "refuted for", "open", "of tokens"),
+        [
+            (head, what, len(one.holds), len(one.fails), one.unknown, len(one.tokens))
+            for head, one in found.items()
+        ],
+    )
 
 
 def _numbers(text: str, option: str) -> list[int]:

@@ -162,6 +162,41 @@ def copied_tokens(
     return copies(scores, number, position, None if tokens is None else torch.tensor(list(tokens)))
 
 
+def statements(
+    model: Transformer | str,
+    heads: Heads,
+    length: int,
+    position: int = -1,
+    tokens: int | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    duplicates: bool = True,
+) -> dict[str, TokenStatement]:
+    """Return `duplicate_tokens` or `copied_tokens` of several heads.
+
+    Args:
+        model: a model with a vocabulary, or what `load` takes.
+        heads: heads of layer 0; None for all.
+        length: how many tokens prompts have.
+        position: where a token stands that is copied; duplicates are asked at the last token.
+        tokens: draw so many tokens; None for the whole vocabulary.
+        seed: seed of the drawn tokens.
+        device: where to compute; None for where the model is.
+        duplicates: whether duplicates are asked, or copies.
+    """
+    held = load(model) if isinstance(model, str) else model
+    scores = FirstScores(held if device is None else held.to(device), length)
+    drawn = _drawn(tokens, Slots.of(length, scores.vocabulary), length - 1, seed)
+    chosen = None if drawn is None else torch.tensor(drawn)
+    where = place(position, length)
+    return {
+        f"0.{head}": prefers_duplicates(scores, head, chosen)
+        if duplicates
+        else copies(scores, head, where, chosen)
+        for head in heads_of(heads, scores.n_heads)
+    }
+
+
 def _one_head(
     model: Transformer | str, head: str | tuple[int, int], length: int, device: str | None
 ) -> tuple[FirstScores, int]:

@@ -27,8 +27,8 @@ MENDED, MOST_MENDED = 6, 256
 def ascending(values: Float[Tensor, "B M"]) -> tuple[Float[Tensor, "B M"], Int[Tensor, "B M"]]:
     """Return each row sorted, and the order that sorts it."""
     if values.device.type != "cpu":
-        found = values.sort(-1)
-        return found.values, found.indices
+        by_torch = values.sort(-1)
+        return by_torch.values, by_torch.indices
     rows = [_order(row) for row in values.numpy()]
     found, order = (torch.from_numpy(np.stack(parts)) for parts in zip(*rows, strict=True))
     return found, order
