@@ -17,6 +17,7 @@ from prooflens.models import Transformer
 from prooflens.models.files import write_model
 from prooflens.models.sites import rotary_tables
 from prooflens.report.vocabulary import draw_profiles
+from prooflens.statistics import clopper_pearson
 from tests.conftest import Call
 from tests.engines.counting.models import KINDS, VOCABULARY, model_of
 from tests.engines.counting.test_counts import prompts_of
@@ -201,3 +202,18 @@ def test_statements_on_the_command_line(call: Call, tmp_path: Path) -> None:
     assert "refuted for" in text
     assert call("vocabulary", str(weights), "--length", "4", "--copies")[0] == 1
     assert len(pl.duplicate_tokens(model, "0.0", length=4, tokens=[1, 2]).tokens) == 2
+
+
+def test_minilm_against_sampled_prompts(minilm: Transformer) -> None:
+    """30,522 tokens, learned positions, an embedding norm and types: sampled shares lie in their intervals."""
+    tokens = [2003, 7592]
+    (found,) = pl.profile(minilm, "0.2", length=4, tokens=tokens)
+    generator = torch.Generator().manual_seed(0)
+    for token, lower, upper in zip(found.tokens, found.lower, found.upper, strict=True):
+        ids = torch.randint(minilm.architecture.d_vocab or 0, (2000, 4), generator=generator)
+        ids[:, -1] = token
+        best = minilm.scores(ids, 0)[:, 2, -1].argmax(-1)
+        for column, key in enumerate(found.keys):
+            low, high = clopper_pearson(int((best == key).sum()), len(ids), confidence=1.0 - 1e-9)
+            assert low <= upper[column] / found.each
+            assert lower[column] / found.each <= high

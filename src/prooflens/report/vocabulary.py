@@ -17,9 +17,8 @@ def draw_profiles(found: Profiles) -> Drawing:
     keys = sorted({key for profile in found for key in profile.keys})
     left, top = 64.0, 62.0
     width = left + CELL_WIDTH * len(keys) + 24.0
-    drawing = Drawing(
-        max(width, 420.0), top + CELL_HEIGHT * len(found) + 40.0, f"Profile of heads of {found.model}"
-    )
+    height = top + CELL_HEIGHT * len(found) + 40.0
+    drawing = Drawing(max(width, 560.0), max(height, 240.0), f"Profile of heads of {found.model}")
     kept = "all" if found.whole else f"{len(found[0].tokens):,}"
     drawing.text(
         left,
@@ -52,6 +51,6 @@ def draw_profiles(found: Profiles) -> Drawing:
                 style=f"fill:{ink_on(colour)}",
             )
             drawing.close()
-    note = "share of prompts on which the key is attended most, alone; keys by their distance to the query"
+    note = "share of prompts on which a key is attended most, alone; keys by distance to the query"
     drawing.text(left, top + CELL_HEIGHT * len(found) + 22.0, note, "small quiet", "start")
     return drawing
