@@ -81,6 +81,8 @@ ENGINES: Mapping[str, set[str]] = {
     "rivals": {"bounds", "forms", "protocol"},
     "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},
     "functionals": {"bounds", "forms", "protocol", "vocabulary"},
+    "counting": set(),
+    "attention_only": set(),
     "interval": SHARED,
     "layer0": SHARED,
     "crown": SHARED,

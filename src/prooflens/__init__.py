@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from prooflens.results import Radii, Results
     from prooflens.results.families import FamilyResults
     from prooflens.results.outputs import OutputResults
+    from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
+    from prooflens.verdicts.vocabulary import copied_tokens, duplicate_tokens, profile
     from prooflens.verdicts.way import steer, way
 
 
@@ -77,10 +79,14 @@ _HOMES = {
     "OutputResults": "prooflens.results.outputs",
     "output": "prooflens.verdicts.output",
     "output_radius": "prooflens.verdicts.output",
+    "accuracy": "prooflens.verdicts.accuracy",
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
+    "copied_tokens": "prooflens.verdicts.vocabulary",
+    "duplicate_tokens": "prooflens.verdicts.vocabulary",
+    "profile": "prooflens.verdicts.vocabulary",
     "way": "prooflens.verdicts.way",
     "report": "prooflens.report",
     "Results": "prooflens.results",
@@ -112,14 +118,18 @@ __all__ = [
     "Template",
     "Transformer",
     "__version__",
+    "accuracy",
     "certify",
     "circuit",
+    "copied_tokens",
     "direction",
+    "duplicate_tokens",
     "family",
     "load",
     "output",
     "output_radius",
     "plan",
+    "profile",
     "pull",
     "radius",
     "read_at",

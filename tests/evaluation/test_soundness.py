@@ -11,6 +11,8 @@ import torch
 from prooflens.engines import FormBounds, Forms, Guarantee, engine_names, get_engine
 from prooflens.engines.attack import break_claims
 from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.counting import counter
+from prooflens.engines.counting.ordering import ascending
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.engines.protocol import EngineBase, EngineOptions
 from prooflens.errors import EngineError
@@ -180,7 +182,7 @@ def test_the_dashboard_counts_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_unknown_kinds_are_named() -> None:
-    with pytest.raises(EngineError, match="kinds are claims, forms, planted"):
+    with pytest.raises(EngineError, match="kinds are claims, forms, planted, counts"):
         run(1, kinds=["clams"])
 
 
@@ -231,3 +233,14 @@ def test_a_report_is_json_ready() -> None:
     report = run(2, seed=0, engines=FAST, budget=AttackBudget(10, 1, 1))
     assert isinstance(report.to_dict()["bounds_attacked"], int)
     assert json.loads(json.dumps(report.to_dict()))["cases"] == {"claims": 2}
+
+
+def test_counts_over_vocabularies_are_tried_and_a_wrong_count_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = run(45, seed=0, engines=["interval"], kinds=["counts"])
+    assert report.cases["counts"] == 45
+    assert report.bounds > 100
+    assert report.violations == []
+    monkeypatch.setattr(counter, "ascending", lambda values: ascending(-values))
+    assert run(15, seed=0, engines=["interval"], kinds=["counts"]).violations

@@ -21,7 +21,8 @@ import torch
 import prooflens as pl
 from prooflens.certificate import read_run
 from prooflens.checker import check
-from prooflens.errors import ProoflensError
+from prooflens.checker.vocabulary import recount
+from prooflens.errors import ProoflensError, RunError
 from prooflens.families.read import read_family
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
@@ -172,6 +173,14 @@ def config(data: bytes, folder: Path) -> None:
     model.run(x.reshape(3, -1), ["output"])
 
 
+def counts(data: bytes, folder: Path) -> None:
+    """The file of `vocabulary -o`, counted again."""
+    (folder / "counts.json").write_bytes(data)
+    found = recount(folder / "counts.json", CORPUS / "tokens")
+    if not found.ok:
+        raise RunError("; ".join([*found.problems, *(row.detail for row in found.findings)]))
+
+
 def onnx(data: bytes, folder: Path) -> None:
     """An ONNX graph of a model."""
     (folder / "model.onnx").write_bytes(data)
@@ -188,6 +197,7 @@ TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "weights": weights,
     "config": config,
     "onnx": onnx,
+    "counts": counts,
 }
 
 

@@ -29,6 +29,7 @@ CHANGES = {
     "run_json": 60,
     "certificate": 25,
     "onnx": 60,
+    "counts": 100,
 }
 """How many changed inputs of each kind a test run tries."""
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
 from prooflens.cli import export as _export
@@ -20,6 +21,7 @@ from prooflens.cli import reproduce as _reproduce
 from prooflens.cli import runs as _runs
 from prooflens.cli import sweep as _sweep
 from prooflens.cli import view as _view
+from prooflens.cli import vocabulary as _vocabulary
 from prooflens.cli import way as _way
 from prooflens.cli.common import app, say
 from prooflens.errors import ProoflensError
@@ -29,6 +31,7 @@ from prooflens.version import __version__
 __all__ = ["app", "main"]
 
 del (
+    _accuracy,
     _checks,
     _compare,
     _export,
@@ -41,6 +44,7 @@ del (
     _runs,
     _sweep,
     _view,
+    _vocabulary,
     _way,
 )  # importing them is what enters their commands
 

@@ -28,7 +28,7 @@ def soundness(
         list[str] | None, typer.Option(help="Only these engines (default: all that prove).")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="Only cases of these kinds: claims, forms, planted.")
+        list[str] | None, typer.Option(help="Only cases of these kinds: claims, forms, planted, counts.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder for the dashboard, renewed every minute.")

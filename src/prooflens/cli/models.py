@@ -75,7 +75,10 @@ def pull(
 @app.command()
 def train(
     name: Annotated[
-        str, typer.Argument(help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, bert-tiny-sst2")
+        str,
+        typer.Argument(
+            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2"
+        ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Folder with SST-2's train.tsv and test.tsv.")] = None,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prooflens.cli.common import app, print_json, say
+from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.options import Json
 from prooflens.errors import RunError
 from prooflens.json_files import read_json
@@ -46,7 +46,10 @@ SHOWN = 20
 
 @app.command()
 def check(
-    run: Annotated[Path, typer.Argument(help="A run directory, as `certify -o` writes it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run directory, as `certify -o` writes it, or the file of `vocabulary -o`."),
+    ],
     weights: Annotated[
         Path | None, typer.Option(help="Folder of the model's weights (default: where the run found them).")
     ] = None,
@@ -55,6 +58,9 @@ def check(
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
     from prooflens.checker import check as examine
 
+    if run.is_file():
+        _recount(run, weights, as_json)
+        return
     if (run / "sweep.json").is_file():
         raise RunError(
             f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
@@ -165,17 +171,47 @@ def _rotary_powers(theta: float, width: int) -> Any:
     return (theta ** (torch.arange(0, width, 2).float() / width)).numpy()
 
 
+def _recount(document: Path, weights: Path | None, as_json: bool) -> None:
+    """Check the file of `vocabulary -o`: count the query tokens that it names again."""
+    from prooflens.checker.vocabulary import recount
+
+    if weights is None:
+        try:
+            name = str(read_json(document)["model"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{document} is no file of `vocabulary -o`: {error}") from error
+        weights = _folder_of(name, None)
+    found = recount(document, weights, _rotary_tables, _rotary_powers)
+    if as_json:
+        rows = [asdict(finding) for finding in found.findings]
+        print_json({"rows": rows, "ok": found.ok, "problems": found.problems, "weights": str(weights)})
+    else:
+        print_table(
+            ("head", "query token", "check", "what was found"),
+            [(finding.head, finding.token, finding.status, finding.detail) for finding in found.findings],
+        )
+        for problem in found.problems:
+            say(problem)
+    if not found.ok:
+        raise typer.Exit(3)
+
+
 def _weights_of(run: Path) -> Path:
     """The folder that the run's model was read from: stated, embedded, or in the cache."""
-    from importlib import resources
-
-    from prooflens.models.cache import model_folder
-
     try:
         model = read_json(run / "run.json")["model"]
         name, source = str(model["name"]).partition(", first ")[0], model["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{run} is not a run: its run.json cannot be read ({error})") from error
+    return _folder_of(name, source)
+
+
+def _folder_of(name: str, source: object) -> Path:
+    """The folder of a model's weights: stated, embedded, or in the cache."""
+    from importlib import resources
+
+    from prooflens.models.cache import model_folder
+
     embedded = Path(str(resources.files("prooflens"))) / "models" / "embedded" / name
     for folder in (Path(str(source)) if source else None, embedded, model_folder(name)):
         if folder is not None and (folder / "config.json").is_file():

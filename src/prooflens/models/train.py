@@ -1,4 +1,4 @@
-"""Recipes of the models that prooflens trains itself: the paper's synthetic encoders and a BERT-tiny on SST-2.
+"""Recipes of the models that prooflens trains itself: the paper's synthetic encoders, a BERT-tiny, and token tasks.
 
 Each recipe is deterministic for a seed (one thread, float32) and takes minutes at most on a cpu.
 """
@@ -22,6 +22,7 @@ from prooflens.models.cache import model_folder
 from prooflens.models.files import atomic_folder, check_replaceable, write_model
 from prooflens.models.prompt import FileTokenizer
 from prooflens.models.pull import Progress, pull
+from prooflens.models.tasks import TASKS, TokenTask, fit
 from prooflens.models.transformer import Transformer
 from prooflens.models.weights import optional_shapes, required_shapes
 
@@ -126,12 +127,12 @@ def train(
     """Train a model by its recipe and keep it in the cache, or in `target`.
 
     Args:
-        name: one of `RECIPES`, or `bert-tiny-sst2`.
+        name: one of `RECIPES`, one of `TASKS`, or `bert-tiny-sst2`.
         seed: seed of weights and data.
         data: the folder with SST-2; None to look for it.
         progress: called with a stage and a share from 0 to 1; None for silence.
         target: the folder to write; None for the cache.
-        epochs: how many epochs; None for the recipe's.
+        epochs: how many epochs, of 100 steps for `TASKS`; None for the recipe's.
 
     Raises:
         ModelError: if there is no such recipe, its data is missing, or the folder cannot be written.
@@ -144,11 +145,15 @@ def train(
     try:
         if name in RECIPES:
             return _train_synthetic(RECIPES[name], seed, folder, report, epochs)
+        if name in TASKS:
+            return _train_tokens(TASKS[name], seed, folder, report, epochs)
         if name == "bert-tiny-sst2":
             return _train_sst2(seed, data, folder, report, epochs or 4)
     finally:
         torch.set_num_threads(threads)
-    raise ModelError(f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, 'bert-tiny-sst2'])}")
+    raise ModelError(
+        f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, *TASKS, 'bert-tiny-sst2'])}"
+    )
 
 
 def initial_weights(
@@ -196,6 +201,19 @@ def _train_synthetic(
     with atomic_folder(folder) as staging:
         write_model(staging, recipe.architecture, model.weights)
         save_file({"x": x_test[:N_EXAMPLES].contiguous()}, staging / "examples.safetensors")
+    return Trained(folder, accuracy)
+
+
+def _train_tokens(task: TokenTask, seed: int, folder: Path, report: Progress, epochs: int | None) -> Trained:
+    """Train on random inputs; what is written down is the accuracy on 50,000 fresh ones."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = task.steps if epochs is None else 100 * epochs
+    model = fit(task, seed, steps, generator, lambda step: report(f"step {step} of {steps}", step / steps))
+    ids = task.draw(50_000, generator)
+    with torch.no_grad():
+        accuracy = float((model(ids).argmax(-1) == task.answers(ids)).double().mean())
+    with atomic_folder(folder) as staging:
+        write_model(staging, task.architecture, model.weights)
     return Trained(folder, accuracy)
 
 

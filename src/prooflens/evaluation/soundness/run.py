@@ -15,14 +15,15 @@ from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import random_case
 from prooflens.evaluation.soundness.claims import try_case
+from prooflens.evaluation.soundness.counts import try_counts
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.planted import planted_case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.verdicts.decide import is_proved
 
-KINDS = ("claims", "forms", "planted")
+KINDS = ("claims", "forms", "planted", "counts")
 """claims: queries and their bounds, one engine at a time; forms: hundreds of linear forms, all engines at once;
-planted: false claims that look true."""
+planted: false claims that look true; counts: layer 0 over a whole vocabulary, against every prompt."""
 
 EVERY = 60.0
 """Seconds between two reports to `keep`."""
@@ -72,6 +73,8 @@ def run(
             try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
         if "planted" in kinds:
             try_planted(seed + number, proved, report)
+        if "counts" in kinds:
+            try_counts(seed + number, report)
     report.seconds = time.perf_counter() - start
     if keep is not None:
         keep(report)

@@ -1,0 +1,1 @@
+"""The whole function of small attention-only models."""

@@ -1,0 +1,1 @@
+"""Exact counts at layer 0."""
