@@ -243,8 +243,9 @@ def test_options_are_joined() -> None:
         return Asked(name, State.NOT_ASKED, predicted=1.0, memory=2**30, why="x", options=options)
 
     asked = [
+        skipped("a", time="400s", memory="17GB"),
         skipped("a", time="90s"),
-        skipped("b", time="400s", memory="17GB"),
+        skipped("b", time="3000s"),
         skipped("c", engine="c"),
         skipped("c", engine="c"),
         Asked("d", State.ASKED, reached=-1.0, options={"time": "1000s"}),

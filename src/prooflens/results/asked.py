@@ -98,19 +98,23 @@ def ways_on(asked: Iterable[Asked]) -> str:
 
 
 def option_sets(asked: Iterable[Asked]) -> list[dict[str, str]]:
-    """Return the options that ask those who were not asked: more time and memory together, then engines by name.
+    """Return the options that ask those who were not asked: the next in time and memory, then engines by name.
+
+    Of several that want more time the one that wants least is asked next; what it leaves open says how to go on.
 
     Args:
         asked: the stages of the work on one claim or on many.
     """
-    open_ = [dict(item.options) for item in asked if item.state is not State.ASKED and item.options]
-    more: dict[str, str] = {}
-    for options in open_:
-        for name, value in options.items():
-            if name != "engine" and ("engine" not in options):
-                more[name] = max(more.get(name, value), value, key=_amount)
-    named = [options for options in open_ if "engine" in options]
-    return [*([more] if more else []), *[one for i, one in enumerate(named) if one not in named[:i]]]
+    left = [item for item in asked if item.state is not State.ASKED and item.options]
+    more: dict[str, dict[str, str]] = {}
+    for item in left:
+        if "engine" not in item.options:
+            held = more.setdefault(item.engine, {})
+            for name, value in item.options.items():
+                held[name] = max(held.get(name, value), value, key=_amount)
+    named = [dict(item.options) for item in left if "engine" in item.options]
+    soonest = sorted(more.values(), key=lambda options: _amount(options.get("time", "0s")))[:1]
+    return [*soonest, *[one for i, one in enumerate(named) if one not in named[:i]]]
 
 
 def _amount(text: str) -> float:
