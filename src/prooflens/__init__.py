@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.dictionaries import Dictionary
+    from prooflens.models.edits import Edit, edit
     from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
@@ -54,6 +55,8 @@ _HOMES = {
     "pull": "prooflens.models",
     "read_at": "prooflens.models",
     "Dictionary": "prooflens.models.dictionaries",
+    "Edit": "prooflens.models.edits",
+    "edit": "prooflens.models.edits",
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
     "family": "prooflens.enumeration",
@@ -103,6 +106,7 @@ __all__ = [
     "Ball",
     "Constraints",
     "Dictionary",
+    "Edit",
     "FamilyResults",
     "Hull",
     "OutputResults",
@@ -124,6 +128,7 @@ __all__ = [
     "copied_tokens",
     "direction",
     "duplicate_tokens",
+    "edit",
     "family",
     "load",
     "output",
