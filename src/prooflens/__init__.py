@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
+    from prooflens.verdicts.effect import effect
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
@@ -85,6 +86,7 @@ _HOMES = {
     "accuracy": "prooflens.verdicts.accuracy",
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
+    "effect": "prooflens.verdicts.effect",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "copied_tokens": "prooflens.verdicts.vocabulary",
@@ -129,6 +131,7 @@ __all__ = [
     "direction",
     "duplicate_tokens",
     "edit",
+    "effect",
     "family",
     "load",
     "output",
