@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.enumeration import family
+    from prooflens.enumeration import family, family_effects
     from prooflens.families import (
         ALL,
         COLOURS,
@@ -61,6 +61,7 @@ _HOMES = {
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
     "family": "prooflens.enumeration",
+    "family_effects": "prooflens.enumeration",
     "FamilyResults": "prooflens.results.families",
     "ALL": "prooflens.families",
     "COLOURS": "prooflens.families",
@@ -133,6 +134,7 @@ __all__ = [
     "edit",
     "effect",
     "family",
+    "family_effects",
     "load",
     "output",
     "output_radius",

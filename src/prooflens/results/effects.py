@@ -1,4 +1,4 @@
-"""What `effect` returns: proved bounds of an edit's effect, what points attain, and verdicts about it."""
+"""What `effect` and `family_effects` return: bounds of an edit's effect, what points attain, verdicts, counts."""
 
 from __future__ import annotations
 
@@ -113,6 +113,80 @@ class Effect:
             f"attained [{self.least.effect:.6g}, {self.most.effect:.6g}]",
         ]
         lines += [f"  {row.claim}: {row.verdict.value} ({row.reason})" for row in self.claims]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class FamilyEffect:
+    """The effect of one edit over a family of prompts, every member run through both models in float64.
+
+    Attributes:
+        edited: the edited model's name.
+        edited_sha256: its fingerprint.
+        least: the smallest effect, and the prompt that has it.
+        most: the largest one, likewise.
+        mean: the mean over all members that were run.
+        necessary: how many members have an effect of at least δ; None if it was not asked.
+        faithful: how many have one within ±δ; None if it was not asked.
+        same: on how many both models give the same answer; None if it was not asked.
+    """
+
+    edited: str
+    edited_sha256: str
+    least: tuple[float, str]
+    most: tuple[float, str]
+    mean: float
+    necessary: int | None = None
+    faithful: int | None = None
+    same: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyEffects:
+    """The effects of some edits, each by itself, over a family of prompts.
+
+    Attributes:
+        model: the model's name.
+        model_sha256: its fingerprint.
+        label: the family in one line.
+        members: how many members the family has.
+        asked: how many were run.
+        word: `enumerated` if every member was run, `estimated` if a sample was.
+        metric: what is measured.
+        seconds: time spent.
+        rows: one per edit.
+    """
+
+    model: str
+    model_sha256: str
+    label: str
+    members: int
+    asked: int
+    word: str
+    metric: str
+    seconds: float
+    rows: Sequence[FamilyEffect]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> FamilyEffect:
+        return self.rows[number]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers and texts."""
+        return {**vars(self), "rows": [vars(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        lines = [f"{self.metric} over {self.label}: {self.asked:,} of {self.members:,} members, {self.word}"]
+        for row in self.rows:
+            counts = {"necessary": row.necessary, "faithful": row.faithful, "same answer": row.same}
+            told = "".join(f", {name} on {n:,}" for name, n in counts.items() if n is not None)
+            lines.append(
+                f"  {row.edited}: [{row.least[0]:.6g}, {row.most[0]:.6g}], mean {row.mean:.6g}{told}"
+            )
         return "\n".join(lines)
 
     __repr__ = __str__

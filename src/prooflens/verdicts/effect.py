@@ -98,7 +98,7 @@ def effect(
         <Verdict.HOLDS: 'holds'>
     """
     begin, settings = time.perf_counter(), Settings.of(**options)
-    _check_thresholds(necessary, faithful)
+    check_thresholds(necessary, faithful)
     pair = Pair.of(model, edited, prompt, region, metric, settings.device, vectors)
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
@@ -251,7 +251,8 @@ def as_metric(metric: str | Query, model: Transformer, prompt: Prompt) -> Query:
     return parse_metric(re.sub(r"logit\{([^{}]*)\}", index, metric), prompt.roles)
 
 
-def _check_thresholds(necessary: float | None, faithful: float | None) -> None:
+def check_thresholds(necessary: float | None, faithful: float | None) -> None:
+    """Raise a `QueryError` unless thresholds are finite numbers, and that of `faithful` not below 0."""
     for name, value in (("necessary", necessary), ("faithful", faithful)):
         if value is not None and not math.isfinite(value):
             raise QueryError(f"{name} takes a finite number, got {value}")
