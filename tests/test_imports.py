@@ -74,6 +74,7 @@ ENGINES: Mapping[str, set[str]] = {
     "forms": set(),
     "costs": set(),
     "protocol": {"bounds", "forms"},
+    "relational": {"bounds", "forms", "protocol"},
     "relaxations": {"forms"},
     "tensor_sets": {"bounds", "forms", "relaxations"},
     "first_layer": {"forms"},

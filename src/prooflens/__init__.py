@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.enumeration import family
+    from prooflens.enumeration import family, family_effects
     from prooflens.families import (
         ALL,
         COLOURS,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.dictionaries import Dictionary
+    from prooflens.models.edits import Edit, edit
     from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
+    from prooflens.verdicts.effect import effect
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
@@ -54,9 +56,12 @@ _HOMES = {
     "pull": "prooflens.models",
     "read_at": "prooflens.models",
     "Dictionary": "prooflens.models.dictionaries",
+    "Edit": "prooflens.models.edits",
+    "edit": "prooflens.models.edits",
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
     "family": "prooflens.enumeration",
+    "family_effects": "prooflens.enumeration",
     "FamilyResults": "prooflens.results.families",
     "ALL": "prooflens.families",
     "COLOURS": "prooflens.families",
@@ -82,6 +87,7 @@ _HOMES = {
     "accuracy": "prooflens.verdicts.accuracy",
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
+    "effect": "prooflens.verdicts.effect",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "copied_tokens": "prooflens.verdicts.vocabulary",
@@ -103,6 +109,7 @@ __all__ = [
     "Ball",
     "Constraints",
     "Dictionary",
+    "Edit",
     "FamilyResults",
     "Hull",
     "OutputResults",
@@ -124,7 +131,10 @@ __all__ = [
     "copied_tokens",
     "direction",
     "duplicate_tokens",
+    "edit",
+    "effect",
     "family",
+    "family_effects",
     "load",
     "output",
     "output_radius",

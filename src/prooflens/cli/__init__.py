@@ -11,6 +11,7 @@ import typer
 from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
+from prooflens.cli import effect as _effect
 from prooflens.cli import export as _export
 from prooflens.cli import family as _family
 from prooflens.cli import models as _models
@@ -34,6 +35,7 @@ del (
     _accuracy,
     _checks,
     _compare,
+    _effect,
     _export,
     _family,
     _models,

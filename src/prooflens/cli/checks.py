@@ -28,7 +28,8 @@ def soundness(
         list[str] | None, typer.Option(help="Only these engines (default: all that prove).")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="Only cases of these kinds: claims, forms, planted, counts.")
+        list[str] | None,
+        typer.Option(help="Only cases of these kinds: claims, forms, planted, counts, effects."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder for the dashboard, renewed every minute.")

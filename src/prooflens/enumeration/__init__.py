@@ -5,8 +5,10 @@ tally       counts as members come: by filler, by pair of slots, failures, the w
 walk        batches that fit, in order; what was counted can be kept and gone on with
 confirm     the members nearest to zero in the checker's ball arithmetic
 enumerate   `pl.family`
+effects     `pl.family_effects`: every member through a model and through edits of it
 """
 
+from prooflens.enumeration.effects import family_effects
 from prooflens.enumeration.enumerate import family
 
-__all__ = ["family"]
+__all__ = ["family", "family_effects"]

@@ -107,7 +107,7 @@ def family(
     begin = time.perf_counter()
     source = source_of(model)
     held = load(model) if device is None else load(model).to(checked_device(device))
-    members = _bound(prompts, held)
+    members = bound_family(prompts, held)
     asked = as_queries(queries, members.slots)
     for query in asked:
         check_query(query)
@@ -145,7 +145,8 @@ def family(
     return found
 
 
-def _bound(prompts: Given, model: Transformer) -> Family:
+def bound_family(prompts: Given, model: Transformer) -> Family:
+    """Return a family of prompts in a model; an error if it is none, or another model's."""
     if isinstance(prompts, Family):
         if prompts.model.sha256 != model.sha256:
             raise PromptError(

@@ -10,7 +10,7 @@ from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import Atom, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Score
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
-from prooflens.queries.parse import parse_query
+from prooflens.queries.parse import parse_metric, parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
 from prooflens.queries.remainder import remainder
 from prooflens.queries.roles import resolve
@@ -58,6 +58,7 @@ __all__ = [
     "margin_table",
     "padding_mask",
     "parse_heads",
+    "parse_metric",
     "parse_query",
     "remainder",
     "resolve",

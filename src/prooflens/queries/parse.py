@@ -180,6 +180,36 @@ def _positions(text: str, whole: str, slots: Slots) -> tuple[Named, ...] | None:
     return found
 
 
+def parse_metric(text: str, slots: Slots = ()) -> Query:
+    """Parse what an effect is measured on: a difference of two outputs, an output, or a readout.
+
+    Args:
+        text: as in `"logit{A}-logit{B}"`, `"logit3"`, `"neuron 5.12@-1"`, `"read(blocks.8.hook_resid_post@-1,DIR)"`.
+        slots: the slots of the template that the prompts are members of.
+
+    Raises:
+        QueryError: if the text is none of these.
+
+    Example:
+        >>> parse_metric("logit3 - logit5")
+        Beats(winner=3, loser=5)
+    """
+    match = re.fullmatch(rf"\s*(logit{OUTPUT})\s*[-−]\s*(logit{OUTPUT})\s*", text)
+    query = parse_query(f"{match[1]}>{match[4]}" if match else text, slots)
+    is_range = isinstance(query, OutputLevel | SiteQuery) and query.comparison is None
+    if match is None and not is_range:
+        raise QueryError(
+            f"{text!r} measures nothing: write a difference of outputs as logit3-logit5, an output as logit3, "
+            "or a readout as neuron 5.12@-1"
+        )
+    return query
+
+
+def metric_text(query: Query) -> str:
+    """Return how a metric is written."""
+    return str(query).replace(">", "-") if isinstance(query, Beats) else str(query)
+
+
 def _output(index: str | None, role: str | None) -> int | Role:
     """An output by its index, or by the slot whose token it is."""
     if index is not None:

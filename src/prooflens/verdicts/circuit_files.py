@@ -10,11 +10,16 @@ from typing import Any
 
 from prooflens import json_files
 from prooflens.errors import QueryError
+from prooflens.models import Architecture
+from prooflens.models.edits import places_of
 from prooflens.queries import Circuit, Query, parse_query
 from prooflens.queries.attention import RowQuery
 
 HEAD = re.compile(r"(?:a|A|L)?(\d{1,9})(?:\.h|\.|[hH])(\d{1,9})")
 """A head as tools write it: `a0.h11` (edge attribution patching), `A0.11`, `L0H11`, `0.11`."""
+
+NETWORK = re.compile(r"(?:m|MLP ?|mlp)(\d+)")
+"""A network as tools write it: `m3`, `MLP 3`."""
 
 OTHER = re.compile(
     r"(?:m|MLP ?|mlp)\d+|input|embed|embeds|tok_embeds|pos_embeds|Resid (?:Start|End)|logits|output"
@@ -57,6 +62,17 @@ def read_heads(circuit: Mapping[str, Any] | Sequence[Any]) -> list[tuple[int, in
     Read are lists of node names, mappings with `nodes` (name → true, or a mapping whose `in_graph` is not false) and,
     where no node is kept, with `edges` (`a0.h11->m3`); MLPs, embeddings and logits are passed over.
     """
+    heads: dict[tuple[int, int], None] = {}
+    for name in read_nodes(circuit):
+        if match := HEAD.fullmatch(name):
+            heads[int(match[1]), int(match[2])] = None
+    if not heads:
+        raise QueryError("the circuit has no attention heads; heads are written 'a0.h11' or '0.11'")
+    return list(heads)
+
+
+def read_nodes(circuit: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+    """The names of a circuit's nodes, as its file writes them; a `QueryError` for what is none."""
     names: Iterable[str]
     if isinstance(circuit, Mapping):
         names = _kept(circuit.get("nodes", {} if "edges" in circuit else circuit))
@@ -65,16 +81,42 @@ def read_heads(circuit: Mapping[str, Any] | Sequence[Any]) -> list[tuple[int, in
             names = [end for edge in edges for end in edge.split("->")]
     else:
         names = _kept(circuit)
-    heads: dict[tuple[int, int], None] = {}
-    for name in names:
-        plain = re.sub(r"<.*>", "", name).strip()
-        if match := HEAD.fullmatch(plain):
-            heads[int(match[1]), int(match[2])] = None
-        elif not OTHER.fullmatch(plain):
+    found = [re.sub(r"<.*>", "", name).strip() for name in names]
+    for name in found:
+        if not (HEAD.fullmatch(name) or OTHER.fullmatch(name)):
             raise QueryError(f"{name!r} is no node of a circuit; heads are written 'a0.h11' or '0.11'")
-    if not heads:
-        raise QueryError("the circuit has no attention heads; heads are written 'a0.h11' or '0.11'")
-    return list(heads)
+    return found
+
+
+def outside(circuit: Mapping[str, Any] | Sequence[Any], architecture: Architecture) -> list[str]:
+    """The heads and networks of a model that are not in a circuit: what `edit` takes out to keep the circuit alone.
+
+    Nodes are kept or taken out whole: of a circuit of edges the ends are kept, whatever they read.
+
+    Args:
+        circuit: nodes or edges, as `read_heads` reads them.
+        architecture: what the model looks like.
+
+    Raises:
+        QueryError: if nothing is left outside.
+
+    Example:
+        >>> import prooflens as pl
+        >>> outside(["a0.h1", "m1"], pl.load("toy").architecture)
+        ['a0.h0', 'm0', 'a1.h0', 'a1.h1']
+    """
+    kept = set()
+    for name in read_nodes(circuit):
+        if match := HEAD.fullmatch(name):
+            kept.add(f"a{int(match[1])}.h{int(match[2])}")
+        elif match := NETWORK.fullmatch(name):
+            kept.add(f"m{int(match[1])}")
+    parts = places_of(architecture)
+    if unknown := sorted(kept - set(parts)):
+        raise QueryError(f"the circuit has {unknown[0]}, which this model does not have")
+    if not (left := [name for name in parts if name not in kept]):
+        raise QueryError("the circuit is the whole model: there is nothing to take out")
+    return left
 
 
 def _kept(nodes: Any) -> list[str]:

@@ -21,6 +21,7 @@ from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_functionals
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.edits import edit
 from prooflens.problem import Problem
 from prooflens.queries import Argmax, parse_heads
 from prooflens.regions import Ball
@@ -48,13 +49,9 @@ def prune(model: Transformer, heads: str | Iterable[Head]) -> Transformer:
         raise QueryError("no head is named: write them as in '0.1,1.0'")
     if len(set(chosen)) == architecture.n_layers * architecture.n_heads:
         raise QueryError("nothing would be left: name fewer heads")
-    weights, width = dict(model.weights), architecture.head_dim
-    for layer, head in chosen:
-        name = f"blocks.{layer}.o.weight"
-        weights[name] = weights[name].clone()
-        weights[name][:, head * width : (head + 1) * width] = 0.0
+    edited = edit(model, list(dict.fromkeys(f"a{layer}.h{head}" for layer, head in chosen)))
     gone = ",".join(f"{layer}.{head}" for layer, head in chosen)
-    return replace(model, weights=weights, name=f"{model.name} without {gone}")
+    return replace(edited, name=f"{model.name} without {gone}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from prooflens.engines.bounds import Cover, FormBounds, Guarantee
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.pieces import Box, Chart
 from prooflens.engines.chebyshev.ranges import polynomial_range
-from prooflens.engines.chebyshev.readings import Reading, first_moving, piece_memory, reading_of
+from prooflens.engines.chebyshev.readings import (
+    EffectReading,
+    Reading,
+    first_moving,
+    piece_memory,
+    reading_of,
+)
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, allowed_memory, register
 from prooflens.errors import EngineError
@@ -87,6 +93,27 @@ class Chebyshev(EngineBase):
         search = Search.start(problem, forms, options, self.degree)
         search.most_walks = self.most_walks
         return search.run()
+
+    def bound_effects(
+        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+    ) -> FormBounds:
+        """Bound every form's difference between two models on the same pieces of the region.
+
+        Args:
+            problem: the model and the region.
+            edited: the other model, of the same architecture, and the same region.
+            forms: what is asked.
+            options: memory that may be used, and who is told of progress.
+
+        Raises:
+            EngineError: where `refuses` has a reason.
+        """
+        if reason := self.refuses(problem, forms, options):
+            raise EngineError(reason)
+        with torch.no_grad():
+            search = Search.start(problem, forms, options, self.degree, edited=edited)
+            search.most_walks = self.most_walks
+            return search.run()
 
     def bound_rivals(self, problem: Problem, winner: int, options: EngineOptions = NO_OPTIONS) -> FormBounds:
         """Bound one output's margin over every other, over the whole vocabulary; the winner's own margin is 1.
@@ -185,6 +212,7 @@ class Search:
         options: EngineOptions,
         degree: int | None = None,
         winner: int | None = None,
+        edited: Problem | None = None,
     ) -> Search:
         """Prepare what all pieces share: the tokens that do not move are walked once.
 
@@ -194,10 +222,13 @@ class Search:
             options: memory that may be used, the deadline, and who is told of progress.
             degree: the degree in each factor; None for one that goes with the number of factors.
             winner: the output whose margins over all others are asked, in place of forms of outputs; None for none.
+            edited: another model on the same region: its forms are subtracted; None for none.
         """
         region, like = problem.region, problem.region.center
         k, grid = region.n_factors, grid_of(problem, degree)
         reading = reading_of(problem, forms, winner)
+        if edited is not None:
+            reading = EffectReading.of(reading, edited)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
         leaf = Leaf(Box.whole(k), -infinite, infinite)

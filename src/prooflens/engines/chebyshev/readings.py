@@ -196,6 +196,43 @@ class RivalReading(Reading):
         return runs, missed
 
 
+@dataclass(eq=False)
+class EffectReading(Reading):
+    """Reads what forms of one model are more than those of another, on the same pieces.
+
+    Polynomials are subtracted before their range is taken; errors add up.
+
+    Attributes:
+        edited: reads the other model.
+    """
+
+    edited: Reading = field(kw_only=True)
+
+    @classmethod
+    def of(cls, reading: Reading, edited: Problem) -> EffectReading:
+        """Prepare to read another model beside one: it walks its own tokens that do not move.
+
+        Args:
+            reading: reads the model.
+            edited: the other model and the same region.
+        """
+        return cls(**vars(reading), edited=reading_of(edited, reading.forms))
+
+    def read(
+        self, grid: Grid, points: Float[Tensor, "b N S d"]
+    ) -> tuple[Float[Tensor, "b N F"], Float[Tensor, "b F"]]:
+        """Return the differences at the points of the grid, and how far they may be from the polynomial.
+
+        Args:
+            grid: the points of the factors.
+            points: the inputs there.
+        """
+        runs, missed = super().read(grid, points)
+        others, off = self.edited.read(grid, points)
+        rounding = grid.lebesgue * gamma(8) * (runs.abs() + others.abs()).amax(1)
+        return runs - others, grow(missed + off + rounding)
+
+
 ROWS = 2**14
 """How many outputs are read at a time."""
 

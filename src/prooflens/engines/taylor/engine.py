@@ -27,13 +27,13 @@ from prooflens.engines.protocol import (
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
 from prooflens.engines.taylor.cost import least_memory, walk_cost
+from prooflens.engines.taylor.effects import EffectWalk
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
-from prooflens.engines.taylor.segments import segments_of
+from prooflens.engines.taylor.segments import asked_segments
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
-from prooflens.models.program import OUTPUT, scores_name
 from prooflens.models.sites import Rotary, Shift
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
@@ -121,6 +121,29 @@ class Taylor(EngineBase):
             with suppress(OutOfTimeError):
                 self._ask_pieces(problem, forms, options, found)
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
+
+    def bound_effects(
+        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+    ) -> FormBounds | None:
+        """Bound every form's difference between two models, jointly; None if their walks have other factors.
+
+        Args:
+            problem: the model and the region.
+            edited: the other model, of the same architecture, and the same region.
+            forms: what is asked.
+            options: memory that may be used, and who is told of progress.
+
+        Raises:
+            EngineError: where `refuses` has a reason.
+        """
+        if reason := self.refuses(problem, forms, options):
+            raise EngineError(reason)
+        quick = least_memory(problem, forms) > allowed_memory(problem, options)
+        with torch.no_grad():
+            found = EffectWalk(problem, edited, forms).run(
+                lambda asked, read: self.walk(asked, read, options, quick)
+            )
+        return found and FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
         """Enclose the vector that the head reads: h₀ + Aα + e with e in an ellipsoid."""
@@ -246,16 +269,12 @@ class Taylor(EngineBase):
             quick: bound mixings in few steps; such a walk cannot serve Hessians.
             blur: by how much the centre may be off.
         """
-        wanted = [scores_name(layer) for layer in forms.layers] + (
-            [OUTPUT] if forms.logits is not None else []
-        )
-        program = problem.model.program(problem.n_tokens, wanted, problem.padding)
         allowed = allowed_memory(problem, options)
         spare = allowed - least_memory(problem, forms, quick=quick) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True, quick=quick) <= allowed
         kept = None if whole else frozenset(forms.layers)
         walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
-        segments = segments_of(program)
+        segments = asked_segments(problem, forms)
         read: list[int] | None = None
         if segments[-1].final is not None:
             pools = [segment for segment in segments if segment.pool is not None]

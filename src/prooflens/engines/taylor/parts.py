@@ -59,8 +59,41 @@ def nothing_of(size: int, like: FormBatch) -> FormBatch:
     return FormBatch(-infinite, infinite, nowhere, torch.zeros_like(infinite, dtype=torch.bool))
 
 
+class Collected(NamedTuple):
+    """What a walk knows of some forms: values at the centre, their rounding, remainders for + and −, linear parts."""
+
+    value: Float[Tensor, " F"]
+    noise: Float[Tensor, " F"]
+    missed: Float[Tensor, "F 2"]
+    linear: Float[Tensor, "F p"]
+
+    def plus(self, other: Collected) -> Collected:
+        """Return the same of the sums of two lists of forms of the same factors; adding up values rounds."""
+        rounding = gamma(8) * (self.value.abs() + other.value.abs())
+        return Collected(
+            self.value + other.value,
+            self.noise + other.noise + rounding,
+            self.missed + other.missed,
+            self.linear + other.linear,
+        )
+
+
 def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> FormBatch:
     """Return f(0) ± (‖a‖₁ + all remainders).
+
+    Args:
+        walk: the walk forward.
+        problem: the model and the region.
+        forms: what is bounded.
+        reading: how remainders are bounded.
+    """
+    return assembled(
+        collect(walk, problem, forms, reading), walk.chains[0].root.half_widths, problem, reading
+    )
+
+
+def collect(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports) -> Collected:
+    """Return values, linear parts and remainders of forms.
 
     Args:
         walk: the walk forward.
@@ -72,8 +105,7 @@ def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Suppor
     F = forms.size
     value, missed = center.new_zeros(F), center.new_zeros(F, 2)
     noise = center.new_zeros(F)
-    half_widths = walk.chains[0].root.half_widths
-    a = center.new_zeros(F, len(half_widths))
+    a = center.new_zeros(F, len(walk.chains[0].root.half_widths))
     for chain in walk.chains:
         if chain.scores is not None and chain.segment.layer in forms.layers:
             found, own, seeds = _score_seeds(chain, forms, reading.products(chain, forms))
@@ -86,11 +118,26 @@ def bound_part(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Suppor
         value, noise = value + found, noise + rounding
         rest, linear = walk.remainder(chain, seeds, reading)
         a, missed = a + linear, missed + rest
+    return Collected(value, noise, missed, a)
+
+
+def assembled(
+    found: Collected, half_widths: Float[Tensor, " p"], problem: Problem, reading: Supports
+) -> FormBatch:
+    """Return f(0) ± (‖a‖₁ + all remainders) of what was collected.
+
+    Args:
+        found: values, linear parts and remainders.
+        half_widths: half-widths of the factors.
+        problem: the model and the region.
+        reading: how remainders were bounded.
+    """
+    value, noise, missed, a = found
     slope = a * half_widths
     spread = grow(reading.linear_range(slope) + missed + noise[:, None] + LEAST_SPREAD)
     spread = torch.where(spread.isfinite() & value.isfinite()[:, None], spread, torch.inf)
     value = torch.where(value.isfinite(), value, 0.0)
-    corner = torch.where(a >= 0, 1.0, -1.0).to(center)[:, : problem.region.n_factors]
+    corner = torch.where(a >= 0, 1.0, -1.0).to(value)[:, : problem.region.n_factors]
     provable = value.abs() > LINEAR_SHARE * slope.abs().sum(-1)
     return FormBatch(down(value - spread[:, 1]), up(value + spread[:, 0]), corner, provable)
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from prooflens.engines.forms import Forms
 from prooflens.errors import EngineError
 from prooflens.models.architecture import Activation
-from prooflens.models.program import INPUT, OUTPUT, Program
+from prooflens.models.program import INPUT, OUTPUT, Program, scores_name
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -30,6 +31,7 @@ from prooflens.models.sites import (
     Softcap,
     Softmax,
 )
+from prooflens.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +80,17 @@ class Segment:
     head: Affine | None = None
     final: str | None = None
     """The value that the head reads or, without a head, the output itself."""
+
+
+def asked_segments(problem: Problem, forms: Forms) -> list[Segment]:
+    """Return the chains of a problem's model up to what forms read, in order.
+
+    Args:
+        problem: the model and the region.
+        forms: what is asked.
+    """
+    wanted = [scores_name(layer) for layer in forms.layers] + ([OUTPUT] if forms.logits is not None else [])
+    return segments_of(problem.model.program(problem.n_tokens, wanted, problem.padding))
 
 
 def segments_of(program: Program) -> list[Segment]:

@@ -8,7 +8,8 @@ For every case and every proved engine of the registry:
 3. proved bounds of different engines must have a common point (on small problems `exact` is one of them);
 4. what is proved on a larger region must be proved on a smaller one;
 5. bounds of hundreds of linear forms per model must enclose what one batched attack attains (`forms`);
-6. a claim with a hidden counterexample that plain PGD misses (`planted_case`) may not be certified.
+6. the effect of a random edit on every form must enclose what an attack on the difference attains (`effects`);
+7. a claim with a hidden counterexample that plain PGD misses (`planted_case`) may not be certified.
 """
 
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, Case, random_case, random_model

@@ -118,7 +118,7 @@ def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, repor
     answers = {
         engine.name: engine.bound_forms(problem, forms)
         for engine in engines
-        if _affordable(engine, problem) and engine.refuses(problem, forms) is None
+        if affordable(engine, problem) and engine.refuses(problem, forms) is None
     }
     if not answers:
         return
@@ -130,10 +130,11 @@ def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, repor
     alpha, _ = inside(problem.region, search.alpha)
     low, high = attained(problem, targets, alpha).split(forms.size)
     for name, bounds in answers.items():
-        _compare(case, name, functionals, bounds, low, -high, report)
+        compare(case, name, functionals, bounds, low, -high, report)
 
 
-def _affordable(engine: Engine, problem: Problem) -> bool:
+def affordable(engine: Engine, problem: Problem) -> bool:
+    """Say whether an engine is asked about an input of this size."""
     small = problem.region.center.numel() <= SMALL_INPUT
     return engine.name != "exact" and (small or engine.name not in WALKS)
 
@@ -148,7 +149,7 @@ def _corners(known: Sequence[FormBounds]) -> Float[Tensor, "T K p"] | None:
     return torch.stack(found, 1) if found else None
 
 
-def _compare(
+def compare(
     case: Case,
     engine: str,
     functionals: Sequence[Functional],

@@ -16,14 +16,16 @@ from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import random_case
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.counts import try_counts
+from prooflens.evaluation.soundness.effects import try_effects
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.planted import planted_case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.verdicts.decide import is_proved
 
-KINDS = ("claims", "forms", "planted", "counts")
+KINDS = ("claims", "forms", "planted", "counts", "effects")
 """claims: queries and their bounds, one engine at a time; forms: hundreds of linear forms, all engines at once;
-planted: false claims that look true; counts: layer 0 over a whole vocabulary, against every prompt."""
+planted: false claims that look true; counts: layer 0 over a whole vocabulary, against every prompt; effects: random
+edits of random models, jointly and alone."""
 
 EVERY = 60.0
 """Seconds between two reports to `keep`."""
@@ -71,6 +73,8 @@ def run(
             try_case(random_case(seed + number), proved, budget or AttackBudget(200, 4, 20), report)
         if "forms" in kinds:
             try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
+        if "effects" in kinds:
+            try_effects(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
         if "planted" in kinds:
             try_planted(seed + number, proved, report)
         if "counts" in kinds:

@@ -1,0 +1,148 @@
+"""Effects of edits: joint bounds against bounding both models alone, and every head of some layers of a model.
+
+python benchmarks/interventions.py [WORK …] [--device cuda] [--layers 17-18] [-o FILE.jsonl]
+
+| work | what |
+|---|---|
+| widths | `toy-4layer`, every head and network taken out by itself, on balls: joint, alone, attained by an attack |
+| family | the effect of every head of `--layers` on logit{A} − logit{B} over an IOI template, every member run |
+| segment | the same on the segment between two prompts |
+| ball | the same on a ball of radius `--eps` |
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import prooflens as pl
+from families import ioi
+from measuring import Line, Meter, tell
+from prooflens.engines import get_engine
+from prooflens.engines.attack import AttackBudget
+from prooflens.engines.attack.effects import attack_effects
+from prooflens.engines.hidden import output_forms
+from prooflens.engines.relational import both_alone, bound_effects
+from prooflens.models import Transformer
+from prooflens.models.edits import places_of
+from prooflens.problem import Problem
+from prooflens.regions import Ball, Segment
+
+A = "When Mary and John went to the store, John gave a drink to"
+B = "When Mary and John went to the store, John gave a book to"
+METRIC = "logit{ Mary}-logit{ John}"
+WORK = ("widths", "family", "segment", "ball")
+RADII = (0.001, 0.003, 0.01, 0.03)
+
+
+def widths(eps: float) -> Line:
+    """Widths of the effects of all parts of `toy-4layer`, and the medians of their ratios."""
+    model, engine = pl.load("toy-4layer"), get_engine("taylor")
+    region, forms = Ball(eps).around(model.example()), output_forms(torch.tensor([[1.0, -1.0]]).double())
+    problem = Problem(model, region)
+    rows = []
+    with Meter(model.device) as meter:
+        for name in places_of(model.architecture):
+            edited = Problem(pl.edit(model, name), region)
+            joint, alone = (f(engine, problem, edited, forms) for f in (bound_effects, both_alone))
+            reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, joint)
+            rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
+    one, both, seen = torch.tensor(rows).double().T
+    middle = {"joint / alone": one / both, "joint / attained": one / seen, "alone / attained": both / seen}
+    return {
+        "work": "widths",
+        "model": model.name,
+        "eps": eps,
+        "parts": len(rows),
+        **{name: round(float(ratios.median()), 3) for name, ratios in middle.items()},
+        "most joint / attained": round(float((one / seen).max()), 3),
+        "seconds": round(meter.seconds, 1),
+    }
+
+
+def heads_of(model: Transformer, layers: str) -> list[str]:
+    """The heads of some layers, as in 17-18."""
+    first, _, last = layers.partition("-")
+    chosen = range(int(first), int(last or first) + 1)
+    return [f"a{layer}.h{head}" for layer in chosen for head in range(model.architecture.n_heads)]
+
+
+def over_family(model: Transformer, names: list[str], given: argparse.Namespace) -> list[Line]:
+    """The effect of every head over the template, exactly."""
+    family = ioi(model, given.names)
+    with Meter(model.device) as meter:
+        found = pl.family_effects(
+            model, names, family, "logit{A}-logit{B}", necessary=given.delta, faithful=given.delta,
+            batch=given.batch, progress=True,
+        )  # fmt: skip
+    rows = zip(names, found.rows, strict=True)
+    return [
+        {
+            "work": "family",
+            "head": name,
+            "members": found.asked,
+            "least": row.least,
+            "most": row.most,
+            "mean": row.mean,
+            "delta": given.delta,
+            "necessary": row.necessary,
+            "faithful": row.faithful,
+            "seconds of all": round(meter.seconds, 1),
+        }
+        for name, row in rows
+    ]
+
+
+def on_region(model: Transformer, name: str, work: str, given: argparse.Namespace) -> Line:
+    """The effect of one head on a region: proved and attained."""
+    prompt = model.prompt(A)
+    region = Segment(prompt, model.prompt(B)) if work == "segment" else Ball(given.eps)
+    with Meter(model.device) as meter:
+        found = pl.effect(model, name, prompt, region, METRIC, necessary=given.delta, faithful=given.delta)
+    document = found.to_dict()
+    kept = ("clean", "proved", "attained", "engine")
+    return {
+        "work": work,
+        "head": name,
+        **({"eps": given.eps} if work == "ball" else {}),
+        **{key: document[key] for key in kept},
+        "verdicts": {row.claim: row.verdict.value for row in found.claims},
+        "seconds": round(meter.seconds, 1),
+        "gib": round(meter.gib, 2),
+        "device": str(model.device),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work", nargs="*", choices=[*WORK, []], default=list(WORK))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", default="17-18")
+    parser.add_argument("--eps", type=float, default=1e-5)
+    parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--names", type=int, default=92)
+    parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
+    parser.add_argument("-o", "--out", type=Path)
+    given = parser.parse_args()
+    for work in given.work or WORK:
+        if work == "widths":
+            for eps in RADII:
+                tell(widths(eps), given.out)
+            continue
+        model = pl.load(given.model).to(given.device)
+        names = heads_of(model, given.layers)
+        if work == "family":
+            for line in over_family(model, names, given):
+                tell(line, given.out)
+            continue
+        for name in names:
+            tell(on_region(model, name, work, given), given.out)
+
+
+if __name__ == "__main__":
+    main()

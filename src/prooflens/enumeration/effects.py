@@ -1,0 +1,233 @@
+"""Effects of edits over a family of prompts: every member through the model and through every edit of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prooflens.enumeration.claims import LOGITS, check_query
+from prooflens.enumeration.enumerate import bound_family
+from prooflens.enumeration.tally import Margins, Tally
+from prooflens.enumeration.walk import Plan, Walk
+from prooflens.errors import ModelError, QueryError
+from prooflens.families import Family, Given, Shape
+from prooflens.families.shapes import Numbers
+from prooflens.memory import parse_memory
+from prooflens.models import Transformer, load
+from prooflens.models.edits import edit
+from prooflens.models.tree import Runner
+from prooflens.progress import Show, shown
+from prooflens.queries import Beats, parse_metric
+from prooflens.queries.parse import metric_text
+from prooflens.results.effects import FamilyEffect, FamilyEffects
+from prooflens.results.families import ENUMERATED, ESTIMATED
+from prooflens.verdicts.effect import Edits, check_thresholds
+from prooflens.verdicts.settings import checked_device
+
+
+def family_effects(
+    model: Transformer | str,
+    edits: Sequence[Edits],
+    prompts: Given,
+    metric: str,
+    *,
+    necessary: float | None = None,
+    faithful: float | None = None,
+    sufficient: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    tree: bool = True,
+    batch: int | None = None,
+    memory: int | str | None = None,
+    device: str | None = None,
+    progress: Show = False,
+) -> FamilyEffects:
+    """Run every member of a family through a model and through edits of it, and count their effects exactly.
+
+    Args:
+        model: a model, or what `load` takes.
+        edits: the edits, each asked about by itself: edited models, or what `edit` takes.
+        prompts: a `Template`, `Swaps`, `Prompts`, or one of these in the model.
+        metric: a difference of two outputs, as in `"logit{A}-logit{B}"`.
+        necessary: count the members whose effect is at least this.
+        faithful: count the members whose effect lies within ± this.
+        sufficient: count the members on which both models give the same answer.
+        sample: run so many members drawn by chance instead of all: counts are then `estimated`.
+        seed: of the sample.
+        tree: run every prefix once; False runs every member by itself.
+        batch: members of one batch; None for as many as fit.
+        memory: bytes that a batch may take, as in "8GB"; None for what there is.
+        device: where to run; None for where the model is.
+        progress: show how far it is, or a function that is told.
+
+    Returns:
+        One row per edit: the least and the largest effect with their prompts, the mean, and the counts.
+
+    Raises:
+        ProoflensError: where an argument is not what it should be; the message says what to do.
+
+    Example:
+        >>> import prooflens as pl
+        >>> template = pl.Template("When{A} and{B} met,{B} spoke to", A=pl.NAMES, B=pl.NAMES, differ=[("A", "B")])
+        >>> pl.family_effects("smollm2", ["a17.h0"], template, "logit{A}-logit{B}")  # doctest: +SKIP
+    """
+    begin = time.perf_counter()
+    check_thresholds(necessary, faithful)
+    held = load(model) if device is None else load(model).to(checked_device(device))
+    members = bound_family(prompts, held)
+    query = parse_metric(metric, members.slots)
+    if not isinstance(query, Beats):
+        raise QueryError(
+            f"over a family a difference of outputs is measured, not {metric!r}: logit{{A}}-logit{{B}}"
+        )
+    check_query(query)
+    made = [one.to(held.device) if isinstance(one, Transformer) else edit(held, one) for one in edits]
+    if not made:
+        raise ModelError("no edit is given: give at least one, as in ['a9.h6']")
+    if wrong := [one.name for one in made if one.architecture != held.architecture]:
+        raise ModelError(f"{wrong[0]} is no edit of {held.name}: their architectures differ")
+    plan = Plan(as_tree=tree, batch=batch, memory=parse_memory(memory))
+    sums = [Sums(necessary, faithful) for _ in made]
+    with shown(progress) as tell:
+        tally = Tally({slot: len(words) for slot, words in members.words.items()}, 0, 1)
+        walk = EffectWalk(
+            members, [query], [tally], plan, None, tell, edited=made, sums=sums, answers=sufficient
+        )
+        walk.check()
+        if sample is not None:
+            walk.sample(sample, seed)
+        else:
+            walk.enumerate()
+    rows = [one.row(model) for one, model in zip(sums, made, strict=True)]
+    return FamilyEffects(
+        held.name,
+        held.sha256,
+        members.label,
+        members.size,
+        tally.asked,
+        ENUMERATED if sample is None else ESTIMATED,
+        metric_text(query),
+        time.perf_counter() - begin,
+        rows,
+    )
+
+
+@dataclass(eq=False)
+class Sums:
+    """What is kept of one edit's effects as members come.
+
+    Attributes:
+        necessary: the least effect of a member that counts as one that the edit matters to; None to count none.
+        faithful: the largest size of an effect that counts as none; None to count none.
+    """
+
+    necessary: float | None = None
+    faithful: float | None = None
+    asked: int = 0
+    total: float = 0.0
+    least: tuple[float, str] = (np.inf, "")
+    most: tuple[float, str] = (-np.inf, "")
+    large: int = 0
+    small: int = 0
+    same: int | None = None
+
+    def add(
+        self, effects: Margins, same: NDArray[np.bool_] | None, family: Family, shape: Shape, digits: Numbers
+    ) -> None:
+        """Count some members.
+
+        Args:
+            effects: their effects.
+            same: whether both models give the same answer; None if that was not asked.
+            family: the prompts.
+            shape: the members' shape.
+            digits: which members they are.
+        """
+
+        def text(place: int) -> str:
+            (member,) = family.members(shape, digits[place : place + 1])
+            return member.text
+
+        low, high = int(effects.argmin()), int(effects.argmax())
+        if effects[low] < self.least[0]:
+            self.least = float(effects[low]), text(low)
+        if effects[high] > self.most[0]:
+            self.most = float(effects[high]), text(high)
+        self.asked += len(effects)
+        self.total += float(effects.sum())
+        self.large += 0 if self.necessary is None else int((effects >= self.necessary).sum())
+        self.small += 0 if self.faithful is None else int((np.abs(effects) <= self.faithful).sum())
+        if same is not None:
+            self.same = (self.same or 0) + int(same.sum())
+
+    def row(self, model: Transformer) -> FamilyEffect:
+        """The counts of an edited model."""
+        return FamilyEffect(
+            model.name,
+            model.sha256,
+            self.least,
+            self.most,
+            self.total / max(1, self.asked),
+            None if self.necessary is None else self.large,
+            None if self.faithful is None else self.small,
+            self.same,
+        )
+
+
+@dataclass(eq=False)
+class EffectWalk(Walk):
+    """A walk over a family that runs every member through a model and through edits of it.
+
+    Its tally counts the model's own metric.
+
+    Attributes:
+        edited: the edited models.
+        sums: what is kept of each.
+        answers: whether answers are compared.
+    """
+
+    edited: Sequence[Transformer] = ()
+    sums: Sequence[Sums] = ()
+    answers: bool = False
+    _runners: dict[int, list[Runner]] = field(default_factory=dict)
+
+    def _judge(self, number: int, shape: Shape, digits: Numbers) -> list[tuple[Margins, NDArray[np.bool_]]]:
+        """The metric of every member, and the effects of all edits on it, which are counted once all are known."""
+        _, runner = self._compiled(number, shape)
+        if number not in self._runners:
+            again = [Runner.of(one, shape.n_tokens, (), True, self.plan.as_tree) for one in self.edited]
+            self._runners = {number: again}
+        ids = torch.as_tensor(shape.ids_of(digits)).to(self.family.model.device)
+        clean, answer = self._measured(self.family.model, runner, ids)
+        effects = []
+        for model, other in zip(self.edited, self._runners[number], strict=True):
+            metric, given = self._measured(model, other, ids)
+            same = None if answer is None or given is None else (answer == given).cpu().numpy()
+            effects.append(((clean - metric).cpu().numpy(), same))
+        for sums, (found, same) in zip(self.sums, effects, strict=True):
+            sums.add(found, same, self.family, shape, digits)
+        values = clean.cpu().numpy()
+        return [(values, values > 0.0)]
+
+    def _measured(
+        self, model: Transformer, runner: Runner, ids: Int[Tensor, "B S"]
+    ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"] | None]:
+        """The metric of some members, and the model's answers if they are compared."""
+        assert self._held is not None
+        (claim,), reading = self._held[1], runner(ids)
+        metric, _ = claim.judge(reading, model, ids)
+        if bool(metric.isnan().any()):
+            raise ModelError(f"{model.name} gives no number on some members: its weights or inputs overflow")
+        if not self.answers:
+            return metric, None
+        assert reading.hidden is not None
+        weight, bias = model.head
+        rows = reading.hidden.split(max(1, LOGITS // len(weight)))
+        return metric, torch.cat([torch.nn.functional.linear(some, weight, bias).argmax(-1) for some in rows])

@@ -1,0 +1,76 @@
+"""Random edits of random models: bounds of their effects, jointly and alone, against an attack on the difference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from prooflens.engines import Engine, forms_of
+from prooflens.engines.attack.effects import attack_effects
+from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.relational import bound_effects
+from prooflens.evaluation.soundness.cases import Case
+from prooflens.evaluation.soundness.forms import (
+    MOST_PROJECTED,
+    affordable,
+    compare,
+    output_functionals,
+    random_readout,
+)
+from prooflens.evaluation.soundness.record import SoundnessReport
+from prooflens.models import Transformer
+from prooflens.models.edits import Edit, edit, find_place, places_of
+
+READS = 0.3
+"""The share of cases that are about a value inside the model."""
+
+
+def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
+    """One to three parts of a model, each at zero, at a constant, or without a direction.
+
+    Args:
+        model: the model.
+        choose: what draws them.
+    """
+    a = model.architecture
+    names = [*places_of(a), *choose.sample(places_of(a, neurons=True), 2)]
+    names += [f"a{choose.randrange(a.n_layers)}"] if a.has_attention else []
+    found: dict[str, Edit] = {}
+    for name in choose.sample(names, choose.randint(1, min(3, len(names)))):
+        place = find_place(a, name)
+        if place.block in found or any(other.startswith(f"{name}.") for other in found):
+            continue
+        width = a.d_model if place.columns is None else len(place.columns)
+        value = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(width)], dtype=torch.float64)
+        made = Edit(name, value if choose.random() < 0.4 else None)
+        if place.columns is None and choose.random() < 0.3:
+            made = (
+                Edit(name, value[:1], direction=value)
+                if choose.random() < 0.5
+                else Edit(name, None, direction=value)
+            )
+        found[name] = made
+    return list(found.values())
+
+
+def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
+    """All engines on the effect of one random edit on many forms of the output, or of a value inside the model."""
+    report.cases["effects"] += 1
+    problem, choose = case.problem, random.Random(f"edit of case {case.seed}")
+    if choose.random() < READS:
+        problem = replace(problem, model=random_readout(problem, choose))
+    edited = replace(problem, model=edit(problem.model, random_edits(problem.model, choose)))
+    outputs = problem.model.architecture.d_out or 0
+    functionals = [replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose)]
+    if problem.region.constraints is not None:
+        functionals = functionals[:MOST_PROJECTED]
+    forms = forms_of(functionals, outputs)
+    for engine in engines:
+        if not affordable(engine, problem) or engine.refuses(problem, forms) is not None:
+            continue
+        bounds = bound_effects(engine, problem, edited, forms)
+        reached = attack_effects(problem, edited, forms, budget, case.seed, bounds)
+        compare(case, engine.name, functionals, bounds, reached.lower, reached.upper, report)

@@ -1,0 +1,66 @@
+"""`prooflens effect`: one document, exit codes, circuits from files, errors of one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import prooflens as pl
+from prooflens.errors import QueryError
+from prooflens.verdicts.circuit_files import outside
+from tests.conftest import Call
+
+ASKED = ("effect", "toy", "--metric", "logit0-logit1", "--budget", "50/1/5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--faithful", "5"), 0),
+        (("--faithful", "0"), 3),
+        (("--necessary", "0", "--engine", "interval", "--budget", "0/0/0"), 2),
+        ((), 0),
+    ],
+)
+def test_exit_codes(call: Call, arguments: tuple[str, ...], code: int) -> None:
+    found, out, _ = call(*ASKED, "--eps", "0.01", "--without", "a1.h0", *arguments)
+    assert found == code, out
+    assert "toy minus toy without a1.h0" in out
+
+
+def test_a_circuit_is_kept_and_the_rest_taken_out(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "circuit.json"
+    path.write_text('{"nodes": {"input": true, "a0.h1": true, "m1": {"in_graph": true}, "a1.h0": false}}')
+    code, out, _ = call(*ASKED, "--to", "1", "--circuit", str(path), "--json")
+    document = json.loads(out)
+    toy = pl.load("toy")
+    edited = pl.edit(toy, ["a0.h0", "m0", "a1.h0", "a1.h1"])
+    assert (code, document["edited_sha256"], document["engine"]) == (0, edited.sha256, "chebyshev")
+    (lower, upper), (least, most) = document["proved"], document["attained"]
+    assert lower <= least <= document["clean"]["effect"] + 1e-12 <= most + 2e-12 <= upper + 3e-12
+
+
+def test_circuits_that_are_no_part_of_a_model_say_so() -> None:
+    architecture = pl.load("toy").architecture
+    assert outside({"edges": ["a0.h0->m1", "a0.h1->logits"]}, architecture) == ["m0", "a1.h0", "a1.h1"]
+    with pytest.raises(QueryError, match="does not have"):
+        outside(["a7.h0"], architecture)
+    with pytest.raises(QueryError, match="whole model"):
+        outside(["a0.h0", "a0.h1", "a1.h0", "a1.h1", "m0", "MLP 1"], architecture)
+    with pytest.raises(QueryError, match="no node of a circuit"):
+        outside(["b0"], architecture)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--eps", "0.01"), "--without a9.h6,m3 or --circuit"),
+        (("--eps", "0.01", "--without", "0.1"), "write a head as a9.h6"),
+        (("--without", "m0"), "give one of --eps"),
+    ],
+)
+def test_errors_are_one_line(call: Call, arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = call(*ASKED, *arguments)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.count("\n") == 1

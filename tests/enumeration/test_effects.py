@@ -1,0 +1,70 @@
+"""Effects over a family against every member by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import prooflens as pl
+from prooflens.errors import ModelError, ProoflensError
+from tests.enumeration.test_enumerate import TEMPLATE
+from tests.enumeration.words import reader
+
+EDITS = ["a0.h1", "m1", ["a1.h0", "m0.n3"]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("tree", [True, False])
+def test_counts_are_those_of_every_member(kind: str, tree: bool) -> None:
+    model = reader(kind)
+    found = pl.family_effects(
+        model,
+        EDITS,
+        TEMPLATE,
+        "logit{A}-logit{B}",
+        necessary=0.01,
+        faithful=0.02,
+        sufficient=True,
+        tree=tree,
+        batch=7,
+    )
+    family = TEMPLATE.of(model)
+    assert (found.asked, found.members, found.word) == (family.size, family.size, "enumerated")
+    for row, edits in zip(found.rows, EDITS, strict=True):
+        other, effects, same = pl.edit(model, edits), {}, 0
+        for member in family:
+            ids = torch.tensor(member.ids)
+            a, b = (member.ids[member.roles[slot][0][0]] for slot in "AB")
+            one, two = model(ids)[-1], other(ids)[-1]
+            effects[member.text] = float((one[a] - one[b]) - (two[a] - two[b]))
+            same += int(one.argmax() == two.argmax())
+        assert row.edited == other.name
+        values = list(effects.values())
+        assert row.necessary == sum(value >= 0.01 for value in values)
+        assert row.faithful == sum(abs(value) <= 0.02 for value in values)
+        assert row.same == same
+        assert abs(row.mean - sum(values) / len(values)) < 1e-12
+        assert abs(row.least[0] - min(values)) < 1e-12
+        assert abs(effects[row.most[1]] - max(values)) < 1e-12
+
+
+def test_a_sample_is_estimated_and_says_so() -> None:
+    found = pl.family_effects(reader(), ["m1"], TEMPLATE, "logit{A}-logit{B}", sample=5)
+    assert (found.asked, found.word) == (5, "estimated")
+    assert "5 of" in str(found)
+    assert found.to_dict()["rows"][0]["necessary"] is None
+
+
+@pytest.mark.parametrize(
+    ("edits", "metric", "says"),
+    [
+        ([], "logit{A}-logit{B}", "no edit"),
+        (["m1"], "logit3", "a difference of outputs"),
+        (["m9"], "logit{A}-logit{B}", "layers are"),
+        ([pl.load("toy")], "logit{A}-logit{B}", "is no edit of"),
+    ],
+)
+def test_what_cannot_be_asked_says_why(edits: list[object], metric: str, says: str) -> None:
+    with pytest.raises(ProoflensError, match=says) as error:
+        pl.family_effects(reader(), edits, TEMPLATE, metric)  # type: ignore[arg-type]
+    assert isinstance(error.value, ModelError) or metric == "logit3"

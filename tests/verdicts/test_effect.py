@@ -1,0 +1,125 @@
+"""Effects of edits: proved bounds enclose what points attain, and verdicts are what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import prooflens as pl
+from prooflens.errors import EngineError, ModelError, ProoflensError, QueryError
+from prooflens.models.edits import mean_of
+from prooflens.results import Verdict
+
+REGIONS = [pl.Ball(0.01), "segment"]
+
+
+def place(toy: pl.Transformer, region: object) -> pl.Ball | pl.Segment:
+    if isinstance(region, pl.Ball):
+        return region
+    a, b = toy.example(0).x, toy.example(1).x
+    return pl.Segment(a, a + 0.2 * (b - a))
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("edits", ["a1.h0", ["m0", "a0.h1"], "m1.n3"])
+def test_bounds_enclose_the_effect_at_every_point(toy: pl.Transformer, region: object, edits: object) -> None:
+    where = place(toy, region)
+    found = pl.effect(toy, edits, toy.example(), where, "logit0-logit1")  # type: ignore[arg-type]
+    held = where.around(toy.example()) if isinstance(where, pl.Ball) else where.region()
+    x, _ = held.sample(500, seed=3)
+    other = pl.edit(toy, edits)  # type: ignore[arg-type]
+    effects = ((toy(x) - other(x)) @ torch.tensor([1.0, -1.0]).double()).tolist()
+    assert found.lower <= min(effects)
+    assert max(effects) <= found.upper
+    assert found.lower <= found.least.effect <= min(effects) + 1e-12
+    assert max(effects) - 1e-12 <= found.most.effect <= found.upper
+    clean = (toy(toy.example()) - other(toy.example())) @ torch.tensor([1.0, -1.0]).double()
+    assert abs(found.clean[0] - found.clean[1] - float(clean)) < 1e-12
+    assert found.edited == other.name
+    assert found.edited_sha256 == other.sha256
+
+
+def test_claims_hold_fail_and_stay_open_by_their_thresholds(toy: pl.Transformer) -> None:
+    x, ball = toy.example(), pl.Ball(0.02)
+    first = pl.effect(toy, "m1", x, ball, "logit0-logit1")
+
+    def word(**asked: float) -> Verdict:
+        (claim,) = pl.effect(toy, "m1", x, ball, "logit0-logit1", **asked).claims  # type: ignore[arg-type]
+        assert (claim.witness is not None) == (claim.verdict is Verdict.FAILS)
+        return claim.verdict
+
+    assert word(necessary=first.lower) is Verdict.HOLDS
+    assert word(necessary=first.least.effect + 1e-6) is Verdict.FAILS
+    assert word(necessary=0.5 * (first.lower + first.least.effect)) is Verdict.UNKNOWN
+    size = max(abs(first.lower), abs(first.upper))
+    seen = max(abs(first.least.effect), abs(first.most.effect))
+    assert word(faithful=size) is Verdict.HOLDS
+    assert word(faithful=seen - 1e-6) is Verdict.FAILS
+    assert word(faithful=0.5 * (size + seen)) is Verdict.UNKNOWN
+
+
+def test_a_witness_is_a_point_of_the_region_run_through_both(toy: pl.Transformer) -> None:
+    found = pl.effect(toy, "m1", toy.example(), pl.Ball(0.02), "logit0-logit1", faithful=0.0)
+    (claim,) = found.claims
+    assert claim.verdict is Verdict.FAILS
+    assert claim.witness is not None
+    x = claim.witness.x
+    assert float((x - toy.example().x).abs().max()) <= 0.02
+    margins = [model(x) @ torch.tensor([1.0, -1.0]).double() for model in (toy, pl.edit(toy, "m1"))]
+    assert abs(float(margins[0] - margins[1]) - claim.witness.effect) < 1e-12
+
+
+def test_the_same_answer_is_proved_or_broken(toy: pl.Transformer) -> None:
+    words = {}
+    for name in ("a1.h1", "m0", "a1"):
+        for index in range(2):
+            x = toy.example(index)
+            found = pl.effect(toy, name, x, pl.Ball(0.001), "logit0-logit1", sufficient=True)
+            other = pl.edit(toy, name)
+            verdict = words[name, index] = found.claims[0].verdict
+            same = int(toy(x).argmax()) == int(other(x).argmax())
+            assert verdict is Verdict.UNKNOWN or (verdict is Verdict.HOLDS) == same
+    assert Verdict.HOLDS in words.values()
+
+
+def test_a_readout_is_a_metric(toy: pl.Transformer) -> None:
+    v = torch.randn(toy.architecture.d_model, generator=torch.Generator().manual_seed(0)).double()
+    hook = "blocks.1.hook_normalized_resid_post"
+    found = pl.effect(toy, "a0.h1", toy.example(), pl.Ball(0.01), f"read({hook}@-1,v)", vectors={"v": v})
+    values = [model.run_with_cache(toy.example())[1][hook][-1] @ v for model in (toy, pl.edit(toy, "a0.h1"))]
+    assert abs(found.clean[0] - float(values[0])) < 1e-12
+    assert found.lower <= float(values[0] - values[1]) <= found.upper
+    neuron = pl.effect(toy, "a0.h1", toy.example(), pl.Ball(0.01), "neuron 1.3@2", engine="crown")
+    assert neuron.engine == "crown"
+    assert neuron.lower <= neuron.least.effect <= neuron.upper
+
+
+def test_an_edited_model_is_taken_as_it_is(toy: pl.Transformer) -> None:
+    held = mean_of(toy, "a1.h0", [toy.example(i) for i in range(4)])
+    edited = pl.edit(toy, held)
+    found = pl.effect(toy, edited, toy.example(), pl.Ball(0.001), "logit1")
+    again = pl.effect(toy, held, toy.example(), pl.Ball(0.001), "logit1")
+    assert (found.lower, found.upper) == (again.lower, again.upper)
+    assert "at its mean over 4 prompts" in str(found)
+    assert found.to_dict()["edited_sha256"] == edited.sha256
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"metric": "top1"}, QueryError, "measures nothing"),
+        ({"metric": "logit0>logit1"}, QueryError, "measures nothing"),
+        ({"metric": "logit0-logit9"}, QueryError, "no output 9"),
+        ({"edited": "a9.h0"}, ModelError, "layers are"),
+        ({"necessary": float("nan")}, QueryError, "finite"),
+        ({"faithful": -1.0}, QueryError, "at least 0"),
+        ({"engine": "attack"}, EngineError, "no engine bounds"),
+        ({"edited": pl.load("toy-4layer")}, ModelError, "is no edit of"),
+    ],
+)
+def test_what_cannot_be_asked_says_why(
+    toy: pl.Transformer, asked: dict[str, object], error: type[ProoflensError], says: str
+) -> None:
+    given = {"edited": "a0.h0", "metric": "logit0-logit1"} | asked
+    with pytest.raises(error, match=says):
+        pl.effect(toy, prompt=toy.example(), region=pl.Ball(0.01), **given)  # type: ignore[arg-type]
