@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import EffortOptions, InputOptions, KeepOptions, Tolerance, limit_memory
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN = ("candidate", "text", "verdict", "clean", "lower", "upper", "unit", "engine")
 
 
-@app.command()
+@app.command(cls=renamed(layers="cut"))
 @grouped
 def output(
     given: InputOptions,
@@ -31,7 +31,8 @@ def output(
         float | None, typer.Option(help="Radius of the ball around the embeddings (not with --radius).")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Cut the model after so many blocks; final norm and head follow there.")
+        int | None,
+        typer.Option("--cut", help="Cut the model after so many blocks; final norm and head follow there."),
     ] = None,
     top: Annotated[int | None, typer.Option(help="Candidates with a row of their own (default: 20).")] = None,
     radius: Annotated[

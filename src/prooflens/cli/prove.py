@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ import typer
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import command_line, configuration, make_room, tell_written
+from prooflens.cli.maps import verdict_maps
 from prooflens.cli.options import (
+    QUERY_HELP,
     AttackOptions,
     ClaimOptions,
     EffortOptions,
@@ -31,10 +34,13 @@ if TYPE_CHECKING:
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 FEW = 40
-"""So many rows are listed; of more, the counts per layer and query are."""
+"""So many rows are listed; more are drawn as a map of letters."""
+
+FEW_REASONS = 8
+"""So many different reasons are printed in full; `--json` has them all."""
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def certify(
     given: InputOptions,
@@ -53,7 +59,7 @@ def certify(
     _decide(given, eps, claims, effort, keep, resume, effort.memory)
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def plan(
     given: InputOptions,
@@ -107,7 +113,7 @@ def selection(question: Question) -> str:
     return f"{', '.join(named) or 'nothing'}{at}: {size} {'claim' if size == 1 else 'claims'}"
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def attack(
     given: InputOptions,
@@ -162,7 +168,7 @@ def _advice(keep: KeepOptions) -> str:
     return f"to go on: {command_line(without='--resume')} --resume"
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def radius(
     given: InputOptions,
@@ -280,18 +286,33 @@ def document(frame: Frame) -> dict[str, Any]:
 
 
 def _list(frame: Frame) -> None:
-    """The rows, or counts of them if they are many, and a line that sums up."""
+    """The rows, or a map of them if they are many, and a line that sums up."""
     names = [name for name in frame.shown if name not in ("layer", "head", "position", "reason")]
     if len(frame) <= FEW:
-        rows = frame.table.to_pylist()
+        rows = frame.shown_rows(FEW)
         print_table(("row", *names), ((_address(row), *(row[name] for name in names)) for row in rows))
+        _tell_reasons(rows)
     elif "verdict" in names:
-        keys = ["layer", "query", "verdict"]
-        counted = frame.table.group_by(keys).aggregate([([], "count_all")])
-        ordered = counted.sort_by([(key, "ascending") for key in keys]).select([*keys, "count_all"])
-        print_table((*keys, "rows"), (row.values() for row in ordered.to_pylist()))
+        table = frame.table.select(["layer", "head", "position", "query", "verdict"])
+        for line in verdict_maps(table.to_pylist()):
+            say(line)
+        elsewhere = Counter((r["query"], r["verdict"]) for r in table.to_pylist() if r["layer"] is None)
+        if elsewhere:
+            print_table(("query", "verdict", "rows"), ((*key, n) for key, n in sorted(elsewhere.items())))
     say(frame.line)
     tell_open(frame)
+
+
+def _tell_reasons(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Why rows do not hold, each reason once and in full."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("verdict") not in (None, "holds"):
+            reasons.setdefault(row["reason"], []).append(_address(row))
+    for reason, named in list(reasons.items())[:FEW_REASONS]:
+        say(f"{', '.join(named)}: {reason}")
+    if len(reasons) > FEW_REASONS:
+        say(f"… {len(reasons) - FEW_REASONS} more reasons: --json prints them all")
 
 
 def tell_open(frame: Frame) -> None:
@@ -305,7 +326,7 @@ def tell_open(frame: Frame) -> None:
         say(f"to ask on: {command_line(options)}")
 
 
-def _address(row: dict[str, Any]) -> str:
+def _address(row: Mapping[str, Any]) -> str:
     if row["layer"] is not None:
         return f"{row['layer']}.{row['head']}@{row['position']}"
     if row["query"].startswith(("neuron", "feature", "read(")):

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Margins = tuple[dict[str, Any], list[float], list[float]]
 """A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
 
+PROVED = ("proved", "witness")
+"""The guarantees of rows whose bounds are proved: of those that fail, the witness comes first."""
+
 SEARCHED = "balls, their radius searched"
 
 

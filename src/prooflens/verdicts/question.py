@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,6 +169,10 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
             prompt = embed_image(model, prompt)
         model.check_input(prompt)
         prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
+    if isinstance(prompt, np.ndarray):
+        raise PromptError(
+            f"the input is a numpy array of {prompt.dtype}: give a float64 tensor, torch.from_numpy(x).double()"
+        )
     if not isinstance(prompt, Prompt):
         raise PromptError(
             f"a {type(prompt).__name__} is no prompt: give a text, model.prompt(text), or a tensor of shape [S, d]"
