@@ -64,6 +64,14 @@ QUERY_HELP = """Queries (docs/queries.md has the grammar):
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory to write.")]
+Nearest = Annotated[
+    bool | None,
+    typer.Option(
+        "--nearest/--no-nearest",
+        help="Tell ε as a share of the distance to the nearest other token, a pass over the vocabulary (default: where "
+        "that takes a second or two).",
+    ),
+]
 Tolerance = Annotated[float, typer.Option(help="Step of the grid of radii, relatively.")]
 
 

@@ -21,6 +21,7 @@ from prooflens.cli.options import (
     InputOptions,
     Json,
     KeepOptions,
+    Nearest,
     Tolerance,
     limit_memory,
     named_tokens,
@@ -48,6 +49,7 @@ def certify(
     effort: EffortOptions,
     keep: KeepOptions,
     eps: Eps = None,
+    nearest: Nearest = None,
     resume: Resume = False,
 ) -> None:
     """Prove that attention holds on a whole region, head by head, or find what breaks it.
@@ -56,7 +58,7 @@ def certify(
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
-    _decide(given, eps, claims, effort, keep, resume, effort.memory)
+    _decide(given, eps, claims, effort, keep, resume, effort.memory, nearest)
 
 
 @app.command(epilog=QUERY_HELP)
@@ -121,10 +123,11 @@ def attack(
     effort: AttackOptions,
     keep: KeepOptions,
     eps: Eps = None,
+    nearest: Nearest = None,
     resume: Resume = False,
 ) -> None:
     """Only try to break claims: witnesses where it succeeds, `unknown` elsewhere. Nothing is proved."""
-    _decide(given, eps, claims, effort, keep, resume, None)
+    _decide(given, eps, claims, effort, keep, resume, None, nearest)
 
 
 def _decide(
@@ -135,6 +138,7 @@ def _decide(
     keep: KeepOptions,
     resume: bool,
     memory: str | None,
+    nearest: bool | None,
 ) -> None:
     from dataclasses import replace
 
@@ -144,7 +148,8 @@ def _decide(
     with shown(True) as tell:
         settings = effort.settings(tell)
         question = claims.ask(given, eps, settings.device, tell)
-        asked = configuration(given, claims, effort, eps=eps)
+        words = question.eps_in_words(nearest)
+        asked = configuration(given, claims, effort, eps=eps, eps_in_words=words)
         keeper = RunKeeper(keep.out, question.subject, asked, resume)
         say(selection(question), error=True)
         question = replace(question, claims=keeper.remaining(question.claims))
@@ -152,11 +157,11 @@ def _decide(
         try:
             results = decide_question(question, settings, keeper)
         except Interrupted as stop:
-            _show(stop.results, keep)
+            _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
             say(_advice(keep), error=True)
             raise typer.Exit(130) from None
-    _show(results, keep)
+    _show(results, keep, words)
     tell_written(keep)
     raise typer.Exit(exit_code(results.counts))
 
@@ -177,6 +182,7 @@ def radius(
     keep: KeepOptions,
     per_token: Annotated[bool, typer.Option("--per-token", help="Move one token at a time.")] = False,
     tolerance: Tolerance = 0.1,
+    nearest: Nearest = None,
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
     from prooflens.verdicts.radius import radius as search
@@ -194,6 +200,7 @@ def radius(
             tokens=given.moving(prompt),
             per_token=per_token,
             tolerance=tolerance,
+            nearest=nearest,
             **effort.options(tell),
         )
 
@@ -270,12 +277,14 @@ def exit_code(counts: dict[Any, int]) -> int:
     return 2 if counts.get("unknown") or counts.get("estimated") else 0
 
 
-def _show(frame: Frame, keep: KeepOptions) -> None:
-    """The rows as a document or as a table."""
+def _show(frame: Frame, keep: KeepOptions, words: str | None = None) -> None:
+    """The rows as a document or as a table, and what ε is worth in words."""
     if keep.as_json:
-        print_json(document(frame))
+        print_json(document(frame) | ({} if words is None else {"eps_in_words": words}))
     else:
         _list(frame)
+        if words is not None:
+            say(words)
 
 
 def document(frame: Frame) -> dict[str, Any]:

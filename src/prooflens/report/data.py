@@ -119,6 +119,8 @@ class ReportData:
     images: tuple[ImageAttention, ...] = ()
     ways: tuple[WayPieces, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    eps_in_words: tuple[str, ...] = ()
+    """What each radius is worth in tokens."""
     advice: tuple[str, ...] = ()
     """Why rows are open, once for each run: who was asked about them, and who was not."""
 
@@ -188,6 +190,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         images=image_attention(verdict_sources),
         ways=way_pieces([s for s in verdict_sources if not s.circuit]),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
+        eps_in_words=_distinct(s.eps_in_words for s in everything if s.eps_in_words),
         advice=_distinct(s.advice for s in everything if s.advice),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )
@@ -198,7 +201,8 @@ VERDICT_COLUMNS = (
     "engine", "unit", "reason", "circuit",
 )  # fmt: skip
 RADIUS_COLUMNS = (
-    "layer", "head", "position", "query", "token", "certified", "attack", "clean", "engine", "unit", "reason",
+    "layer", "head", "position", "query", "token", "certified", "of_nearest", "of_length", "attack", "clean", "engine",
+    "unit", "reason",
 )  # fmt: skip
 
 

@@ -136,6 +136,8 @@ class Frame:
 
     title: ClassVar[str] = "rows"
     shown: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[tuple[str, ...]] = ()
+    """Columns of numbers that runs of older versions do not have."""
     words: ClassVar[Mapping[str, frozenset[object]]] = {}
     """Columns whose values are words from a list."""
 
@@ -288,7 +290,7 @@ class Frame:
         """
         from prooflens.certificate import read_run
 
-        table = with_units(read_run(path).rows)
+        table = with_later_columns(with_units(read_run(path).rows), cls.later)
         if not set(cls.shown) <= set(table.column_names):
             raise QueryError(f"{path} holds no {cls.title}")
         return cls(
@@ -326,6 +328,19 @@ def with_text(row: dict[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     """
     top = row.get("top")
     return row | {"top": f"{top} {tokens[top]}"} if top is not None and 0 <= top < len(tokens) else row
+
+
+def with_later_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the rows of a run with columns of numbers that it may be too old to have; those are null.
+
+    Args:
+        table: the rows.
+        names: the columns.
+    """
+    for name in names:
+        if "certified" in table.column_names and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, pa.float64()))
+    return table
 
 
 def with_units(table: pa.Table) -> pa.Table:

@@ -57,6 +57,8 @@ RADII = pa.schema(
         *NAMES,
         ("token", pa.int32()),
         ("certified", pa.float64()),
+        ("of_nearest", pa.float64()),
+        ("of_length", pa.float64()),
         ("attack", pa.float64()),
         ("clean", pa.float64()),
         ("engine", pa.string()),
@@ -65,7 +67,7 @@ RADII = pa.schema(
         ("unit", pa.string()),
     ]
 )
-"""The columns of a radius: certified ≤ true ≤ attack."""
+"""The columns of a radius: certified ≤ true ≤ attack; `of_nearest` and `of_length` are the certified one in tokens."""
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
@@ -321,6 +323,8 @@ class Radii(Frame):
     """Radii, one row per head × position × query (× token, if one moves at a time): certified ≤ true ≤ attack.
 
     A `certified` of 0 means that nothing is proved at the smallest ε, an `attack` of None that nothing was broken.
+    `of_nearest` is the certified radius as a share of the distance to the nearest other token, `of_length` as a share
+    of the length (ℓ2) of the shortest token that moves, when all of its coordinates move by that radius.
 
     Example:
         >>> import prooflens as pl
@@ -332,6 +336,7 @@ class Radii(Frame):
     """
 
     title = "radii"
+    later = ("of_nearest", "of_length")
     shown = (
         "layer",
         "head",
@@ -339,6 +344,8 @@ class Radii(Frame):
         "query",
         "token",
         "certified",
+        "of_nearest",
+        "of_length",
         "attack",
         "clean",
         "unit",
