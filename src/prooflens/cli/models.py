@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from prooflens.cli.common import app, print_json, print_table
-from prooflens.cli.options import Json
+from prooflens.cli.options import Device, Json
+from prooflens.errors import ModelError
 from prooflens.memory import written
 from prooflens.progress import shown
 
@@ -77,18 +78,32 @@ def train(
     name: Annotated[
         str,
         typer.Argument(
-            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2"
+            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2, sae"
         ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="Folder with SST-2's train.tsv and test.tsv.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with SST-2's train.tsv and test.tsv; for sae, a file with one text a line."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder to write (default: the cache).")
     ] = None,
+    model: Annotated[str, typer.Option(help="sae: the model whose activations are read.")] = "smollm2",
+    hook: Annotated[str, typer.Option(help="sae: the value that is read.")] = "blocks.8.hook_resid_post",
+    features: Annotated[int, typer.Option(help="sae: how many features.")] = 2048,
+    sparsity: Annotated[float, typer.Option(help="sae: the weight of sparsity.")] = 0.05,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Train one of our own models by its recipe; deterministic for a seed."""
+    """Train one of our own models by its recipe, or a dictionary of features; deterministic for a seed."""
     from prooflens.models.train import train as fit
+
+    if name == "sae":
+        _train_sae(model, hook, data, out, features, sparsity, seed, device, as_json)
+        return
 
     with shown(True) as report:
         trained = fit(name, seed, data, report, out)
@@ -98,6 +113,39 @@ def train(
         Console().print(
             f"{name}: accuracy {trained.accuracy:.1%} on held-out data, written to {trained.folder}"
         )
+
+
+def _train_sae(
+    source: str,
+    hook: str,
+    data: Path | None,
+    out: Path | None,
+    features: int,
+    sparsity: float,
+    seed: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    from dataclasses import asdict
+
+    from prooflens.models import load
+    from prooflens.models.train_sae import MOST_TEXTS, read_texts, train_dictionary
+
+    if data is None or out is None:
+        raise ModelError("sae needs texts and a folder: --data TEXTS --out FOLDER")
+    with shown(True) as report:
+        texts = read_texts(data, MOST_TEXTS)
+        model = load(source, report).to(device)
+        made = train_dictionary(
+            model, hook, texts, out, features=features, sparsity=sparsity, seed=seed, report=report
+        )
+    if as_json:
+        print_json(asdict(made) | {"folder": str(made.folder)})
+        return
+    Console().print(
+        f"{features} features of {hook}, {made.active:.1f} active at a token, {made.explained:.1%} of the variance "
+        f"explained, {made.dead} never active; {made.tokens} tokens; written to {made.folder}"
+    )
 
 
 @app.command()

@@ -29,6 +29,9 @@ from prooflens.models.transformer import Transformer
 TEXTS_AT_ONCE = 64
 """How many texts of one length run together."""
 
+MOST_TEXTS = 20_000
+"""How many texts of a file are read."""
+
 
 @dataclass(frozen=True)
 class TrainedDictionary:
