@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.dictionaries import Dictionary
+    from prooflens.models.nearest import yardstick
     from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
@@ -84,6 +85,7 @@ _HOMES = {
     "circuit": "prooflens.verdicts.circuit",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
+    "yardstick": "prooflens.models.nearest",
     "copied_tokens": "prooflens.verdicts.vocabulary",
     "duplicate_tokens": "prooflens.verdicts.vocabulary",
     "profile": "prooflens.verdicts.vocabulary",
@@ -137,6 +139,7 @@ __all__ = [
     "start_at",
     "steer",
     "way",
+    "yardstick",
 ]
 
 

@@ -83,6 +83,16 @@ def test_models_without_text_have_a_length_alone(call: Call, tmp_path: Path) -> 
     assert json.loads(out)["eps_in_words"] == words
     _, out, _ = call("certify", "toy", "--to", "1", "--layer", "0", "--json")
     assert "eps_in_words" not in json.loads(out)
+    for command in (
+        "circuit toy 0.0,0.1 --eps 0.01",
+        "output toy --eps 0.01",
+        "attack toy --eps 0.01 --heads 0.1",
+    ):
+        _, out, _ = call(*command.split(), "--budget", "8/1/2")
+        assert words in out
+        _, out, _ = call(*command.split(), "--budget", "8/1/2", "--json")
+        assert json.loads(out)["eps_in_words"] == words
+    assert pl.yardstick(toy, toy.example()).words(0.01) == words
     rad.save(tmp_path / "radii")
     assert pl.Radii.load(tmp_path / "radii").of_length == rad.of_length
     assert "of_length" in render(collect(rad))

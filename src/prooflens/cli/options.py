@@ -116,6 +116,16 @@ class InputOptions:
         named = named_tokens(self.tokens)
         return None if named is None else find_tokens(named, len(prompt), prompt.tokens)
 
+    def eps_in_words(
+        self, eps: float | None, model: Transformer, prompt: Prompt, nearest: bool | None
+    ) -> str | None:
+        """What ε is worth in tokens; None where there is no ball."""
+        from prooflens.models.nearest import yardstick
+
+        if eps is None:
+            return None
+        return yardstick(model, prompt, nearest).words(eps, self.moving(prompt)) or None
+
     def region(self, eps: float | None, model: Transformer, prompt: Prompt) -> Place:
         """Where claims are to hold: a ball around the prompt, the way to another one, or the hull of several."""
         from prooflens.regions import Ball, Hull, Segment

@@ -247,6 +247,7 @@ def circuit(
     keep: KeepOptions,
     eps: Eps = None,
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
+    nearest: Nearest = None,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
     from prooflens.verdicts.certify import Interrupted
@@ -257,15 +258,17 @@ def circuit(
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         place = given.region(eps, held, prompt)
+        words = given.eps_in_words(eps, held, prompt, nearest)
         try:
             found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
         except Interrupted as stop:
-            _show(stop.results, keep)
+            _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} parts were decided", error=True)
             raise typer.Exit(130) from None
-    _show(found, keep)
+    _show(found, keep, words)
     if keep.out is not None:
-        found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))
+        asked = configuration(given, effort, circuit=circuit, eps=eps, query=query, eps_in_words=words)
+        found.save(keep.out, **asked)
         tell_written(keep)
     raise typer.Exit(exit_code({found.verdict: 1}))
 
@@ -280,18 +283,19 @@ def exit_code(counts: dict[Any, int]) -> int:
 def _show(frame: Frame, keep: KeepOptions, words: str | None = None) -> None:
     """The rows as a document or as a table, and what ε is worth in words."""
     if keep.as_json:
-        print_json(document(frame) | ({} if words is None else {"eps_in_words": words}))
+        print_json(document(frame, words))
     else:
         _list(frame)
         if words is not None:
             say(words)
 
 
-def document(frame: Frame) -> dict[str, Any]:
-    """The document of `--json`: rows and summary; of verdicts also who was asked, and how to ask on."""
+def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
+    """The document of `--json`: rows and summary; of verdicts also who was asked, how to ask on, and ε in words."""
     from prooflens.results import Results
 
-    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {})}
+    told = {} if words is None else {"eps_in_words": words}
+    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {}), **told}
 
 
 def _list(frame: Frame) -> None:
