@@ -44,6 +44,7 @@ def test_many_rows_are_a_map_of_heads_and_positions(call: Call) -> None:
                     assert drawn[row["position"]] == letters[row["verdict"]]
     assert sum(line.startswith("top1={…}: ") for line in lines) == 1  # a role is one map, not one a token
     assert "F fails" in out
+    assert "positions: 0 x0, 1 x1, 2 x2, 3 x3" in out
 
 
 def test_a_map_of_very_many_heads_has_a_line_for_each_layer() -> None:

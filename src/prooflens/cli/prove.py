@@ -309,6 +309,8 @@ def _list(frame: Frame) -> None:
         table = frame.table.select(["layer", "head", "position", "query", "verdict"])
         for line in verdict_maps(table.to_pylist()):
             say(line)
+        tokens = enumerate(frame.table.column("tokens")[0].as_py())
+        say(f"positions: {', '.join(f'{i} {token.strip()}' for i, token in tokens)}")
         elsewhere = Counter((r["query"], r["verdict"]) for r in table.to_pylist() if r["layer"] is None)
         if elsewhere:
             print_table(("query", "verdict", "rows"), ((*key, n) for key, n in sorted(elsewhere.items())))
