@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.dictionaries import Dictionary
     from prooflens.models.edits import Edit, edit
+    from prooflens.models.nearest import yardstick
     from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
@@ -90,6 +91,7 @@ _HOMES = {
     "effect": "prooflens.verdicts.effect",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
+    "yardstick": "prooflens.models.nearest",
     "copied_tokens": "prooflens.verdicts.vocabulary",
     "duplicate_tokens": "prooflens.verdicts.vocabulary",
     "profile": "prooflens.verdicts.vocabulary",
@@ -147,6 +149,7 @@ __all__ = [
     "start_at",
     "steer",
     "way",
+    "yardstick",
 ]
 
 

@@ -131,6 +131,14 @@ def _harmless_witness(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> in
     return i
 
 
+def _bounds_beside_a_witness(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+    """A row that fails, whose bounds exclude what the clean input attains."""
+    i = first(rows, query="top1", verdict="fails", guarantee="witness", layer=0)
+    tensors[f"row/{i}/upper"][:] = tensors[f"row/{i}/lower"][:] = 50.0
+    rows[i] |= {"lower": 50.0, "upper": 50.0}
+    return i
+
+
 def _larger_eps(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
     i = first(rows, query="top1", verdict="holds")
     rows[i]["eps"] *= 2.0
@@ -182,6 +190,9 @@ def _smaller_threshold(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> i
         column("query", "TOP1", query="top1"),
         column("verdict", "proved", query="top1", verdict="holds"),
         column("guarantee", "estimated", query="top1", verdict="holds"),
+        column("guarantee", "witness", query="top1", verdict="holds"),
+        column("guarantee", "proof", query="top1", verdict="fails"),
+        _bounds_beside_a_witness,
         column("clean", 9.0, query="top1", verdict="holds"),
         column("top", 99, query="top1", verdict="holds"),
         column("head", None, query="mass>=0.2", verdict="holds"),

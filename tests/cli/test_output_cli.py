@@ -17,7 +17,7 @@ from tests.report.conftest import HOSTILE
 def test_one_document(call: Call) -> None:
     code, out, err = call("output", "toy", "--eps", "0.01", "--json", *FAST)
     document = json.loads(out)
-    assert set(document) == {"rows", "summary", "engines", "advice", "ways_on"}
+    assert set(document) == {"rows", "summary", "engines", "advice", "ways_on", "eps_in_words"}
     assert all(set(row) >= CONTRACT | {"candidate", "text"} for row in document["rows"])
     whole, *others = document["rows"]
     assert (whole["query"], whole["layer"], whole["head"]) == ("argmax", None, None)

@@ -27,7 +27,7 @@ GATHER = "prooflens.verdicts.certify.gather_evidence"
 def test_certify_prints_one_document(call: Call) -> None:
     code, out, err = call("certify", "toy", "--layer", "0", "--eps", "0.05", "--json", *FAST)
     document = json.loads(out)
-    assert set(document) == {"rows", "summary", "engines", "advice", "ways_on"}
+    assert set(document) == {"rows", "summary", "engines", "advice", "ways_on", "eps_in_words"}
     assert len(document["rows"]) == document["summary"]["rows"] == 8
     assert all(set(row) >= CONTRACT for row in document["rows"])
     assert document["summary"]["fails"] > 0

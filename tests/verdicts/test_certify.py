@@ -119,7 +119,7 @@ def test_the_attack_alone_proves_nothing(toy: Transformer) -> None:
     assert res.counts["holds"] == res.counts["estimated"] == 0
     assert res.counts["fails"] > 0
     assert all(row["lower"] is None and row["attack"] is not None for row in res.rows)
-    assert {row["guarantee"] for row in res.rows} == {"none"}
+    assert all(row["guarantee"] == ("witness" if row["verdict"] == "fails" else "none") for row in res.rows)
 
 
 def test_an_engine_that_cannot_answer_says_so(toy: Transformer) -> None:

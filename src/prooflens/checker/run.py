@@ -31,8 +31,10 @@ WORDS = ("re-proved", "witness confirmed", "not checkable", "WRONG")
 RERUN = "re-run"
 """A fifth word, of families of prompts alone: a member was run again, in float64, by the checker's own code."""
 WORTH = {(v, g) for v in ("fails", "unknown") for g in ("proved", "estimated", "none")}
-WORTH |= {("holds", "proved"), ("estimated", "estimated")}
-"""Verdicts, and what the bounds of a row with each may be worth."""
+WORTH |= {("holds", "proved"), ("estimated", "estimated"), ("fails", "witness")}
+"""Verdicts, and what a row with each may rest on; older runs have no `witness` and say what the bounds are worth."""
+PROVED = ("proved", "witness")
+"""The words beside which bounds are proved ones."""
 SCHEMA = 1
 """The format of run directories that is read."""
 BATCH = 8
@@ -244,7 +246,7 @@ class _Checker:
         unread = self._about(row, functionals)
         known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
         # Under constraints neither the centre nor a corner need be in the region: they refute nothing there.
-        free = self.region.A_eq is None and row["guarantee"] == "proved"
+        free = self.region.A_eq is None and row["guarantee"] in PROVED
         for values in [clean, *known] if free else []:
             for f, a, b, v in zip(functionals, low.tolist(), high.tolist(), values or clean, strict=True):
                 _need(not (v < a or v > b), f"{f['name']} is {float(v):.6g} somewhere, outside its bounds")
@@ -297,7 +299,7 @@ class _Checker:
         holds = row["claim"]["tie"] is None and all(map(_met, functionals, low, high))
         says = {"holds": holds, "unknown": not holds}.get(row["verdict"], True)
         _need(says, f"the verdict {row['verdict']!r} does not follow from the stored bounds")
-        if row["attack"] is not None and row["guarantee"] == "proved" and len(low):
+        if row["attack"] is not None and row["guarantee"] in PROVED and len(low):
             # An attack's value is a plain float64 evaluation: this asks for consistency and proves nothing.
             _need(row["attack"] >= low.min() - 1e-9, "the attack reached a value below the lower bound")
 

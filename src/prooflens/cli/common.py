@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 app = typer.Typer(
     name="prooflens",
@@ -21,6 +22,35 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+class Renamed(TyperCommand):
+    """A command that still understands earlier names of its options; its help shows the present ones.
+
+    Attributes:
+        earlier: present names of options by earlier ones.
+    """
+
+    earlier: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments, with earlier names replaced up to a `--`."""
+        end = args.index("--") if "--" in args else len(args)
+        renamed = []
+        for word in args[:end]:
+            name, equals, value = word.partition("=")
+            renamed.append(f"{self.earlier.get(name, name)}{equals}{value}")
+        return super().parse_args(ctx, [*renamed, *args[end:]])
+
+
+def renamed(**earlier: str) -> type[Renamed]:
+    """Return a class of commands with earlier names of options.
+
+    Args:
+        earlier: present names by earlier ones, without dashes: `engines="engine"`.
+    """
+    names = {f"--{old}": f"--{new}" for old, new in earlier.items()}
+    return type("Renamed", (Renamed,), {"earlier": names})
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.options import (
+    QUERY_HELP,
     AttackEffort,
     ClaimOptions,
     Device,
@@ -22,16 +23,16 @@ from prooflens.cli.options import (
 from prooflens.progress import shown
 
 
-@app.command()
+@app.command(cls=renamed(engines="engine"), epilog=QUERY_HELP)
 @grouped
 def compare(
     given: InputOptions,
     claims: ClaimOptions,
     eps: Eps = None,
-    engines: Annotated[
-        str | None, typer.Option(help="Engines, as in interval,crown,cpz (default: all that fit).")
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Engines, as in interval,crown,cpz (may be repeated; default: all that fit)."),
     ] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="One engine more (may be repeated).")] = None,
     device: Device = None,
     memory: Memory = None,
     seed: Seed = 0,
@@ -45,7 +46,7 @@ def compare(
     from prooflens.evaluation.compare import compare as ask_all
     from prooflens.verdicts.settings import Settings
 
-    named = [name.strip() for name in (engines or "").split(",") if name.strip()] + list(engine or [])
+    named = [name.strip() for given_ in engine or [] for name in given_.split(",") if name.strip()]
     with shown(True) as tell:
         settings = Settings.of("auto", memory, device, tell, seed, budget)
         found = ask_all(claims.ask(given, eps, device, tell), named or None, settings)

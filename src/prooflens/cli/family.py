@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, tell_written
 from prooflens.cli.options import Device, KeepOptions, Memory, Model, prompts_of
@@ -78,7 +78,7 @@ class FamilyOptions:
         return made, queries
 
 
-@app.command()
+@app.command(cls=renamed(sample="samples"))
 @grouped
 def family(
     model: Model,
@@ -87,7 +87,9 @@ def family(
     work: CrewOptions,
     sample: Annotated[
         int | None,
-        typer.Option(min=1, help="Run so many members drawn by chance: shares are then estimated."),
+        typer.Option(
+            "--samples", min=1, help="Run so many members drawn by chance: shares are then estimated."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     early: Annotated[bool, typer.Option("--early", help="Stop when every claim has failed once.")] = False,
@@ -128,7 +130,9 @@ def family(
             held = load(model, tell)
             found = run(held, made, queries, out=keep.out, progress=tell, **chosen, **options)
         elif keep.out is None or sample is not None or early or part is not None:
-            raise RunError("workers need a run directory (-o RUN/), and neither --sample, --early nor --part")
+            raise RunError(
+                "workers need a run directory (-o RUN/), and neither --samples, --early nor --part"
+            )
         else:
             found = spread(Asked(model, made, queries, keep.out, options), work.crew(), tell)
     if keep.as_json:

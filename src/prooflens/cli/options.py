@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 Eps = Annotated[float | None, typer.Option(help="Radius of the ball around the embeddings.")]
 Radius = Annotated[float, typer.Option("--eps", help="Radius of the ball around the embeddings.")]
 Model = Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name.")]
-EngineName = Annotated[str, typer.Option("--engine", help="auto, or one engine by name.")]
+ENGINES = (
+    "auto asks one after another, each where it is good. Or one by name: layer0, interval, taylor, crown, alpha-crown, "
+    "chebyshev, cpz, exact, zonotope, pz, pz-norm, pz-simplex, jacobian-proved; jacobian and autolirpa only estimate; "
+    "attack only tries to break (docs/engines.md)."
+)
+EngineName = Annotated[str, typer.Option("--engine", help=ENGINES)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Seed = Annotated[int, typer.Option(help="Seed of the attack.")]
 Memory = Annotated[str | None, typer.Option(help="Memory that engines may use: 8GB.")]
@@ -34,10 +39,39 @@ Time = Annotated[
     str | None, typer.Option(help="Time that all of it may take: 60s, 2m (default: two minutes a layer).")
 ]
 AttackEffort = Annotated[
-    str | None, typer.Option("--budget", help="Budget of the attack: a name or samples/restarts/steps.")
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="S/R/N",
+        help="How hard to attack: so many samples, restarts and steps, as in 1000/5/30; 0/0/0 for none; or a name: "
+        "layer0, next-token, gpt2-layer1, bert-output, synthetic, multilayer, pruning (default: by the model's size).",
+    ),
 ]
+QUERY_HELP = """Queries (docs/queries.md has the grammar):
+
+\b
+  top1, top3          the most attended tokens of the clean prompt stay so
+  top1={-1}           the token before is attended most: a previous-token head
+  top1={self}         the token itself is; top1={3}, top1={Mary}: this token is
+  mass>=0.2           at least this weight on the top token; mass>=0.2@{3,5}: on these
+  spec{3}>{5}         more weight on token 3 than on token 5
+  rank3, entropy<=1   the order of the first three; how spread the attention is
+  argmax              the output stays; logit3>logit5: output 3 is above output 5
+  neuron 5.12>0@-1    a value inside the model (docs/queries.md)
+  0.4:top1@-1         with a head and a position of its own; A & B: both at once
+"""
+"""What may be asked, at the end of the help of every command that takes queries."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory to write.")]
+Nearest = Annotated[
+    bool | None,
+    typer.Option(
+        "--nearest/--no-nearest",
+        help="Tell ε as a share of the distance to the nearest other token, a pass over the vocabulary (default: where "
+        "that takes a second or two).",
+    ),
+]
 Tolerance = Annotated[float, typer.Option(help="Step of the grid of radii, relatively.")]
 
 
@@ -82,6 +116,16 @@ class InputOptions:
         named = named_tokens(self.tokens)
         return None if named is None else find_tokens(named, len(prompt), prompt.tokens)
 
+    def eps_in_words(
+        self, eps: float | None, model: Transformer, prompt: Prompt, nearest: bool | None
+    ) -> str | None:
+        """What ε is worth in tokens; None where there is no ball."""
+        from prooflens.models.nearest import yardstick
+
+        if eps is None:
+            return None
+        return yardstick(model, prompt, nearest).words(eps, self.moving(prompt)) or None
+
     def region(self, eps: float | None, model: Transformer, prompt: Prompt) -> Place:
         """Where claims are to hold: a ball around the prompt, the way to another one, or the hull of several."""
         from prooflens.regions import Ball, Hull, Segment
@@ -113,9 +157,7 @@ class ClaimOptions:
     positions: Annotated[str | None, typer.Option(help="Only these query positions: -1, 2,5 or 2-4.")] = None
     query: Annotated[
         list[str] | None,
-        typer.Option(
-            "--query", help="top1, mass>=0.2, neuron 5.12>0@-1, … (may be repeated; default: top1)."
-        ),
+        typer.Option("--query", help="What is asked, see below (may be repeated; default: top1)."),
     ] = None
     vector: Annotated[
         list[str] | None,

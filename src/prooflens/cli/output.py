@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
-from prooflens.cli.options import EffortOptions, InputOptions, KeepOptions, Tolerance, limit_memory
+from prooflens.cli.options import EffortOptions, InputOptions, KeepOptions, Nearest, Tolerance, limit_memory
 from prooflens.cli.prove import document, exit_code, show_radii, tell_open
 from prooflens.errors import RegionError
 from prooflens.progress import Progress, shown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN = ("candidate", "text", "verdict", "clean", "lower", "upper", "unit", "engine")
 
 
-@app.command()
+@app.command(cls=renamed(layers="cut"))
 @grouped
 def output(
     given: InputOptions,
@@ -31,13 +31,15 @@ def output(
         float | None, typer.Option(help="Radius of the ball around the embeddings (not with --radius).")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Cut the model after so many blocks; final norm and head follow there.")
+        int | None,
+        typer.Option("--cut", help="Cut the model after so many blocks; final norm and head follow there."),
     ] = None,
     top: Annotated[int | None, typer.Option(help="Candidates with a row of their own (default: 20).")] = None,
     radius: Annotated[
         bool, typer.Option("--radius", help="Search the largest proved and the smallest broken ε.")
     ] = False,
     tolerance: Tolerance = 0.1,
+    nearest: Nearest = None,
 ) -> None:
     """Prove that the model's answer (class, or next token over its whole vocabulary) is the same on a region.
 
@@ -61,6 +63,7 @@ def output(
             top=top,
             tokens=given.moving(prompt),
             tolerance=tolerance,
+            nearest=nearest,
             **effort.options(tell),
         )
 
@@ -71,20 +74,23 @@ def output(
     with shown(True) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
+        words = given.eps_in_words(eps, held, prompt, nearest)
         found = decide(
             held, prompt, given.region(eps, held, prompt), layers=layers, top=top, **effort.options(tell)
         )
-    _show(found, keep)
+    _show(found, keep, words)
     if keep.out is not None:
-        found.save(keep.out, **asked)
+        found.save(keep.out, **asked, eps_in_words=words)
         tell_written(keep)
     raise typer.Exit(exit_code({found.whole.verdict.value: 1}))
 
 
-def _show(found: OutputResults, keep: KeepOptions) -> None:
+def _show(found: OutputResults, keep: KeepOptions, words: str | None) -> None:
     if keep.as_json:
-        print_json(document(found))
+        print_json(document(found, words))
     else:
         print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
         tell_open(found.whole)
+        if words is not None:
+            say(words)

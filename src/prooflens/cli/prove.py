@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ import typer
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import command_line, configuration, make_room, tell_written
+from prooflens.cli.maps import verdict_maps
 from prooflens.cli.options import (
+    QUERY_HELP,
     AttackOptions,
     ClaimOptions,
     EffortOptions,
@@ -18,6 +21,7 @@ from prooflens.cli.options import (
     InputOptions,
     Json,
     KeepOptions,
+    Nearest,
     Tolerance,
     limit_memory,
     named_tokens,
@@ -31,10 +35,13 @@ if TYPE_CHECKING:
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 FEW = 40
-"""So many rows are listed; of more, the counts per layer and query are."""
+"""So many rows are listed; more are drawn as a map of letters."""
+
+FEW_REASONS = 8
+"""So many different reasons are printed in full; `--json` has them all."""
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def certify(
     given: InputOptions,
@@ -42,6 +49,7 @@ def certify(
     effort: EffortOptions,
     keep: KeepOptions,
     eps: Eps = None,
+    nearest: Nearest = None,
     resume: Resume = False,
 ) -> None:
     """Prove that attention holds on a whole region, head by head, or find what breaks it.
@@ -50,10 +58,10 @@ def certify(
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
-    _decide(given, eps, claims, effort, keep, resume, effort.memory)
+    _decide(given, eps, claims, effort, keep, resume, effort.memory, nearest)
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def plan(
     given: InputOptions,
@@ -107,7 +115,7 @@ def selection(question: Question) -> str:
     return f"{', '.join(named) or 'nothing'}{at}: {size} {'claim' if size == 1 else 'claims'}"
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def attack(
     given: InputOptions,
@@ -115,10 +123,11 @@ def attack(
     effort: AttackOptions,
     keep: KeepOptions,
     eps: Eps = None,
+    nearest: Nearest = None,
     resume: Resume = False,
 ) -> None:
     """Only try to break claims: witnesses where it succeeds, `unknown` elsewhere. Nothing is proved."""
-    _decide(given, eps, claims, effort, keep, resume, None)
+    _decide(given, eps, claims, effort, keep, resume, None, nearest)
 
 
 def _decide(
@@ -129,6 +138,7 @@ def _decide(
     keep: KeepOptions,
     resume: bool,
     memory: str | None,
+    nearest: bool | None,
 ) -> None:
     from dataclasses import replace
 
@@ -138,7 +148,8 @@ def _decide(
     with shown(True) as tell:
         settings = effort.settings(tell)
         question = claims.ask(given, eps, settings.device, tell)
-        asked = configuration(given, claims, effort, eps=eps)
+        words = question.eps_in_words(nearest)
+        asked = configuration(given, claims, effort, eps=eps, eps_in_words=words)
         keeper = RunKeeper(keep.out, question.subject, asked, resume)
         say(selection(question), error=True)
         question = replace(question, claims=keeper.remaining(question.claims))
@@ -146,11 +157,11 @@ def _decide(
         try:
             results = decide_question(question, settings, keeper)
         except Interrupted as stop:
-            _show(stop.results, keep)
+            _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
             say(_advice(keep), error=True)
             raise typer.Exit(130) from None
-    _show(results, keep)
+    _show(results, keep, words)
     tell_written(keep)
     raise typer.Exit(exit_code(results.counts))
 
@@ -162,7 +173,7 @@ def _advice(keep: KeepOptions) -> str:
     return f"to go on: {command_line(without='--resume')} --resume"
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def radius(
     given: InputOptions,
@@ -171,6 +182,7 @@ def radius(
     keep: KeepOptions,
     per_token: Annotated[bool, typer.Option("--per-token", help="Move one token at a time.")] = False,
     tolerance: Tolerance = 0.1,
+    nearest: Nearest = None,
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
     from prooflens.verdicts.radius import radius as search
@@ -188,6 +200,7 @@ def radius(
             tokens=given.moving(prompt),
             per_token=per_token,
             tolerance=tolerance,
+            nearest=nearest,
             **effort.options(tell),
         )
 
@@ -234,6 +247,7 @@ def circuit(
     keep: KeepOptions,
     eps: Eps = None,
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
+    nearest: Nearest = None,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
     from prooflens.verdicts.certify import Interrupted
@@ -244,15 +258,17 @@ def circuit(
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         place = given.region(eps, held, prompt)
+        words = given.eps_in_words(eps, held, prompt, nearest)
         try:
             found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
         except Interrupted as stop:
-            _show(stop.results, keep)
+            _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} parts were decided", error=True)
             raise typer.Exit(130) from None
-    _show(found, keep)
+    _show(found, keep, words)
     if keep.out is not None:
-        found.save(keep.out, **configuration(given, effort, circuit=circuit, eps=eps, query=query))
+        asked = configuration(given, effort, circuit=circuit, eps=eps, query=query, eps_in_words=words)
+        found.save(keep.out, **asked)
         tell_written(keep)
     raise typer.Exit(exit_code({found.verdict: 1}))
 
@@ -264,34 +280,54 @@ def exit_code(counts: dict[Any, int]) -> int:
     return 2 if counts.get("unknown") or counts.get("estimated") else 0
 
 
-def _show(frame: Frame, keep: KeepOptions) -> None:
-    """The rows as a document or as a table."""
+def _show(frame: Frame, keep: KeepOptions, words: str | None = None) -> None:
+    """The rows as a document or as a table, and what ε is worth in words."""
     if keep.as_json:
-        print_json(document(frame))
+        print_json(document(frame, words))
     else:
         _list(frame)
+        if words is not None:
+            say(words)
 
 
-def document(frame: Frame) -> dict[str, Any]:
-    """The document of `--json`: rows and summary; of verdicts also who was asked, and how to ask on."""
+def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
+    """The document of `--json`: rows and summary; of verdicts also who was asked, how to ask on, and ε in words."""
     from prooflens.results import Results
 
-    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {})}
+    told = {} if words is None else {"eps_in_words": words}
+    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {}), **told}
 
 
 def _list(frame: Frame) -> None:
-    """The rows, or counts of them if they are many, and a line that sums up."""
+    """The rows, or a map of them if they are many, and a line that sums up."""
     names = [name for name in frame.shown if name not in ("layer", "head", "position", "reason")]
     if len(frame) <= FEW:
-        rows = frame.table.to_pylist()
+        rows = frame.shown_rows(FEW)
         print_table(("row", *names), ((_address(row), *(row[name] for name in names)) for row in rows))
+        _tell_reasons(rows)
     elif "verdict" in names:
-        keys = ["layer", "query", "verdict"]
-        counted = frame.table.group_by(keys).aggregate([([], "count_all")])
-        ordered = counted.sort_by([(key, "ascending") for key in keys]).select([*keys, "count_all"])
-        print_table((*keys, "rows"), (row.values() for row in ordered.to_pylist()))
+        table = frame.table.select(["layer", "head", "position", "query", "verdict"])
+        for line in verdict_maps(table.to_pylist()):
+            say(line)
+        tokens = enumerate(frame.table.column("tokens")[0].as_py())
+        say(f"positions: {', '.join(f'{i} {token.strip()}' for i, token in tokens)}")
+        elsewhere = Counter((r["query"], r["verdict"]) for r in table.to_pylist() if r["layer"] is None)
+        if elsewhere:
+            print_table(("query", "verdict", "rows"), ((*key, n) for key, n in sorted(elsewhere.items())))
     say(frame.line)
     tell_open(frame)
+
+
+def _tell_reasons(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Why rows do not hold, each reason once and in full."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("verdict") not in (None, "holds"):
+            reasons.setdefault(row["reason"], []).append(_address(row))
+    for reason, named in list(reasons.items())[:FEW_REASONS]:
+        say(f"{', '.join(named)}: {reason}")
+    if len(reasons) > FEW_REASONS:
+        say(f"… {len(reasons) - FEW_REASONS} more reasons: --json prints them all")
 
 
 def tell_open(frame: Frame) -> None:
@@ -305,7 +341,7 @@ def tell_open(frame: Frame) -> None:
         say(f"to ask on: {command_line(options)}")
 
 
-def _address(row: dict[str, Any]) -> str:
+def _address(row: Mapping[str, Any]) -> str:
     if row["layer"] is not None:
         return f"{row['layer']}.{row['head']}@{row['position']}"
     if row["query"].startswith(("neuron", "feature", "read(")):

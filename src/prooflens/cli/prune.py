@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prooflens.cli.common import app, print_json, print_table, say
-from prooflens.cli.options import AttackEffort, EngineName, Json, Model, Radius, Seed
+from prooflens.cli.options import AttackEffort, Device, EngineName, Json, Model, Radius, Seed
 from prooflens.errors import PromptError
 from prooflens.progress import shown
 
@@ -32,6 +32,7 @@ def prune(
     engine: EngineName = "auto",
     proof: Annotated[str | None, typer.Option(help="Engine that proves answers afterwards.")] = None,
     budget: AttackEffort = None,
+    device: Device = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the pruned model.")] = None,
     as_json: Json = False,
@@ -42,11 +43,13 @@ def prune(
     from prooflens.models.files import check_replaceable
     from prooflens.verdicts.prune import answers, choose, evaluate, profile
     from prooflens.verdicts.prune import prune as without
+    from prooflens.verdicts.settings import checked_device
 
     if out is not None:
         check_replaceable(out)
     with shown(True) as tell:
         held = load(model, tell)
+        held = held if device is None else held.to(checked_device(device))
         prompts = _prompts(held, text, samples)
         labels = answers(held, prompts)
         tell("heads", 0.1)
@@ -74,11 +77,13 @@ def prune(
 
 
 def _prompts(model: Transformer, texts: list[str] | None, samples: int) -> list[Prompt]:
+    from prooflens.verdicts.question import as_prompt
+
     if texts:
-        return [model.prompt(text) for text in texts]
+        return [as_prompt(model, text) for text in texts]
     if model.examples is None:
         raise PromptError(f'{model.name} needs texts: --text "…", as often as you like')
-    return [model.example(i) for i in range(min(samples, len(model.examples)))]
+    return [as_prompt(model, model.example(i)) for i in range(min(samples, len(model.examples)))]
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.options import (
+    QUERY_HELP,
     ClaimOptions,
     Device,
     InputOptions,
@@ -23,7 +24,7 @@ from prooflens.errors import RegionError
 from prooflens.progress import shown
 
 
-@app.command()
+@app.command(epilog=QUERY_HELP)
 @grouped
 def way(
     given: InputOptions,

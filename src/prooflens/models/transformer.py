@@ -390,7 +390,7 @@ class Transformer:
             )
         if x.dtype != self.dtype:
             raise ModelError(
-                f"the input is {x.dtype}, the model {self.dtype}: convert one of them with .to()"
+                f"the input is {x.dtype}, the model {self.dtype}: convert the input with x.to({self.dtype})"
             )
 
     def __repr__(self) -> str:

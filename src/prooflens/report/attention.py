@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prooflens.report.source import RowSource
+from prooflens.report.source import PROVED, RowSource
 
 MOST_HEADS = 24
 """How many heads get a heat map."""
@@ -102,7 +102,7 @@ def attention_heads(sources: Sequence[RowSource], balls: bool = True) -> tuple[A
         rows = []
         for i, (layer, head, query, eps, _, guarantee) in enumerate(zip(*columns, strict=True)):
             there = query == "top1" and layer is not None and (eps is not None or not balls)
-            if there and guarantee in ("proved", "none"):
+            if there and guarantee in (*PROVED, "none"):
                 if (layer, head) not in wanted and len(wanted) == MOST_HEADS:
                     continue
                 wanted[layer, head] = None

@@ -16,8 +16,9 @@ from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
 from prooflens.report.images import ImageAttention, image_attention
 from prooflens.report.outputs import Answer, answers
-from prooflens.report.source import RowSource, read_source
+from prooflens.report.source import PROVED, RowSource, read_source
 from prooflens.report.ways import WayPieces, way_pieces
+from prooflens.results.frame import with_text
 from prooflens.results.outcome import STRENGTH, Verdict
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class ReportData:
     images: tuple[ImageAttention, ...] = ()
     ways: tuple[WayPieces, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    eps_in_words: tuple[str, ...] = ()
+    """What each radius is worth in tokens."""
     advice: tuple[str, ...] = ()
     """Why rows are open, once for each run: who was asked about them, and who was not."""
 
@@ -162,7 +165,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
     radius_sources = [s for s in sources if s.kind == "radii"]
     verdicts = _table([s.table for s in verdict_sources], (*VERDICT_COLUMNS, "region"))
     radii = _table([s.table for s in radius_sources], RADIUS_COLUMNS)
-    rows = _rows(verdicts, "lower")
+    rows = [with_text(row, first.tokens) for row in _rows(verdicts, "lower")]
     radius_rows = _rows(radii, "certified")
     left = verdicts.num_rows + radii.num_rows - len(rows) - len(radius_rows)
     everything = [*sorted(verdict_sources, key=lambda s: s.eps or 0.0), *radius_sources]
@@ -187,17 +190,19 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         images=image_attention(verdict_sources),
         ways=way_pieces([s for s in verdict_sources if not s.circuit]),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
+        eps_in_words=_distinct(s.eps_in_words for s in everything if s.eps_in_words),
         advice=_distinct(s.advice for s in everything if s.advice),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )
 
 
 VERDICT_COLUMNS = (
-    "layer", "head", "position", "query", "eps", "verdict", "guarantee", "lower", "attack", "clean", "engine",
-    "unit", "reason", "circuit",
+    "layer", "head", "position", "query", "top", "eps", "verdict", "guarantee", "lower", "attack", "clean",
+    "engine", "unit", "reason", "circuit",
 )  # fmt: skip
 RADIUS_COLUMNS = (
-    "layer", "head", "position", "query", "token", "certified", "attack", "clean", "engine", "unit", "reason",
+    "layer", "head", "position", "query", "token", "certified", "of_nearest", "of_length", "attack", "clean", "engine",
+    "unit", "reason",
 )  # fmt: skip
 
 
@@ -271,7 +276,7 @@ def _curves(verdicts: pa.Table) -> tuple[MarginCurve, ...]:
     ):
         if layer is not None and eps is not None:
             key, tokens = (layer, head, position, query), str(region).partition(" on ")[2]
-            points[key, tokens][eps] = (lower if guarantee == "proved" else None, attack)
+            points[key, tokens][eps] = (lower if guarantee in PROVED else None, attack)
             clean[key] = value
     curves = []
     for (key, _), found in points.items():

@@ -114,7 +114,12 @@ def answer_bars(answer: Answer) -> Drawing:
     for share in (0.0, 0.5, 1.0):
         value = low + margin + share * (high - low - 2.0 * margin)
         drawing.text(place(value), bottom + 16.0, number(value), "small quiet")
-    words = {"proved": "proved", "estimated": "estimated, not proved", "none": "nothing is known"}
+    words = {
+        "proved": "proved",
+        "witness": "proved",
+        "estimated": "estimated, not proved",
+        "none": "nothing is known",
+    }
     label = f"logit of the answer − logit of the candidate ({words.get(answer.guarantee, answer.guarantee)})"
     drawing.text((left + right) / 2, bottom + 36.0, label, "small quiet")
     drawing.text((left + right) / 2, bottom + 54.0, _cut(answer.reason, 110), "small quiet")

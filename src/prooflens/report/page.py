@@ -22,6 +22,7 @@ from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
 from prooflens.report.ways import draw_pieces
+from prooflens.report.words import CAPTIONS, positions_asked, said_first
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
@@ -35,32 +36,6 @@ MOST_FIGURES = 12
 
 SHOWN_FIRST = 40
 """Rows that stand in the file as HTML, for readers without scripts; scripts draw the others."""
-
-CAPTIONS = {
-    "radius": "Each cell is a head. Upper half: the largest ε for which its claim is <b>proved</b> on the whole ball, "
-    "for its weakest row. Lower half: the smallest ε at which a point that breaks it was <b>found</b>. The true radius "
-    "lies between. Hatched: nothing proved, or nothing broken.",
-    "attention": "Rows are queries, columns keys. The fill and the number are the clean attention weight; the bar is "
-    "the range that is <b>proved</b> for every point of the ball, from 0 at the left of the cell to 1 at its right, "
-    "the tick the clean weight on it. The slider moves through the radii that were computed.",
-    "image": "Attention from one token of a head to the patches of the image: a patch is the brighter, the more of the "
-    "weight it has, the brightest being the most attended one. The frame says whether the most attended patch is "
-    "<b>proved</b> to stay so on the whole region; a tip gives a patch's clean weight and the range proved for it.",
-    "curve": "Every point of the ball has a margin on or above the solid line: that is <b>proved</b>. The dashed line "
-    "was <b>attained</b>, by the attack or by the clean input. Where the solid line is above 0 the claim holds; where "
-    "the dashed line is below, it fails; the shaded gap is open.",
-    "way": "The region between the prompts, cut into pieces. On each piece every point has a margin within the band: "
-    "that is <b>proved</b>. Where the band lies above 0 the claim holds on the whole piece. A hull of three prompts is "
-    "drawn as a triangle.",
-    "circuit": "Parts by layer, coloured by verdict: a part that <b>holds</b> is proved on the whole region. The ring "
-    "marks the weakest link: the weakest verdict, then the smallest proved margin.",
-    "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
-    "where the attack breaks one. Diamond and numbers beneath: ℓ∞ distance, after embedding, to the nearest other "
-    "token of the vocabulary, which is what an ε is worth in words.",
-    "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
-    "region; tick: on the clean input. Right of 0 everywhere, the candidate is <b>proved</b> to stay behind. Outputs "
-    "without a bar are part of the verdict too: the line beneath says how they were decided.",
-}
 
 
 def report(
@@ -218,6 +193,7 @@ def _header(data: ReportData) -> str:
         "model": f"{escaped(data.model)}",
         "sha256 of its weights": f"<code>{escaped(data.model_sha256)}</code>",
         "region": "<br>".join(map(escaped, data.regions)),
+        "ε in words": "<br>".join(map(escaped, data.eps_in_words)),
         "engines": escaped(", ".join(data.engines)),
         "what is open": "<br>".join(map(escaped, data.advice)),
         "guarantee of the bounds": escaped(", ".join(data.guarantees) or "radii: certified ≤ true ≤ attack"),
@@ -225,18 +201,24 @@ def _header(data: ReportData) -> str:
     text = data.text if data.text is not None else " ".join(data.tokens)
     commands = "".join(f'<pre class="command">{escaped(line)}</pre>' for line in data.commands)
     reproduce = f'<p class="eyebrow">reproduce with</p>{commands}' if commands else ""
-    return header(f"What is proved about the attention of {data.model}", text, data.counts, facts, reproduce)
+    said = said_first(data.counts, data.regions, data.radii)
+    return header(
+        f"What is proved about the attention of {data.model}", text, data.counts, facts, reproduce, said
+    )
 
 
-def header(title: str, text: str, counts: Mapping[str, int], facts: Mapping[str, str], more: str = "") -> str:
-    """The top of a page: what it is about, how many rows end how, and facts as HTML."""
+def header(
+    title: str, text: str, counts: Mapping[str, int], facts: Mapping[str, str], more: str = "", said: str = ""
+) -> str:
+    """The top of a page: what it is about, what was found in a sentence, how many rows end how, facts as HTML."""
     counted = "".join(f'<li class="{slug(v)}"><b>{n:,}</b>{v}</li>' for v, n in counts.items())
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
+    sentence = f"<p>{escaped(said)}</p>" if said else ""
     return (
         '<header><div class="topline"><div><p class="eyebrow">prooflens report</p>'
         f"<h1>{escaped(title)}</h1></div>"
         '<button id="theme" type="button" aria-label="switch between light and dark">light / dark</button></div>'
-        f'<p class="prompt"><bdi>{escaped(text)}</bdi></p><ul class="counts">{counted}</ul>'
+        f'<p class="prompt"><bdi>{escaped(text)}</bdi></p>{sentence}<ul class="counts">{counted}</ul>'
         f'<dl class="facts">{rows}</dl>{more}</header>'
     )
 
@@ -307,7 +289,8 @@ def panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Draw
 def _radius_body(data: ReportData) -> str:
     queries = list(dict.fromkeys(cell.query for cell in data.radius_map))
     pictures = [radius_map([cell for cell in data.radius_map if cell.query == query]) for query in queries]
-    return panels("query", "radius", queries, pictures)
+    asked = positions_asked((*data.radii, *data.verdicts), data.tokens)
+    return f'<p class="caption">{escaped(asked)}</p>{panels("query", "radius", queries, pictures)}'
 
 
 def _attention_body(data: ReportData) -> str:
@@ -326,9 +309,11 @@ def _attention_body(data: ReportData) -> str:
         frames.append({"frames": per_eps})
     start = radii.index(telling_radius(data.attention))
     slider = (
-        f'<label>radius <input id="eps" type="range" min="0" max="{len(radii) - 1}" value="{start}" step="1"'
-        f'{" disabled" if len(radii) < 2 else ""}> <output id="eps-label">ε = {number(radii[start])}</output></label>'
+        f'<label>radius <input id="eps" type="range" min="0" max="{len(radii) - 1}" value="{start}" step="1">'
+        f' <output id="eps-label">ε = {number(radii[start])}</output></label>'
     )
+    if len(radii) == 1:
+        slider = f'<span class="status">ε = {number(radii[0])}</span>'
     names = [f"{head.layer}.{head.head}" for head in data.attention]
     body = panels(
         "head",

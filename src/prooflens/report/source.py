@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Margins = tuple[dict[str, Any], list[float], list[float]]
 """A claim as `docs/certify.md` describes it, and the lower and upper bounds of its functionals."""
 
+PROVED = ("proved", "witness")
+"""The guarantees of rows whose bounds are proved: of those that fail, the witness comes first."""
+
 SEARCHED = "balls, their radius searched"
 
 
@@ -40,6 +43,8 @@ class RowSource:
     """The tensors of a run, or the outcomes of results."""
     pixels: Any = field(default=None, repr=False)
     """The image of a region in memory, bytes [C, H, W]."""
+    eps_in_words: str | None = None
+    """What the radius of the ball is worth in tokens, where the run says so."""
     advice: str | None = None
     """Why rows are open: who was asked about them, and who was not."""
 
@@ -94,7 +99,7 @@ class RowSource:
         if self.text is None:
             return None
         from prooflens.models import load
-        from prooflens.models.nearest import nearest_token
+        from prooflens.models.nearest import nearest_tokens
         from prooflens.verdicts.question import source_of
 
         # A run names its model; nothing is fetched because a file says so.
@@ -108,7 +113,7 @@ class RowSource:
             return None
         if prompt.ids is None or model.sha256 != self.model_sha256 or prompt.tokens != self.tokens:
             return None
-        return [nearest_token(model, prompt.ids, t, x, other=True) for t, x in enumerate(prompt.x)]
+        return nearest_tokens(model, prompt.ids, range(len(prompt)), prompt.x, other=True)
 
 
 def read_source(item: Frame | Path | str) -> RowSource:
@@ -140,7 +145,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         None,
         item.outcomes if isinstance(item, Results) else None,
         region_tensors(subject.region, "region").get("image"),
-        item.advice if isinstance(item, Results) else None,
+        advice=item.advice if isinstance(item, Results) else None,
     )
 
 
@@ -166,6 +171,7 @@ def _from_run(path: Path) -> RowSource:
         region,
         (info.get("configuration") or {}).get("command"),
         run.tensors,
+        eps_in_words=_text((info.get("configuration") or {}).get("eps_in_words")),
         advice=_text((info.get("effort") or {}).get("advice")),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from prooflens.results.outcome import Verdict
-from prooflens.results.tables import Results
+from prooflens.results.tables import Results, row_name
 
 
 class CircuitResults(Results):
@@ -42,6 +42,5 @@ class CircuitResults(Results):
     @property
     def summary(self) -> dict[str, Any]:
         """The verdict, the weakest link by name, and counts of the parts."""
-        weak = self.weakest_link
-        name = f"{weak.layer}.{weak.head}:{weak.query}@{weak.position}"
+        name = row_name(self.weakest_link.rows[0])
         return {"rows": len(self), "circuit": self.verdict.value, "weakest": name, **self.counts}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,6 +21,9 @@ from prooflens.regions import Region
 
 if TYPE_CHECKING:
     import pandas
+
+NAME = re.compile(r"(?P<layer>\d+)\.(?P<head>\d+)(:(?P<query>.+?))?(@(?P<position>-?\d+))?")
+"""A head, perhaps with the query that it was asked and the position: `2.4`, `2.4@3`, `2.4:top1@-1`."""
 
 SHOWN_ROWS = 200
 """How many rows a notebook shows; `.to_pandas()` has them all."""
@@ -132,6 +136,8 @@ class Frame:
 
     title: ClassVar[str] = "rows"
     shown: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[tuple[str, ...]] = ()
+    """Columns of numbers that runs of older versions do not have."""
     words: ClassVar[Mapping[str, frozenset[object]]] = {}
     """Columns whose values are words from a list."""
 
@@ -164,7 +170,8 @@ class Frame:
         """Select rows by number, slice, head or row of attention.
 
         Args:
-            name: a row number, a slice, a head `"2.4"` or (2, 4), or a head at one position `"2.4@3"`.
+            name: a row number, a slice, a head `"2.4"` or (2, 4), a head at one position `"2.4@3"`, or one that was
+                asked one query, `"2.4:mass>=0.2"` or `"2.4:mass>=0.2@3"`.
 
         Raises:
             QueryError: if no row is about that head.
@@ -174,13 +181,17 @@ class Frame:
         if isinstance(name, slice):
             return self._take(list(range(len(self))[name]))
         name = ".".join(map(str, name)) if isinstance(name, tuple) else str(name)
-        head, _, position = name.partition("@")
-        layer, dot, number = head.partition(".")
-        if not (dot and layer.isdigit() and number.isdigit() and (position or "0").lstrip("-").isdigit()):
-            raise QueryError(f"{name!r} does not name a head (as in '2.4') or a row of one ('2.4@3')")
-        places: dict[str, object] = {"layer": int(layer), "head": int(number)}
-        if position:
-            places["position"] = int(position)
+        split = NAME.fullmatch(name)
+        if split is None:
+            raise QueryError(
+                f"{name!r} does not name a head (as in '2.4') or a row of one ('2.4@3', '2.4:top1@3')"
+            )
+        head = f"{split['layer']}.{split['head']}"
+        places: dict[str, object] = {"layer": int(split["layer"]), "head": int(split["head"])}
+        if split["query"]:
+            places["query"] = split["query"]
+        if split["position"]:
+            places["position"] = int(split["position"])
         found = self.sel(**places)
         if not len(found):
             heads = zip(*(self.table.column(c).to_pylist() for c in ("layer", "head")), strict=True)
@@ -211,14 +222,16 @@ class Frame:
                     f"{word!r} is no {name}{suggestion(word, map(str, self.words[name]))}; "
                     f"there are {', '.join(sorted(map(str, self.words[name])))}"
                 )
-            keep = [i for i in keep if values[i] in allowed]
+            from_end = values
+            if name == "position" and any(isinstance(item, int) and item < 0 for item in allowed):
+                sizes = self.table.column("tokens").to_pylist()
+                from_end = [v if v is None else v - len(t) for v, t in zip(values, sizes, strict=True)]
+            keep = [i for i in keep if values[i] in allowed or from_end[i] in allowed]
         return self._take(keep)
 
     def _spelled(self, name: str, value: object) -> object:
         if name == "query" and isinstance(value, str):
             return query_name(parse_query(value))
-        if name == "position" and isinstance(value, int) and value < 0 and len(self):
-            return value + len(self.table.column("tokens")[0])
         return value
 
     def _take(self, keep: list[int]) -> Self:
@@ -237,6 +250,14 @@ class Frame:
         """The rows as plain dictionaries, ready for JSON."""
         found: list[dict[str, Any]] = self.table.to_pylist()
         return found
+
+    def shown_rows(self, most: int) -> list[dict[str, Any]]:
+        """Return rows as tables show them: a key is named by its number and the text of its token.
+
+        Args:
+            most: how many rows, the first ones.
+        """
+        return [with_text(row, row.get("tokens") or ()) for row in self.table.slice(0, most).to_pylist()]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -269,7 +290,7 @@ class Frame:
         """
         from prooflens.certificate import read_run
 
-        table = with_units(read_run(path).rows)
+        table = with_later_columns(with_units(read_run(path).rows), cls.later)
         if not set(cls.shown) <= set(table.column_names):
             raise QueryError(f"{path} holds no {cls.title}")
         return cls(
@@ -279,7 +300,9 @@ class Frame:
     def _subject(self) -> Subject:
         """Return what the rows are about; rows that were read from a run have no subject to write again."""
         if self.subject is None:
-            raise QueryError("these rows were read from a run: copy its folder")
+            raise QueryError(
+                "these rows were read from a run (copy its folder) or are about several prompts (save each one's)"
+            )
         return self.subject
 
     def __repr__(self) -> str:
@@ -287,13 +310,37 @@ class Frame:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown)
-        few = self.table.slice(0, SHOWN_ROWS).select(self.shown).to_pylist()
+        few = self.shown_rows(SHOWN_ROWS)
         body = "".join(
             f"<tr>{''.join(f'<td>{html.escape(_cell(row[name]))}</td>' for name in self.shown)}</tr>"
             for row in few
         )
         more = f"<p>… {len(self) - len(few)} more rows</p>" if len(self) > len(few) else ""
         return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>{more}"
+
+
+def with_text(row: dict[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """Return a row whose most attended key (`top`) is named by its number and the text of its token.
+
+    Args:
+        row: a row; without a key it comes back as it is.
+        tokens: the tokens of its prompt.
+    """
+    top = row.get("top")
+    return row | {"top": f"{top} {tokens[top]}"} if top is not None and 0 <= top < len(tokens) else row
+
+
+def with_later_columns(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the rows of a run with columns of numbers that it may be too old to have; those are null.
+
+    Args:
+        table: the rows.
+        names: the columns.
+    """
+    for name in names:
+        if "certified" in table.column_names and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, pa.float64()))
+    return table
 
 
 def with_units(table: pa.Table) -> pa.Table:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -57,6 +57,8 @@ RADII = pa.schema(
         *NAMES,
         ("token", pa.int32()),
         ("certified", pa.float64()),
+        ("of_nearest", pa.float64()),
+        ("of_length", pa.float64()),
         ("attack", pa.float64()),
         ("clean", pa.float64()),
         ("engine", pa.string()),
@@ -65,7 +67,7 @@ RADII = pa.schema(
         ("unit", pa.string()),
     ]
 )
-"""The columns of a radius: certified ≤ true ≤ attack."""
+"""The columns of a radius: certified ≤ true ≤ attack; `of_nearest` and `of_length` are the certified one in tokens."""
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
@@ -86,15 +88,17 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-GUARANTEES = frozenset({*(guarantee.value for guarantee in Guarantee), "none"})
-"""What bounds are worth; `none` where there are none."""
+WITNESS = "witness"
+GUARANTEES = frozenset({*(guarantee.value for guarantee in Guarantee), WITNESS, "none"})
+"""What a row rests on: bounds that are proved or estimated, a point that breaks it, or nothing."""
 
 
 class Results(Frame):
     """Verdicts, one row per head × position × query.
 
     For several rows together, `verdict` is the weakest (fails < unknown < estimated < holds), `bound` is the smallest
-    lower bound, and `witness` is the first that there is.
+    lower bound, and `witness` is the first that there is. Which row is the weakest is printed with them, and
+    `weakest` is that row.
 
     Attributes:
         table: the rows as an Arrow table, with the columns of `VERDICTS`.
@@ -115,11 +119,12 @@ class Results(Frame):
     words = MappingProxyType(
         {"verdict": frozenset(verdict.value for verdict in Verdict), "guarantee": GUARANTEES}
     )
-    shown = (
+    shown: ClassVar[tuple[str, ...]] = (
         "layer",
         "head",
         "position",
         "query",
+        "top",
         "verdict",
         "lower",
         "attack",
@@ -262,6 +267,13 @@ class Results(Frame):
         self._subject()
         save(self, path, configuration)
 
+    def __repr__(self) -> str:
+        """The counts, and of several rows the weakest by name: its verdict is that of all of them."""
+        if len(self) < 2 or "weakest" in self.summary:
+            return super().__repr__()
+        row = self.weakest
+        return f"<{type(self).__name__}: {self.line}; weakest: {row_name(row.rows[0])} {row.verdict}>"
+
     @property
     def weakest(self) -> Self:
         """The row that is closest to failing: the weakest verdict, then the smallest bound."""
@@ -274,8 +286,26 @@ class Results(Frame):
         return self._take([min(range(len(self)), key=strength)])
 
 
+def row_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a row, as in `0.4:top1@3`; of outputs and circuits the query alone.
+
+    Args:
+        row: a row with the columns layer, head, position and query.
+    """
+    return (
+        str(row["query"])
+        if row["layer"] is None
+        else f"{row['layer']}.{row['head']}:{row['query']}@{row['position']}"
+    )
+
+
 def _guarantee(outcome: Outcome) -> str:
-    """Return what the bounds are worth, or `none` if there are no bounds, as after an attack alone."""
+    """Return what the bounds are worth, or `none` if there are no bounds, as after an attack alone.
+
+    A row that fails rests on its witness; bounds beside that word are proved ones.
+    """
+    if outcome.verdict is Verdict.FAILS and outcome.bounds.guarantee is Guarantee.PROVED:
+        return WITNESS
     bounded = outcome.verdict is Verdict.HOLDS or math.isfinite(outcome.lower) or math.isfinite(outcome.upper)
     return outcome.bounds.guarantee.value if bounded else "none"
 
@@ -293,6 +323,8 @@ class Radii(Frame):
     """Radii, one row per head × position × query (× token, if one moves at a time): certified ≤ true ≤ attack.
 
     A `certified` of 0 means that nothing is proved at the smallest ε, an `attack` of None that nothing was broken.
+    `of_nearest` is the certified radius as a share of the distance to the nearest other token, `of_length` as a share
+    of the length (ℓ2) of the shortest token that moves, when all of its coordinates move by that radius.
 
     Example:
         >>> import prooflens as pl
@@ -304,6 +336,7 @@ class Radii(Frame):
     """
 
     title = "radii"
+    later = ("of_nearest", "of_length")
     shown = (
         "layer",
         "head",
@@ -311,6 +344,8 @@ class Radii(Frame):
         "query",
         "token",
         "certified",
+        "of_nearest",
+        "of_length",
         "attack",
         "clean",
         "unit",

@@ -167,7 +167,8 @@ class SweepStore:
         for group in _groups(list(names)):
             keys = [key for path in group for key in names[path]]
             digest = hashlib.sha256("".join(keys).encode()).hexdigest()
-            table = pa.concat_tables([pq.read_table(path).replace_schema_metadata() for path in group])
+            tables = [pq.read_table(path).replace_schema_metadata() for path in group]
+            table = pa.concat_tables(tables, promote_options="default")  # older parts may lack later columns
             _write_rows(self.path / "rows" / f"{digest}.parquet", table, keys)
             parts += 1
         held = {key for path in self._found("rows") for key in _keys(path) or ()}

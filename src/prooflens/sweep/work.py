@@ -111,6 +111,7 @@ def run_task(task: Task) -> Results | Radii:
             budget=task.budget,
             seed=task.seed,
             positions=task.positions,
+            nearest=False,
         )
     assert task.eps is not None
     return certify(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from prooflens.engines import Engine, Guarantee
 from prooflens.engines.attack import AttackBudget
-from prooflens.errors import EngineError, QueryError
+from prooflens.errors import EngineError, PromptError, QueryError, RunError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import Progress, shown
@@ -47,7 +47,7 @@ class Interrupted(KeyboardInterrupt):
 
 def certify(
     model: Transformer | str,
-    prompt: Prompt | str | Tensor,
+    prompt: Prompt | str | Tensor | Sequence[Prompt | str | Tensor],
     region: Place,
     heads: Heads = None,
     *,
@@ -64,7 +64,7 @@ def certify(
 
     Args:
         model: a model, or what `load` takes: a short name, a folder, a hub name.
-        prompt: a text, `model.prompt(text)`, or an input of shape [S, d].
+        prompt: a text, `model.prompt(text)`, or an input of shape [S, d]; or a list of such, asked one after another.
         region: the inputs on which the claims are to hold: `Ball(eps)`, `Paraphrases([...])`, or a `Region`.
         heads: `"2.4"`, `"0-2"`, a pair (2, 4), a list of such, or None for all.
         layer: all heads of one layer, in place of `heads`.
@@ -93,6 +93,26 @@ def certify(
         >>> res["0.1"].bound > 0
         True
     """
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        _check_prompts(prompt, out, resume)
+        held = load(model)
+        return Results.joined(
+            [
+                certify(
+                    held,
+                    one,
+                    region,
+                    heads,
+                    layer=layer,
+                    queries=queries,
+                    positions=positions,
+                    skip=skip,
+                    vectors=vectors,
+                    **options,
+                )
+                for one in prompt
+            ]
+        )
     settings = Settings.of(**options)
     wanted = as_queries(queries, prompt.roles if isinstance(prompt, Prompt) else ())
     if are_sites(wanted) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
@@ -122,6 +142,18 @@ def certify(
     keeper = RunKeeper(out, question.subject, _configuration(asked, settings), resume)
     claims = [claim for claim in keeper.remaining(question.claims) if claim_key(claim) not in skip]
     return decide_question(replace(question, claims=claims), settings, keeper)
+
+
+def _check_prompts(prompts: Sequence[Prompt | str | Tensor], out: Path | str | None, resume: bool) -> None:
+    """Refuse lists that are no prompts, and a run about several of them."""
+    if not prompts:
+        raise PromptError("the list of prompts is empty: give at least one")
+    if all(isinstance(one, int) for one in prompts):
+        raise PromptError("a list of token ids is one prompt: give model.prompt(ids)")
+    if out is not None or resume:
+        raise RunError(
+            "a run is about one prompt: give each its own `out`, or write a sweep (docs/sweeps.md)"
+        )
 
 
 def _groups(

@@ -111,6 +111,7 @@ def output_radius(
     tokens: Sequence[Token] | None = None,
     tolerance: float = 0.1,
     between: tuple[float, float] = (SMALLEST, LARGEST),
+    nearest: bool | None = None,
     **options: Unpack[Options],
 ) -> Radii:
     """Return the largest ε at which the answer is proved and the smallest at which it breaks.
@@ -123,6 +124,7 @@ def output_radius(
         tokens: the tokens that move; None for all.
         tolerance: radii lie on a grid with steps of a factor 1 + tolerance.
         between: the ends of the grid.
+        nearest: whether to measure the radius by the distance to the nearest other token, as in `radius`.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -139,7 +141,16 @@ def output_radius(
         True
     """
     held = with_head(model, layers)
-    return radius(held, prompt, Argmax(top), tokens=tokens, tolerance=tolerance, between=between, **options)
+    return radius(
+        held,
+        prompt,
+        Argmax(top),
+        tokens=tokens,
+        tolerance=tolerance,
+        between=between,
+        nearest=nearest,
+        **options,
+    )
 
 
 def with_head(model: Transformer | str, layers: int | None) -> Transformer:

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from prooflens.errors import EngineError, PromptError, QueryError, RegionError
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
+from prooflens.models.nearest import yardstick
 from prooflens.models.vision import embed_image
 from prooflens.problem import Problem
 from prooflens.queries import (
@@ -51,6 +53,20 @@ class Question:
     problem: Problem
     claims: list[Claim]
     subject: Subject
+    prompt: Prompt
+
+    def eps_in_words(self, nearest: bool | None = None) -> str | None:
+        """Say what the radius of a ball is worth, in tokens; None for other regions.
+
+        Args:
+            nearest: whether to look for the nearest other tokens; None for where it takes a second or two.
+        """
+        radius = self.problem.region.radius
+        if radius is None:
+            return None
+        moving = [t for t, row in enumerate(radius) if bool((row > 0).any())]
+        measured = yardstick(self.problem.model, self.prompt, nearest)
+        return measured.words(float(radius.max()), moving) or None
 
 
 def ask(
@@ -106,7 +122,7 @@ def ask(
         model, conditions = read_model(model, prompt, sites, vectors)
         problem = Problem(model, place.to(device=model.device))
         claims = site_claims(problem, prompt.tokens, conditions)
-        return Question(problem, claims, Subject.of(model, prompt, place, source))
+        return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)
     problem = Problem(model, place.to(device=model.device))
     wanted = [found for query in placed for found in resolve(query, prompt.roles, len(prompt), prompt.ids)]
     chosen = head_text(heads, layer)
@@ -120,7 +136,7 @@ def ask(
         _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
-    return Question(problem, claims, Subject.of(model, prompt, place, source))
+    return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)
 
 
 def _check_places(
@@ -168,6 +184,10 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
             prompt = embed_image(model, prompt)
         model.check_input(prompt)
         prompt = Prompt(prompt, tuple(f"x{i}" for i in range(len(prompt))))
+    if isinstance(prompt, np.ndarray):
+        raise PromptError(
+            f"the input is a numpy array of {prompt.dtype}: give a float64 tensor, torch.from_numpy(x).double()"
+        )
     if not isinstance(prompt, Prompt):
         raise PromptError(
             f"a {type(prompt).__name__} is no prompt: give a text, model.prompt(text), or a tensor of shape [S, d]"

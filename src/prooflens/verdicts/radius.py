@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Unpack
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from prooflens.errors import EngineError, QueryError, RegionError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.nearest import yardstick
 from prooflens.progress import Progress, shown
 from prooflens.queries import Query
 from prooflens.queries.rows import Token, find_tokens
@@ -50,6 +52,7 @@ def radius(
     per_token: bool = False,
     tolerance: float = 0.1,
     between: tuple[float, float] = (SMALLEST, LARGEST),
+    nearest: bool | None = None,
     **options: Unpack[Options],
 ) -> Radii:
     """Return the certified and the attacked radius of every claim: proved for all of the ball of radius `certified`.
@@ -65,6 +68,8 @@ def radius(
         per_token: move one token at a time, with a row for each.
         tolerance: radii lie on a grid with steps of a factor 1 + tolerance.
         between: the ends of the grid.
+        nearest: whether to measure radii by the distance to the nearest other token, a pass over the vocabulary; None
+            for where that takes a second or two.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -102,6 +107,7 @@ def radius(
     size = len(question.problem.region.center)
     places = None if tokens is None else find_tokens(listed(tokens), size, question.subject.tokens)
     moves: list[int | None] = [*(range(size) if places is None else places)] if per_token else [None]
+    measured = yardstick(question.problem.model, question.prompt, nearest)
     frames: list[pa.Table] = []
     with shown(settings.progress) as tell:
         if settings.time is not None:
@@ -110,13 +116,15 @@ def radius(
             told = replace(
                 _share(settings, len(moves) - number), progress=_part(tell, number, len(moves), token)
             )
-            search = _search(question, told, grid, places if token is None else [token])
+            moving = places if token is None else [token]
+            search = _search(question, told, grid, moving)
+            shares = partial(measured.shares, moving=moving)
             try:
                 search.run()
             except KeyboardInterrupt:
-                frames.append(search.table(question.subject, token, "; the search was interrupted"))
+                frames.append(search.table(question.subject, token, "; the search was interrupted", shares))
                 raise SearchInterrupted(Radii(pa.concat_tables(frames), question.subject)) from None
-            frames.append(search.table(question.subject, token))
+            frames.append(search.table(question.subject, token, shares=shares))
     return Radii(pa.concat_tables(frames), question.subject)
 
 

@@ -186,18 +186,27 @@ class RadiusSearch:
         move = (witness.x - region.center).flatten()[region.moving]
         return (move / region.scale).clamp(-1.0, 1.0)[None]
 
-    def table(self, subject: Subject, token: int | None, note: str = "") -> pa.Table:
-        """The rows of all claims."""
+    def table(
+        self,
+        subject: Subject,
+        token: int | None,
+        note: str = "",
+        shares: Callable[[float], tuple[float | None, float | None]] | None = None,
+    ) -> pa.Table:
+        """The rows of all claims; `shares` says what a radius is worth in tokens."""
         size = len(self.claims)
         label = "ball" if token is None else f"ball on token {token}"
         columns: dict[str, Any] = subject.columns(size) | {"region": [label] * size}
         for number, name in enumerate(("layer", "head", "position")):
             columns[name] = [claim_place(claim)[number] for claim in self.claims]
         ends = [self._ends(i) for i in range(size)]
+        worth = [(None, None) if end[0] is None or shares is None else shares(end[0]) for end in ends]
         columns |= {
             "query": [query_name(claim.query) for claim in self.claims],
             "token": [token] * size,
             "certified": [end[0] for end in ends],
+            "of_nearest": [of[0] for of in worth],
+            "of_length": [of[1] for of in worth],
             "attack": [end[1] for end in ends],
             "clean": [finite(least(c, c.clean)) for c in self.claims],
             "unit": [c.query.unit for c in self.claims],

@@ -115,7 +115,7 @@
           const cell = document.createElement("td");
           cell.textContent = figures(row[name]);
           if (name === "verdict") cell.className = `verdict ${row[name]}`;
-          if (name === "reason") cell.title = cell.textContent;
+          if (name === "reason") cell.className = "reason";
           line.append(cell);
         }
         return line;
