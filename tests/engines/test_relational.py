@@ -24,7 +24,7 @@ from prooflens.problem import Problem
 from prooflens.regions import Ball, Region, Segment
 
 S = 4
-FORMS = 24
+FORMS = 12
 BUDGET = AttackBudget(64, 2, 8)
 
 
