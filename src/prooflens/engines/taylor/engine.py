@@ -192,67 +192,39 @@ class Taylor(EngineBase):
         if walk.kept is None:
             with suppress(OutOfTimeError):
                 self._refine(walk, problem, forms, found, Eigenvalues())
-                if not self._few(walk, forms):
-                    self._refine(walk, problem, forms, found, None)
-                self._refine(walk, problem, forms, found, None, sharp=True)
+                self._refine(walk, problem, forms, found, None)
         return found
 
-    def _few(self, walk: TaylorWalk, forms: Forms) -> bool:
-        """Return whether Hessians of all forms cost so little that every form gets one."""
-        return not forms.signs and forms.size * len(walk.chains[0].root.half_widths) ** 2 <= FEW
-
     def _refine(
-        self,
-        walk: TaylorWalk,
-        problem: Problem,
-        forms: Forms,
-        found: FormBatch,
-        reading: Supports | None,
-        sharp: bool = False,
+        self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Supports | None
     ) -> None:
         """Bound forms with an open sign again if that may decide it; with few Hessian entries, all forms.
 
         A CPU takes the most promising first, and stops where a batch decides nothing.
         """
         factors = len(walk.chains[0].root.half_widths)
-        whole = self._few(walk, forms)
+        whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
         if reading is None and not hessian_batch(walk.memory, factors):
             return
         promise = found.promise()[chosen]
+        if reading is None and len(chosen) and not whole:
+            least = self._parts(walk, problem, forms.select(chosen.cpu()), HigherOrderBound())
+            provable = least.decided()
+            chosen, promise = chosen[provable], least.promise()[provable]
+        if not len(chosen):
+            return
         at_once = whole or not forms.signs or found.corner.is_cuda
-        guessed = reading is None and not whole
-        if guessed and len(chosen) and not sharp:
-            chosen, promise = self._provable(walk, problem, forms, chosen, HigherOrderBound())
         for some in chosen[promise.argsort(descending=True)].split(
             max(1, forms.size) if at_once else AT_A_TIME
         ):
-            if guessed and sharp:
-                some, _ = self._provable(walk, problem, forms, some, HigherOrderBound(sharp))
-            if not len(some):
-                return
-            again = self._parts(walk, problem, forms.select(some.cpu()), reading, sharp)
+            again = self._parts(walk, problem, forms.select(some.cpu()), reading)
             found.improve(some, again)
             if not at_once and not bool(again.decided().any()):
                 return
             walk.progress("open functionals" if reading else "Hessians", 1.0)
 
-    def _provable(
-        self, walk: TaylorWalk, problem: Problem, forms: Forms, chosen: Tensor, reading: HigherOrderBound
-    ) -> tuple[Tensor, Tensor]:
-        """Return which of the chosen forms a Hessian may decide, and how promising they are."""
-        least = self._parts(walk, problem, forms.select(chosen.cpu()), reading)
-        provable = least.decided()
-        return chosen[provable], least.promise()[provable]
-
-    def _parts(
-        self,
-        walk: TaylorWalk,
-        problem: Problem,
-        forms: Forms,
-        reading: Supports | None,
-        sharp: bool = False,
-    ) -> FormBatch:
+    def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
         """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each.
 
         Of forms that the time does not suffice for nothing is known.
@@ -271,7 +243,7 @@ class Taylor(EngineBase):
         parts = []
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
-            parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size, sharp)))
+            parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
             try:
                 walk.progress(stage, min(1.0, (start + size) / forms.size))
             except OutOfTimeError:

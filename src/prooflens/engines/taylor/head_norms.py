@@ -84,10 +84,6 @@ class HeadNormSite:
         """sup |v·r − ½xᵀQx|, rounding of v included."""
         return grow(torch.stack([site.rest(part, t) for site, part in self._parts(v)]).sum(0))
 
-    def sharp_rest(self, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
-        """The same with one eigenvalue per head for what e changes in this covector's second order."""
-        return grow(torch.stack([site.sharp_rest(part, t) for site, part in self._parts(v)]).sum(0))
-
     def noise(self, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
         """Rounding of the output at the centre and of the covector, seen over the region."""
         return grow(torch.stack([site.noise(part, t) for site, part in self._parts(v)]).sum(0))

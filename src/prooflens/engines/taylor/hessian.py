@@ -53,22 +53,14 @@ class HigherOrderBound(Supports):
 
     Alone it is no bound of a form. It tells which forms are worth a Hessian: `linear_range` is the linear part at its
     least.
-
-    Args:
-        sharp: bound what e changes in a site's second order by an eigenvalue for each covector.
     """
 
     deep = True
     may_stop = False
 
-    def __init__(self, sharp: bool = False) -> None:
-        self.sharp = sharp
-
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
         """Bound what a norm or a network leaves beyond its second order."""
-        site = chain.sites[name]
-        found = site.sharp_rest(v, t) if self.sharp else site.rest(v, t)
-        return found[:, None].expand(-1, 2)
+        return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """Bound what a mixing leaves beyond its second order."""
@@ -91,11 +83,9 @@ class Hessian(HigherOrderBound):
     Args:
         half_widths: half-widths of the factors, shape [p].
         forms: how many forms there are.
-        sharp: as for `HigherOrderBound`.
     """
 
-    def __init__(self, half_widths: Float[Tensor, " p"], forms: int, sharp: bool = False) -> None:
-        super().__init__(sharp)
+    def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
         self.half_widths = half_widths
         p = len(half_widths)
         # ½(G + Gᵀ) = ½H in factors of half-width 1.

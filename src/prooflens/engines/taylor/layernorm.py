@@ -265,13 +265,7 @@ class NormSite:
         self, v: Float[Tensor, "F d"], t: int
     ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
         """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
-        return self._form(v, t, self.source.J[t])
-
-    def _form(
-        self, v: Float[Tensor, "F d"], t: int, J: Float[Tensor, "d n"]
-    ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
-        """Return the second order for moves of what J maps to the input, and its rounding."""
-        d, m, sigma = self.d, self.m[t], self.sigma[t]
+        d, m, sigma, J = self.d, self.m[t], self.sigma[t], self.source.J[t]
         w = v * self.gain
         along = (w @ m)[:, None, None]
         centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
@@ -286,17 +280,6 @@ class NormSite:
     def rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return grow(self._third(v, t) + self.noise(v, t))
-
-    def sharp_rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """Bound the same with one eigenvalue for what e changes in this covector's second order.
-
-        Args:
-            v: covectors at the output, shape [F, d].
-            t: the token.
-        """
-        meeting = self.source.meeting(*self._form(v, t, identity(v, self.d)), t)
-        found = meeting + self._third(v, t, beyond=True) + self.noise(v, t)
-        return torch.minimum(grow(found), self.rest(v, t))
 
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound the rounding of the output at the centre and of the covector, seen over the region.
@@ -339,18 +322,18 @@ class NormSite:
         """The size of the input and of its linear parts, for rounding."""
         return grow(self.source.size + self.source.stretch)
 
-    def _third(self, v: Float[Tensor, "F d"], t: int, beyond: bool = False) -> Float[Tensor, " F"]:
-        """Bound what the second-order part at Aα leaves of v·r; with `beyond`, what that at Aα + e leaves."""
+    def _third(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
+        """Bound what the second-order part at Aα leaves of v·r."""
         source, sigma = self.source, self.sigma[t]
         w = v * self.gain
         crosswise = self._crosswise(w, t)
         w_a, w_e = support(source.shape_a[t], crosswise), support(source.shape_e[t], crosswise)
         along = (w @ self.m[t]).abs() + gamma(self.d + 8) * length(w) * length(self.m[t])
         l_a, l_e, _, _ = (x[t] for x in self.ranges)
-        third = (w_a + w_e) * self.bend[t] + along * self.twist[1][t]
-        if not beyond:
-            third = third + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
-            third = third + along * (self.inner[t] + 0.5 * self.reaches[1][t].square()) / self.q[t]
+        third = (w_a + w_e) * self.bend[t] + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
+        third = third + along * (
+            (self.inner[t] + 0.5 * self.reaches[1][t].square()) / self.q[t] + self.twist[1][t]
+        )
         # Cancellation in m makes σ, ℓ and κ err by a share of themselves.
         third = third * (1.0 + gamma(64 * self.d + 512) * 16.0 * self.stretch[t])
         return grow(third / (sigma * (1.0 - 2.0**-40)))

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -66,9 +65,6 @@ from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.values import UNREAD, Value, times
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
-
-Part = Literal["whole", "rest", "higher"]
-"""What an ellipsoid holds of a remainder: all of it, all but the second order at Aα, or at Aα + e."""
 
 
 @dataclass(eq=False)
@@ -190,17 +186,12 @@ class NetworkSite:
     @cached_property
     def shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of the remainder, rounding included."""
-        return torch.cat([self._shape(some, "whole") for some in self._chunks()])
+        return torch.cat([self._shape(some, whole=True) for some in self._chunks()])
 
     @cached_property
     def rest_shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
-        return torch.cat([self._shape(some, "rest") for some in self._chunks()])
-
-    @cached_property
-    def higher_shape(self) -> Float[Tensor, "S o o"]:
-        """An ellipsoid of what the second order at Aα + e leaves of the remainder, rounding included."""
-        return torch.cat([self._shape(some, "higher") for some in self._chunks()])
+        return torch.cat([self._shape(some, whole=False) for some in self._chunks()])
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the tokens so that the neurons' matrices of a chunk fit into memory."""
@@ -209,7 +200,7 @@ class NetworkSite:
         found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
         return found
 
-    def _shape(self, t: Int[Tensor, " T"], part: Part) -> Float[Tensor, "T o o"]:
+    def _shape(self, t: Int[Tensor, " T"], whole: bool) -> Float[Tensor, "T o o"]:
         step, b = self.step, self.b[t]
         first, second = self.first[t], self.second[t]
         source, W, U = self.source, step.bent.weight, self.source.shape[t]
@@ -221,9 +212,9 @@ class NetworkSite:
             K = image(W, U)
             square = K * K
             terms = [summed([weighted(square * K, cubic)]), summed([weighted(square * square, quartic)])]
-            if part == "whole":
+            if whole:
                 terms.append(summed([weighted(square, 0.5 * second)]))
-            elif part == "rest":
+            else:
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
                 terms += [summed([weighted(A * B, second)]), summed([weighted(B * B, 0.5 * second)])]
             rest = rest + self.kink[t]
@@ -235,9 +226,9 @@ class NetworkSite:
             pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
             terms = [gated_power(both, a * other, c, degree) for degree, a, c in pairs]
             a, c = 0.5 * second * other, first
-            if part == "whole":
+            if whole:
                 terms.append(gated_power(both, a, c, 2))
-            elif part == "rest":
+            else:
                 x, e = (quarters(W, step.up.weight, M[t]) for M in (source.shape_a, source.shape_e))
                 terms += [gated_cross(x, e, a, c), gated_power(e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
@@ -298,16 +289,9 @@ class NetworkSite:
     ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
         """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
         J = self.source.J[t]
-        Q, error = self._form(v, t, J)
-        return Q, grow(error * frobenius(J).square())
-
-    def _form(
-        self, v: Float[Tensor, "F o"], t: int, J: Float[Tensor, "i d"] | None = None
-    ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-        """Return the second order for moves of the input, or of what J maps there, and its rounding by ‖J‖²."""
         a = v @ self.down
         W, second = self.step.bent.weight, self.second[t]
-        rows = W if J is None else W @ J
+        rows = W @ J
         a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
         size, wide = a.abs() + a_noise, length(W)
         if self.step.gate is None:
@@ -316,8 +300,7 @@ class NetworkSite:
             slip = (a_noise * second.abs() + size * DERIVATIVE_ERROR) @ wide.square()
         else:
             up, other = self.step.up.weight, self.other[t]
-            others = up if J is None else up @ J
-            rows = torch.cat((rows, others))
+            rows, others = torch.cat((rows, up @ J)), up @ J
             first, bent = self.first[t], second * other
             across = (a * first)[:, :, None]
             right = torch.cat(
@@ -330,22 +313,12 @@ class NetworkSite:
         Q = rows.T @ right
         # vW_d, WJ and the sum over neurons, of `most` at most; a gate adds two like it. 8 and 8 cover them.
         error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most)
-        return 0.5 * (Q + Q.mT), grow(error + slip)
+        error = grow((error + slip) * frobenius(J).square())
+        return 0.5 * (Q + Q.mT), error
 
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return support(self.rest_shape[t], v) + self.noise(v, t)
-
-    def sharp_rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-        """Bound the same with one eigenvalue for what e changes in this covector's second order.
-
-        Args:
-            v: covectors at the output, shape [F, o].
-            t: the token.
-        """
-        meeting = self.source.meeting(*self._form(v, t), t)
-        found = meeting + support(self.higher_shape[t], v) + self.noise(v, t)
-        return torch.minimum(grow(found), self.rest(v, t))
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import ball, gram, image, total, trace, weights_of_sum
 from prooflens.engines.relaxations.norms import (
-    bilinear,
     cholesky_factor,
     frobenius,
     grow,
@@ -262,24 +261,6 @@ class Value:
     def shape(self) -> Float[Tensor, "S n n"]:
         """The shape of u(x) − u."""
         return total([self.shape_a, self.shape_e])
-
-    @cached_property
-    def _middle(self) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S n n"]]:
-        """The shape of Aα + ½e, and a factor of it."""
-        shape = total([self.shape_a, 0.25 * self.shape_e])
-        return shape, cholesky_factor(shape)
-
-    def meeting(self, Q: Float[Tensor, "F n n"], error: Float[Tensor, " F"], t: int) -> Float[Tensor, " F"]:
-        """Bound what e changes in ½uᵀQu: |(Aα + ½e)ᵀQe| over both ellipsoids, one eigenvalue per form.
-
-        Args:
-            Q: symmetric forms, shape [F, n, n].
-            error: their errors in the 2-norm, shape [F].
-            t: the token.
-        """
-        shape, factor = (x[t].expand_as(Q) for x in self._middle)
-        found = bilinear(shape, factor, image(Q, self.shape_e[t]))
-        return grow(found + error * self.reach[t, 0] * self.e[t, 0])
 
     def blocks(self, name: str) -> Float[Tensor, "S h c c"]:
         """Return one of the shapes head by head, made from the rows of the Jacobians that a head has.
