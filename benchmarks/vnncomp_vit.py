@@ -23,6 +23,7 @@ import prooflens as pl
 from prooflens.engines import get_engine
 from prooflens.engines.attack import BUDGETS, break_claims
 from prooflens.engines.functionals import bound_functionals
+from prooflens.engines.protocol import EngineOptions
 from prooflens.problem import Problem
 from prooflens.queries import Argmax
 from prooflens.verdicts.decide import is_proved
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=242)
     parser.add_argument("--eps", type=float, default=1 / 255)
     parser.add_argument("--attack", action="store_true", help="attack what is proved")
+    parser.add_argument("--time", type=float, default=100.0, help="seconds an image and engine may take")
     options = parser.parse_args()
     model = pl.load(options.folder).to(options.device)
     held = np.load(options.images)
@@ -51,7 +53,8 @@ def main() -> None:
         (claim,) = Argmax().bind(problem.setting((), output=True))
         for name in options.engine:
             start = time.perf_counter()
-            bounds = bound_functionals(get_engine(name), problem, claim.functionals)
+            limit = EngineOptions(deadline=time.monotonic() + options.time)
+            bounds = bound_functionals(get_engine(name), problem, claim.functionals, options=limit)
             found = is_proved(claim, bounds)
             row = {
                 "image": int(held["cifar_index"][number]),

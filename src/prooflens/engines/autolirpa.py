@@ -49,11 +49,12 @@ UNSUPPORTED = {"gelu": "the erf form of GELU", "silu": "SiLU", "relu2": "ReLU²"
 
 
 class Exported(nn.Module):
-    """The forms as a function of the input [1, S, d], in operations that auto_LiRPA traces."""
+    """The forms as a function of the factors [1, p], or on balls of the input [1, S, d], in traceable operations."""
 
     def __init__(self, problem: Problem, program: Program, forms: Forms) -> None:
         super().__init__()
         self.problem, self.program = problem, program
+        self.generators = None if problem.region.radius is not None else problem.region.dense_generators()
         heads, S = problem.model.architecture.n_heads, problem.n_tokens
         self.reads = {}
         for layer in forms.layers:
@@ -61,12 +62,15 @@ class Exported(nn.Module):
             weight = torch.zeros(forms.size, heads, S, S, dtype=torch.float64)
             place = tuple(t[here] for t in (forms.index, forms.head, forms.position, forms.key))
             weight.index_put_(place, forms.weight[here], accumulate=True)
-            self.reads[scores_name(layer)] = weight.flatten(1)
+            self.reads[scores_name(layer)] = weight.flatten(1).to(problem.region.center)
         if forms.logits is not None:
-            self.reads[OUTPUT] = forms.logits
+            self.reads[OUTPUT] = forms.logits.to(problem.region.center)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return all forms, shape [1, F]."""
+        if self.generators is not None:
+            moved = nn.functional.linear(x, self.generators.flatten(1).T)
+            x = moved.reshape(1, *self.problem.region.center.shape) + self.problem.region.center
         values = {INPUT: x}
         for step in self.program.steps:
             values[step.out] = apply(step, *(values[name] for name in step.inputs))
@@ -148,8 +152,8 @@ class AutoLirpa(EngineBase):
         architecture = problem.model.architecture
         if reason := unknown_steps(architecture, self.name):
             return reason
-        if problem.region.radius is None or problem.region.constraints is not None:
-            return "auto_LiRPA is asked about balls only"
+        if problem.region.constraints is not None:
+            return "auto_LiRPA is asked about regions without constraints only"
         if not bool(problem.mask.all()):
             return "auto_LiRPA's softmax takes no mask (causal or padded attention)"
         if architecture.is_rotary or architecture.kv_heads != architecture.n_heads:
@@ -163,14 +167,30 @@ class AutoLirpa(EngineBase):
         """Return the library's bounds as they come; ±∞ where it gives none."""
         library = importlib.import_module(LIBRARY)
         region = problem.region
-        assert region.radius is not None
-        x = region.center[None]
+        if region.radius is None:
+            x = region.center.new_zeros(1, region.n_factors)
+            radius = torch.ones_like(x)
+        else:
+            x, radius = region.center[None], region.radius[None]
         with _double(), torch.enable_grad():
             model = Exported(problem, form_program(problem, forms), forms)
             bounded = library.BoundedModule(model, torch.empty_like(x), device=str(x.device))
-            norm = library.PerturbationLpNorm(
-                norm=float("inf"), x_L=x - region.radius[None], x_U=x + region.radius[None]
-            )
+            norm = library.PerturbationLpNorm(norm=float("inf"), x_L=x - radius, x_U=x + radius)
             low, high = bounded.compute_bounds(x=(library.BoundedTensor(x, norm),), method=self.method)
         low, high = low.detach()[0], high.detach()[0]
         return FormBounds(low.nan_to_num(-torch.inf, torch.inf), high.nan_to_num(torch.inf, torch.inf))
+
+
+@register("autolirpa-alpha")
+@dataclass(frozen=True)
+class AutoLirpaAlpha(AutoLirpa):
+    """Bound the forms by auto_LiRPA's α-CROWN, for comparison; the bounds are estimated, not proved.
+
+    Attributes:
+        name: the engine's name in the registry.
+        guarantee: estimated.
+        method: auto_LiRPA's name of the method.
+    """
+
+    name: str = "autolirpa-alpha"
+    method: str = "CROWN-Optimized"

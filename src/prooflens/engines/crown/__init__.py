@@ -18,6 +18,7 @@ Forms go back in batches that fit a budget of memory.
 """
 
 from prooflens.engines.crown.alpha import AlphaCrown
+from prooflens.engines.crown.branch import BetaCrown
 from prooflens.engines.crown.engine import Crown, crown_work
 
-__all__ = ["AlphaCrown", "Crown", "crown_work"]
+__all__ = ["AlphaCrown", "BetaCrown", "Crown", "crown_work"]

@@ -13,8 +13,9 @@ intersected then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,68 @@ RATE = 0.5
 BETAS = (0.9, 0.98)
 
 
+Key = tuple[str, str]
+"""The step and the name of a parameter."""
+
+
+class Descent(NamedTuple):
+    """The least bounds that a search found, their corners, and the parameters that they belong to."""
+
+    best: Float[Tensor, " F"]
+    corner: Float[Tensor, "F p"]
+    tau: dict[Key, Tensor]
+
+
+def descend(
+    walk: LineWalk,
+    start: Start,
+    tau: Mapping[Key, Tensor],
+    steps: int,
+    made: Callable[[Mapping[Key, Tensor]], Mapping[str, dict[str, Tensor]]],
+) -> Descent:
+    """Minimise the bounds of linear functions by projected gradient descent; every visited point is a proof.
+
+    Args:
+        walk: boxes and rules.
+        start: the linear functions.
+        tau: where to begin, with a leading dimension of 1 or of the number of functions; names `beta` are kept ≥ 0,
+            all others in [−1, 1].
+        steps: how many points to visit.
+        made: the walk's parameters, by step, from those that are moved.
+    """
+    free = {key: part.detach().clone().requires_grad_() for key, part in tau.items()}
+    kept = {key: part.detach().clone() for key, part in tau.items()}
+    best: Tensor | None = None
+    corner = torch.zeros(0)
+    with torch.enable_grad():
+        optimiser = torch.optim.Adam(free.values(), lr=RATE, betas=BETAS)
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.1 ** (1.0 / steps))
+        for _ in range(steps):
+            bound, pulled = walk.back(start, made(free))
+            found = proved(bound)
+            if best is None:
+                best, corner = torch.full_like(found, torch.inf), signs(pulled)
+            better = found < best
+            best = torch.where(better, found, best)
+            corner = torch.where(better[:, None], signs(pulled), corner)
+            for key, part in free.items():
+                chosen = better if len(part) == len(better) else better.any()[None]
+                kept[key] = torch.where(chosen.reshape(-1, *(1,) * (part.ndim - 1)), part.detach(), kept[key])
+            usable = bound[bound.detach().isfinite()]
+            if not len(usable):
+                break
+            optimiser.zero_grad()
+            usable.sum().backward()
+            optimiser.step()
+            decay.step()
+            with torch.no_grad():
+                for (_, name), part in free.items():
+                    part.nan_to_num_(0.0)
+                    part.clamp_(min=0.0) if name == "beta" else part.clamp_(-1.0, 1.0)
+    assert best is not None
+    return Descent(best, corner, kept)
+
+
 @dataclass(frozen=True)
 class SlopeSearch:
     """Projected gradient descent on τ for a batch of linear functions.
@@ -48,47 +111,44 @@ class SlopeSearch:
 
     def __call__(self, walk: LineWalk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """Return the least proved bound over all steps, with the corner it belongs to."""
-        n = start.size
         best, corner = plain(walk, start)
+        found = self.search(walk, start)
+        if found is None:
+            return best, corner
+        better = found.best < best
+        return torch.where(better, found.best, best), torch.where(better[:, None], found.corner, corner)
+
+    def search(self, walk: LineWalk, start: Start) -> Descent | None:
+        """Search from τ = 0; None where there is nothing to search for.
+
+        Args:
+            walk: boxes and rules.
+            start: the linear functions.
+        """
+        n = start.size
         shapes = _shapes(walk, start)
         total = sum(torch.Size(shape).numel() for shape in shapes.values())
         if not self.steps or not total:
-            return best, corner
+            return None
         lead = n if n * total <= PARAMETERS else 1
-        with torch.enable_grad():
-            tau = {
-                key: torch.zeros(lead, *shape, dtype=best.dtype, device=best.device, requires_grad=True)
-                for key, shape in shapes.items()
-            }
-            optimiser = torch.optim.Adam(tau.values(), lr=RATE, betas=BETAS)
-            decay = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.1 ** (1.0 / self.steps))
-            for _ in range(self.steps):
-                bound, pulled = walk.back(start, _by_step(tau))
-                found = proved(bound)
-                better = found < best
-                best = torch.where(better, found, best)
-                corner = torch.where(better[:, None], signs(pulled), corner)
-                usable = bound[bound.detach().isfinite()]
-                if not len(usable):
-                    break
-                optimiser.zero_grad()
-                usable.sum().backward()
-                optimiser.step()
-                decay.step()
-                with torch.no_grad():
-                    for part in tau.values():
-                        part.nan_to_num_(0.0).clamp_(-1.0, 1.0)
-        return best, corner
+        like = next(iter(start.values.values()))
+        zero = {key: like.new_zeros(lead, *shape) for key, shape in shapes.items()}
+        return descend(walk, start, zero, self.steps, by_step)
 
 
-def _shapes(walk: LineWalk, start: Start) -> dict[tuple[str, str], tuple[int, ...]]:
+def _shapes(walk: LineWalk, start: Start) -> dict[Key, tuple[int, ...]]:
     """Return the τ of all steps that a linear function goes back through."""
     return {
         (step.out, name): shape for step, rule in walk.path(start) for name, shape in rule.parameters.items()
     }
 
 
-def _by_step(tau: dict[tuple[str, str], Tensor]) -> Mapping[str, dict[str, Tensor]]:
+def by_step(tau: Mapping[Key, Tensor]) -> Mapping[str, dict[str, Tensor]]:
+    """Return parameters by step and name.
+
+    Args:
+        tau: parameters by step and name together.
+    """
     made: dict[str, dict[str, Tensor]] = {}
     for (step, name), part in tau.items():
         made.setdefault(step, {})[name] = part

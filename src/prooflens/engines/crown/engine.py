@@ -43,8 +43,13 @@ def starts(problem: Problem, walk: LineWalk, forms: Forms) -> Iterator[tuple[Ten
             yield part, Start(made)
 
 
-def _repeated(walk: LineWalk, forms: Forms) -> Float[Tensor, " F"]:
-    """Bound what adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries."""
+def repeated(walk: LineWalk, forms: Forms) -> Float[Tensor, " F"]:
+    """Bound what adding up a form's repeated entries in floats may lose: γ_n Σ|w||a| for its n entries.
+
+    Args:
+        walk: boxes of the scores.
+        forms: the forms.
+    """
     size = torch.zeros(forms.size, dtype=torch.float64)
     for layer in forms.layers:
         here = forms.layer == layer
@@ -65,15 +70,26 @@ def bound_by(
         settle: finds upper bounds of linear functions of hidden values.
         last: finds upper bounds of the forms themselves; None for `settle`.
     """
-    program = form_program(problem, forms)
-    walk = LineWalk.through(problem, program, settle)
+    walk = LineWalk.through(problem, form_program(problem, forms), settle)
     walk.settle = last or settle
+    return bound_on(walk, forms)
+
+
+def bound_on(walk: LineWalk, forms: Forms) -> FormBounds:
+    """Bound forms on the boxes of a walk, never looser than by intervals.
+
+    Args:
+        walk: boxes and rules of all steps that the forms read, and how linear functions are bounded.
+        forms: what to bound.
+    """
+    problem = walk.problem
+    program = form_program(problem, forms)
     lower, upper = bound_on_box(problem, program, forms, region_box(problem.region))
     bottom, top = (
         torch.ones(forms.size, problem.region.n_factors, dtype=torch.float64, device=lower.device)
         for _ in range(2)
     )
-    slack = _repeated(walk, forms).to(lower)
+    slack = repeated(walk, forms).to(lower)
     for part, start in starts(problem, walk, forms):
         found = walk.bounds(start)
         place = part.to(lower.device)

@@ -242,9 +242,20 @@ class Curve:
         return Curve(self.lines.at(token, self.dim), cut(self.size, token, self.dim), self.dim)
 
     def back(self, A: Tensor, tau: Parameters) -> Passed:
-        """Take the line above where A is positive, and the one below where it is negative."""
+        """Take the line above where A is positive, and the one below where it is negative.
+
+        Of a ReLU that is split (`crown.branch`) the input has the sign `side`: its output is the input or 0, and
+        `beta` ≥ 0 times that sign may be added to the coefficient, since the product with the input is not negative.
+        The sum rounds, by less than a unit of β times `size`.
+        """
         moved, constant = through_lines(A, self.lines, tau.get("lower"), tau.get("upper"))
-        return Passed((moved,), summed(constant), paired(A.abs(), self.size))
+        size = paired(A.abs(), self.size)
+        if (side := tau.get("side")) is not None:
+            beta = tau["beta"]
+            moved = torch.where(side == 0, moved, A * (side > 0) + side * beta)
+            constant = torch.where(side == 0, constant, 0.0)
+            size = size + paired(beta * side.abs(), self.size)
+        return Passed((moved,), summed(constant), size)
 
 
 def through_lines(

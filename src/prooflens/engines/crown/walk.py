@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from prooflens.engines.crown.steps import (
     Bilinear,
     Curve,
     Parameters,
+    Passed,
     Rule,
     cut,
     linear_rule,
@@ -283,16 +284,30 @@ class LineWalk:
         first = next(iter(live.values()))
         constant, size = (first.new_zeros(len(first)) for _ in range(2))
         roundings = 64 + 4 * len(self.rules)
-        for step, rule in self.path(start):
-            passed = rule.back(live.pop(step.out), {} if tau is None else tau.get(step.out, {}))
-            for name, part in zip(step.inputs, passed.inputs, strict=True):
-                live[name] = _sum(live[name], part, start.token) if name in live else part
+        for step, rule, _, passed in self.passes(start, live, tau or {}):
             constant, size = constant + passed.constant, size + passed.size + self._faint(step)
             roundings = max(roundings, rule.roundings + 4 * len(self.rules) + 64)
         A = live.get(INPUT, first.new_zeros(len(first), *self.problem.region.center.shape))
         moved, pulled, reach = self._at_input(A, start.token)
         roundings = max(roundings, 4 * (self.problem.region.center.numel() + self.problem.region.n_factors))
         return moved + constant + gamma(4 * roundings) * (size + reach), pulled
+
+    def passes(
+        self, start: Start, live: dict[str, Tensor], tau: Mapping[str, Parameters]
+    ) -> Iterator[tuple[AnyStep, Rule, Tensor, Passed]]:
+        """Yield every step on the way back, with the coefficients of its output and what becomes of them.
+
+        Args:
+            start: the linear functions.
+            live: their coefficients by value; those of the input are left in it at the end.
+            tau: τ by step and name; empty for the middle lines.
+        """
+        for step, rule in self.path(start):
+            A = live.pop(step.out)
+            passed = rule.back(A, tau.get(step.out, {}))
+            for name, part in zip(step.inputs, passed.inputs, strict=True):
+                live[name] = _sum(live[name], part, start.token) if name in live else part
+            yield step, rule, A, passed
 
     def _faint(self, step: AnyStep) -> Tensor:
         """Return a size for what coefficients of a step's inputs lose to underflow; infinite ones count elsewhere."""
