@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import prooflens as pl
+from measuring import told
 from prooflens.engines import get_engine
 from prooflens.engines.attack import BUDGETS, break_claims
 from prooflens.engines.functionals import bound_functionals
@@ -42,11 +43,15 @@ def main() -> None:
     parser.add_argument("--eps", type=float, default=1 / 255)
     parser.add_argument("--attack", action="store_true", help="attack what is proved")
     parser.add_argument("--time", type=float, default=100.0, help="seconds an image and engine may take")
+    parser.add_argument("--unless", type=Path, help="leave out images that these rows have as proved")
     options = parser.parse_args()
+    done = {row["image"] for row in told(options.unless) if row.get("proved")}
     model = pl.load(options.folder).to(options.device)
     held = np.load(options.images)
     counts: Counter[str] = Counter()
     for number in range(options.first, min(options.first + options.count, len(held["pixels"]))):
+        if int(held["cifar_index"][number]) in done:
+            continue
         image = torch.tensor(held["pixels"][number]).double() / 255
         region = pl.Pixels(image, options.eps, MEAN, STD).of(model)
         problem = Problem(model, region.to(device=options.device))

@@ -28,8 +28,8 @@ Radius = Annotated[float, typer.Option("--eps", help="Radius of the ball around 
 Model = Annotated[str, typer.Argument(help="A model: short name, folder, .gguf file or hub name.")]
 ENGINES = (
     "auto asks one after another, each where it is good. Or one by name: layer0, interval, taylor, crown, alpha-crown, "
-    "chebyshev, cpz, exact, zonotope, pz, pz-norm, pz-simplex, jacobian-proved; jacobian and autolirpa only estimate; "
-    "attack only tries to break (docs/engines.md)."
+    "beta-crown, chebyshev, cpz, exact, zonotope, pz, pz-norm, pz-simplex, jacobian-proved; jacobian and autolirpa "
+    "only estimate; attack only tries to break (docs/engines.md)."
 )
 EngineName = Annotated[str, typer.Option("--engine", help=ENGINES)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]

@@ -152,6 +152,8 @@ class AutoLirpa(EngineBase):
         architecture = problem.model.architecture
         if reason := unknown_steps(architecture, self.name):
             return reason
+        if problem.model.device.type != "cpu":
+            return "auto_LiRPA traces a model on the CPU and is asked there: model.to('cpu')"
         if problem.region.constraints is not None:
             return "auto_LiRPA is asked about regions without constraints only"
         if not bool(problem.mask.all()):
@@ -174,23 +176,8 @@ class AutoLirpa(EngineBase):
             x, radius = region.center[None], region.radius[None]
         with _double(), torch.enable_grad():
             model = Exported(problem, form_program(problem, forms), forms)
-            bounded = library.BoundedModule(model, torch.empty_like(x), device=str(x.device))
+            bounded = library.BoundedModule(model, torch.empty_like(x), device="cpu")
             norm = library.PerturbationLpNorm(norm=float("inf"), x_L=x - radius, x_U=x + radius)
             low, high = bounded.compute_bounds(x=(library.BoundedTensor(x, norm),), method=self.method)
         low, high = low.detach()[0], high.detach()[0]
         return FormBounds(low.nan_to_num(-torch.inf, torch.inf), high.nan_to_num(torch.inf, torch.inf))
-
-
-@register("autolirpa-alpha")
-@dataclass(frozen=True)
-class AutoLirpaAlpha(AutoLirpa):
-    """Bound the forms by auto_LiRPA's α-CROWN, for comparison; the bounds are estimated, not proved.
-
-    Attributes:
-        name: the engine's name in the registry.
-        guarantee: estimated.
-        method: auto_LiRPA's name of the method.
-    """
-
-    name: str = "autolirpa-alpha"
-    method: str = "CROWN-Optimized"

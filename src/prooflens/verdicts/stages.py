@@ -62,6 +62,12 @@ def adds_lines(problem: Problem, depth: int) -> bool:
     return depth > 0 or not exact
 
 
+def has_cases(problem: Problem, depth: int) -> bool:
+    """Whether cases of ReLUs can add to lines: without norms, ReLUs are where lines lose most."""
+    architecture = problem.model.architecture
+    return depth > 0 and architecture.activation == "relu" and architecture.norm_place == "none"
+
+
 DEEPER = range(1, 10**6)
 PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
@@ -70,6 +76,7 @@ PORTFOLIO: tuple[Stage, ...] = (
     Stage("chebyshev", few=True),
     Stage("taylor", DEEPER, few=False),
     Stage("crown", useful=adds_lines),
+    Stage("beta-crown", useful=has_cases),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )

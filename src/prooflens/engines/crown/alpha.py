@@ -32,7 +32,7 @@ PARAMETERS = 2**23
 """Up to this many numbers in a batch, τ is kept per form; beyond, it is shared by the batch."""
 
 RATE = 0.5
-"""The first step of the search; the last one is a tenth of it."""
+"""The first step of a search from τ = 0; the last one is a tenth of it."""
 
 BETAS = (0.9, 0.98)
 
@@ -55,6 +55,7 @@ def descend(
     tau: Mapping[Key, Tensor],
     steps: int,
     made: Callable[[Mapping[Key, Tensor]], Mapping[str, dict[str, Tensor]]],
+    rate: float = RATE,
 ) -> Descent:
     """Minimise the bounds of linear functions by projected gradient descent; every visited point is a proof.
 
@@ -65,13 +66,14 @@ def descend(
             all others in [−1, 1].
         steps: how many points to visit.
         made: the walk's parameters, by step, from those that are moved.
+        rate: the first step; the last one is a tenth of it.
     """
     free = {key: part.detach().clone().requires_grad_() for key, part in tau.items()}
     kept = {key: part.detach().clone() for key, part in tau.items()}
     best: Tensor | None = None
     corner = torch.zeros(0)
     with torch.enable_grad():
-        optimiser = torch.optim.Adam(free.values(), lr=RATE, betas=BETAS)
+        optimiser = torch.optim.Adam(free.values(), lr=rate, betas=BETAS)
         decay = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.1 ** (1.0 / steps))
         for _ in range(steps):
             bound, pulled = walk.back(start, made(free))

@@ -8,7 +8,7 @@ exact lines for the split ones. The signs themselves are known as well: on a par
 
 so β may be added to the coefficient of h on its way back, and like τ it is searched for: whatever it is, the bound is
 proved. The upper bound of f is the largest of all parts. Parts whose bound is below 0 are done; of each of the others
-the ReLU that may cost most is split next: |A| −l u/(u − l), A its coefficient and [l, u] the box of its input.
+the ReLUs whose lines lose most at the corner where the bound is attained are split next.
 
 All parts use the boxes of the whole region, so a part costs one walk back, and parts go back together.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,13 +25,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
+from prooflens.engines.costs import FORM_STEPS, Cost
 from prooflens.engines.crown.alpha import Descent, Key, SlopeSearch, by_step, descend
-from prooflens.engines.crown.engine import bound_on, repeated, starts
+from prooflens.engines.crown.engine import Crown, bound_on, repeated, starts
+from prooflens.engines.crown.lines import mixed
 from prooflens.engines.crown.steps import Curve
-from prooflens.engines.crown.walk import LineWalk, Start, plain
+from prooflens.engines.crown.walk import LineWalk, Start, plain, signs
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, OutOfTimeError, register
 from prooflens.engines.relaxations.interval_walk import form_program
+from prooflens.models import INPUT
 from prooflens.models.sites import Elementwise
 from prooflens.numerics import up
 from prooflens.problem import Problem
@@ -39,16 +42,34 @@ from prooflens.problem import Problem
 TOGETHER = 64
 """So many parts are made at once while there are few: several ReLUs are split in one round."""
 
+RATE = 0.1
+"""The first step of a search in a part, which begins where the search of the larger part ended."""
+
+SEARCHES = 20
+"""How many walks back and forth a step of a search is reckoned as."""
+
+HARDLY = 0.01
+"""How much what a ReLU's lines may lose counts beside what they lose at the worst corner."""
+
 AT_A_TIME = 256
 """How many parts are split in one round."""
 
 
 class Parts(NamedTuple):
-    """Parts of the region: the sign of each open ReLU (0 where it is not split), τ below it, β, and the best bound."""
+    """Parts of the region, by their open ReLUs.
+
+    Attributes:
+        side: the sign of each ReLU's input; 0 where it is not split.
+        tau: τ of the line below it.
+        beta: β in units of `unit`.
+        unit: the size of the ReLU's coefficient when it was split, so that steps of a search are of one size.
+        best: the best bound so far.
+    """
 
     side: Int[Tensor, "N K"]
     tau: Float[Tensor, "N K"]
     beta: Float[Tensor, "N K"]
+    unit: Float[Tensor, "N K"]
     best: Float[Tensor, " N"]
 
     def chosen(self, some: Tensor) -> Parts:
@@ -83,22 +104,30 @@ class Branching:
 
     def __post_init__(self) -> None:
         self.open: dict[str, Tensor] = {}
-        gaps = []
+        self.inputs: dict[str, str] = {}
+        gaps, leans, chords = [], [], []
         for step, rule in self.walk.path(self.start):
             if isinstance(step, Elementwise) and step.function == "relu" and isinstance(rule, Curve):
                 low, high = self.walk.boxes[step.inputs[0]]
                 self.open[step.out] = (low < 0.0) & (high > 0.0)
+                self.inputs[step.out] = step.inputs[0]
+                chords.append(rule.lines.upper.slope[1, self.open[step.out]])
                 gaps.append((-low * high / (high - low))[self.open[step.out]])
+                leans.append(rule.lines.lower.slope[:, self.open[step.out]])
         like = next(iter(self.start.values.values()))
         self.gaps = torch.cat(gaps) if gaps else like.new_zeros(0)
         """The height of each open ReLU's chord over its kink."""
+        self.chords = torch.cat(chords) if chords else like.new_zeros(0)
+        """Its slope."""
+        self.below = torch.cat(leans, -1) if leans else like.new_zeros(3, 0)
+        """The slopes of the lines below the open ReLUs."""
         self.sizes = [len(part) for part in gaps]
 
     def whole(self, bound: Float[Tensor, " 1"]) -> Parts:
         """Return the region as one part, with τ of the search on it."""
         tau = [self.fixed[name, "lower"][:, mask] for name, mask in self.open.items()]
         zero = self.gaps.new_zeros(1, len(self.gaps))
-        return Parts(zero.to(torch.int8), torch.cat(tau, -1) if tau else zero, zero, bound)
+        return Parts(zero.to(torch.int8), torch.cat(tau, -1) if tau else zero, zero, zero, bound)
 
     def prove(self, root: Parts, most: int, options: EngineOptions) -> Float[Tensor, ""]:
         """Split until every part is below 0, those with the worst bounds first; return the largest bound of all parts.
@@ -126,16 +155,27 @@ class Branching:
         return closed if not len(parts.best) else torch.maximum(closed, parts.best.max())
 
     def _split(self, parts: Parts, free: int) -> Parts:
-        """Split the ReLUs of every part that may cost most, and bound the parts that this makes."""
-        cost = torch.where(parts.side == 0, self._coefficients(parts).abs() * self.gaps, -1.0)
+        """Split the ReLUs of every part that may cost most, and bound the parts that this makes.
+
+        Where a line λh below a ReLU was used, β begins where the coefficient of h stays what it was, Aλ: on the side
+        h ≥ 0 at |A|(1 − λ), on the other at |A|λ. So no part begins worse than the one it is a part of.
+        """
+        A, lost = self._coefficients(parts)
+        # Where nothing is lost at the corner, the largest loss that lines may have decides.
+        cost = torch.where(parts.side == 0, lost.clamp(min=0.0) + HARDLY * A.abs() * self.gaps, -1.0)
         count = 1
         while count < free and len(parts.best) * 2 ** (count + 1) <= TOGETHER:
             count += 1
         chosen = cost.topk(count, -1).indices
+        slope = mixed(self.below, parts.tau)
+        unit = parts.unit.scatter(-1, chosen, A.abs().clamp(min=2.0**-100).gather(-1, chosen))
         made = []
         for case in range(2**count):
             sides = torch.tensor([1 if case >> place & 1 else -1 for place in range(count)]).to(parts.side)
-            made.append(parts._replace(side=parts.side.scatter(-1, chosen, sides.expand_as(chosen))))
+            side = parts.side.scatter(-1, chosen, sides.expand_as(chosen))
+            begin = torch.where(A < 0.0, torch.where(side > 0, 1.0 - slope, slope), 0.0)
+            beta = parts.beta.scatter(-1, chosen, begin.gather(-1, chosen))
+            made.append(parts._replace(side=side, beta=beta, unit=unit))
         children = joined(made)
         size = max(1, self.walk.chunk() // 4)
         found = [self._bound(children.chosen(some)) for some in torch.arange(len(children.best)).split(size)]
@@ -144,11 +184,10 @@ class Branching:
     def _bound(self, parts: Parts) -> Parts:
         """Search τ and β of some parts; a part is never worse than the one it is a part of."""
         free = {("", "tau"): parts.tau, ("", "beta"): parts.beta}
-        found = descend(
-            self.walk, self._repeated(len(parts.best)), free, self.steps, lambda at: self._made(parts, at)
-        )
+        start = self._repeated(len(parts.best))
+        found = descend(self.walk, start, free, self.steps, lambda at: self._made(parts, at), RATE)
         best = torch.minimum(found.best, parts.best)
-        return Parts(parts.side, found.tau["", "tau"], found.tau["", "beta"], best)
+        return parts._replace(tau=found.tau["", "tau"], beta=found.tau["", "beta"], best=best)
 
     def _repeated(self, count: int) -> Start:
         return Start(
@@ -158,24 +197,39 @@ class Branching:
     def _made(self, parts: Parts, at: Mapping[Key, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the walk's parameters: those of the whole region, with τ, sides and β of the open ReLUs."""
         made = {step: dict(names) for step, names in by_step(self.fixed).items()}
-        pieces = (x.split(self.sizes, -1) for x in (at["", "tau"], parts.side, at["", "beta"]))
-        for (name, mask), tau, side, beta in zip(self.open.items(), *pieces, strict=True):
-            for key, part in (("lower", tau), ("side", side.to(tau)), ("beta", beta)):
+        beta = at["", "beta"] * parts.unit
+        pieces = (x.split(self.sizes, -1) for x in (at["", "tau"], parts.side, beta))
+        for (name, mask), tau, side, push in zip(self.open.items(), *pieces, strict=True):
+            for key, part in (("lower", tau), ("side", side.to(tau)), ("beta", push)):
                 full = part.new_zeros(len(part), *mask.shape)
                 full[:, mask] = part
                 made[name][key] = full
         return made
 
-    def _coefficients(self, parts: Parts) -> Float[Tensor, "N K"]:
-        """Return the coefficients of the open ReLUs on the way back."""
+    def _coefficients(self, parts: Parts) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
+        """Return the coefficients of the open ReLUs on the way back, and what their lines lose at the worst corner.
+
+        The corner is the one at which the bound of a part is attained; what lines lose there is a guess of what a
+        split gains, no more.
+        """
         start = self._repeated(len(parts.best))
         tau = self._made(parts, {("", "tau"): parts.tau, ("", "beta"): parts.beta})
+        live = dict(start.values)
         found = {
             step.out: A[:, self.open[step.out]]
-            for step, _, A, _ in self.walk.passes(start, dict(start.values), tau)
+            for step, _, A, _ in self.walk.passes(start, live, tau)
             if step.out in self.open
         }
-        return torch.cat([found[name] for name in self.open], -1)
+        A = torch.cat([found[name] for name in self.open], -1)
+        problem = self.walk.problem
+        corner = signs(problem.region.pullback(live[INPUT]))
+        values = problem.model.program(problem.n_tokens, list(start.values), problem.padding).run(
+            problem.region.point(corner)
+        )
+        h = torch.cat([values[self.inputs[name]][:, mask] for name, mask in self.open.items()], -1)
+        above = self.chords * h + self.gaps - h.clamp(min=0.0)
+        below = h.clamp(min=0.0) - mixed(self.below, parts.tau) * h
+        return A, torch.where(A > 0.0, A * above, -A * below)
 
 
 @register("beta-crown")
@@ -205,6 +259,11 @@ class BetaCrown(EngineBase):
     steps: int = 20
     part_steps: int = 12
     most_parts: int = 2**16
+
+    def cost(self, problem: Problem, depth: int, size: int) -> Cost:
+        """Predict what `crown` takes, and the searches of a few forms; how many parts there will be is not known."""
+        once = Crown().cost(problem, depth, size)
+        return replace(once, steps=once.steps + SEARCHES * self.steps * FORM_STEPS)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form; open signs by cases, the sign that the form has at the centre."""

@@ -10,6 +10,7 @@ from prooflens.engines import Engine, Guarantee, engine_names, get_engine
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.chebyshev import Chebyshev
 from prooflens.engines.crown.alpha import AlphaCrown
+from prooflens.engines.crown.branch import BetaCrown
 from prooflens.engines.exact import Exact
 from prooflens.engines.functionals import bound_claims, refusal
 from prooflens.errors import EngineError
@@ -91,6 +92,8 @@ def modest(name: str) -> Engine:
         return Exact(tolerance=1e-3, max_cells=64, max_slow_cells=4)
     if name == "chebyshev":
         return Chebyshev(most_walks=8)
+    if name == "beta-crown":
+        return BetaCrown(steps=3, part_steps=3, most_parts=64)
     return AlphaCrown(steps=3, inner_steps=1) if name == "alpha-crown" else get_engine(name)
 
 
