@@ -48,6 +48,9 @@ RATE = 0.1
 SEARCHES = 20
 """How many walks back and forth a step of a search is reckoned as."""
 
+UNTIMED = 512
+"""How many parts are bounded for a form where nobody says how long it may take."""
+
 HARDLY = 0.01
 """How much what a ReLU's lines may lose counts beside what they lose at the worst corner."""
 
@@ -242,7 +245,8 @@ class BetaCrown(EngineBase):
         guarantee: proved.
         steps: how many steps the search takes for each form on the whole region.
         part_steps: how many it takes for each part.
-        most_parts: how many parts of the region may be bounded for each form.
+        most_parts: how many parts of the region may be bounded for each form where there is a deadline; without one,
+            at most `UNTIMED`.
 
     Example:
         >>> import prooflens as pl
@@ -269,14 +273,21 @@ class BetaCrown(EngineBase):
         """Bound every form; open signs by cases, the sign that the form has at the centre."""
         walk = LineWalk.through(problem, form_program(problem, forms), plain)
         found = bound_on(walk, forms)
-        scores, output = problem.values(problem.region.center[None], forms.layers, forms.logits is not None)
-        clean = forms.evaluate(scores, output)[0]
+        clean = self._values(problem, forms, problem.region.center[None])[0]
         slack = repeated(walk, forms).to(found.lower)
+        corners = {1.0: found.lower_corner, -1.0: found.upper_corner}
         for part, start in starts(problem, walk, forms):
             for row, number in enumerate(part.tolist()):
                 if bool(found.lower[number] > 0.0) or bool(found.upper[number] < 0.0):
                     continue
                 sign = 1.0 if bool(clean[number] > 0.0) else -1.0
+                corner = corners[sign]
+                assert corner is not None
+                worst = self._values(
+                    problem, forms.select(torch.tensor([number])), problem.region.point(corner[number][None])
+                )
+                if bool(sign * worst[0, 0] <= 0.0):
+                    continue  # it changes its sign: there is none to be proved
                 asked = Start({name: -sign * A[row : row + 1] for name, A in start.values.items()})
                 bound = up(self._least(walk, asked, options) + slack[number])
                 if sign > 0.0:
@@ -284,6 +295,11 @@ class BetaCrown(EngineBase):
                 else:
                     found.upper[number] = torch.minimum(found.upper[number], bound)
         return found
+
+    def _values(self, problem: Problem, forms: Forms, points: Tensor) -> Float[Tensor, "n F"]:
+        """Return the forms at points."""
+        scores, output = problem.values(points, forms.layers, forms.logits is not None)
+        return forms.evaluate(scores, output)
 
     def _least(self, walk: LineWalk, start: Start, options: EngineOptions) -> Float[Tensor, ""]:
         """Bound one linear function from above, by cases if the search on the whole region leaves it above 0."""
@@ -295,4 +311,5 @@ class BetaCrown(EngineBase):
         if bool(best[0] < 0.0):
             return best[0]
         branching = Branching(walk, start, found.tau, self.part_steps)
-        return branching.prove(branching.whole(best), self.most_parts, options)
+        most = self.most_parts if options.deadline is not None else min(self.most_parts, UNTIMED)
+        return branching.prove(branching.whole(best), most, options)
