@@ -1,0 +1,156 @@
+"""Forward through a network: chains of values, and the sites between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.networks import NetworkSite
+from prooflens.checker.depth.norms import NormSite
+from prooflens.checker.depth.scores import Heads, ScoreSite
+from prooflens.checker.depth.shapes import Array, up
+from prooflens.checker.depth.values import Chain, Value
+from prooflens.checker.network import Network
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer's scores, its mixing if the walk goes on, and the chain that both stand at the end of."""
+
+    chain: Chain
+    sites: dict[str, NormSite | NetworkSite]
+    scores: ScoreSite
+    mix: MixSite | None = None
+
+
+@dataclass(eq=False)
+class Walk:
+    """A network on c + Gα, |α| ≤ 1, as deep as it is asked.
+
+    Attributes:
+        net: the network.
+        center: c [S, d].
+        generators: G [S, d, p].
+        tell: called with a layer's number before it is walked.
+    """
+
+    net: Network
+    center: Array
+    generators: Array
+    tell: Callable[[int], None] = lambda layer: None
+    layers: list[Layer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._chain = Chain(self.center, self.generators)
+        self._sites: dict[str, NormSite | NetworkSite] = {}
+        self._stream = self._chain.start
+
+    @staticmethod
+    def refuses(net: Network) -> str:
+        """Why a network is not one that is known here; empty if it is."""
+        arch = net.arch
+        if arch.get("score_cap") is not None:
+            return "scores are capped"
+        if arch.get("qk_norm", "none") != "none":
+            return "queries and keys are normed"
+        if arch.get("parallel"):
+            return "attention and network are parallel"
+        if not (arch.get("has_attention", True) and arch.get("has_network", True)):
+            return "blocks lack a part"
+        return ""
+
+    def layer(self, number: int) -> Layer:
+        """The scores of a layer, walked to if need be."""
+        while len(self.layers) <= number:
+            if self.layers:
+                self._finish(self.layers[-1], len(self.layers) - 1)
+            self.tell(len(self.layers))
+            self.layers.append(self._attend(len(self.layers)))
+        return self.layers[number]
+
+    def _attend(self, number: int) -> Layer:
+        """The chain's end at a layer's scores."""
+        net, block = self.net, f"blocks.{number}"
+        self._inner = self._before(number, self._stream, 1)
+        S, heads = len(self.center), int(net.arch["n_heads"])
+        groups = int(net.arch["n_kv_heads"] or heads)
+        q, k = self._turned(number, "q"), self._turned(number, "k")
+        scores = ScoreSite(
+            Heads(q, heads, heads),
+            Heads(k, groups, heads),
+            net.scale(number),
+            net.score_bias(S),
+            net.mask(S, number),
+        )
+        made = Layer(self._chain, self._sites, scores)
+        self._block = block
+        return made
+
+    def _finish(self, layer: Layer, number: int) -> None:
+        """Behind a layer's scores: its mixing, a new chain from there, and the network."""
+        net, block, place = self.net, f"blocks.{number}", self.net.arch["norm_place"]
+        groups = int(net.arch["n_kv_heads"] or net.arch["n_heads"])
+        v = Heads(self._affine(f"{block}.v", self._inner), groups, int(net.arch["n_heads"]))
+        W, bias = self._weights(f"{block}.o")
+        if place in ("sandwich", "output"):
+            raise ValueError("norms behind the attention are not known to the checker's proofs of depth")
+        layer.mix = MixSite(layer.scores, v, self._stream, W, bias)
+        self._chain = layer.mix.next(list(range(len(self.center))))
+        self._sites = {}
+        x = self._chain.start
+        if place == "post":
+            x = self._norm(f"{block}.norm1", x)
+        x = x.plus(self._network(block, self._before(number, x, 2)))
+        self._stream = self._norm(f"{block}.norm2", x) if place == "post" else x
+
+    def _before(self, number: int, x: Value, part: int) -> Value:
+        """What a part of a block reads: the stream, or its norm."""
+        bare = part == 1 and number == 0 and not self.net.arch.get("first_norm", True)
+        if bare or self.net.arch["norm_place"] not in ("pre", "sandwich"):
+            return x
+        return self._norm(f"blocks.{number}.norm{part}", x)
+
+    def _norm(self, name: str, x: Value) -> Value:
+        arch, weights, d = self.net.arch, self.net.weights, x.c.shape[-1]
+        gain, bias = weights.get(f"{name}.weight", np.ones(d)), weights.get(f"{name}.bias", np.zeros(d))
+        site = NormSite(x, gain, bias, float(arch["norm_eps"]), arch["norm_kind"] == "layer")
+        self._sites[name] = site
+        return site.made(name)
+
+    def _network(self, block: str, x: Value) -> Value:
+        arch = self.net.arch
+        gated = bool(arch["gated"])
+        bent, up_ = self._weights(f"{block}.{'gate' if gated else 'up'}"), self._weights(f"{block}.up")
+        site = NetworkSite(x, arch["activation"], bent, self._weights(f"{block}.down"), up_ if gated else None)
+        name = f"{block}.network"
+        self._sites[name] = site
+        return site.made(name)
+
+    def _weights(self, name: str) -> tuple[Array, Array]:
+        W = self.net.weights[f"{name}.weight"]
+        return W, self.net.weights.get(f"{name}.bias", np.zeros(len(W)))
+
+    def _affine(self, name: str, x: Value) -> Value:
+        return x.mapped(*self._weights(name))
+
+    def _turned(self, number: int, name: str) -> Value:
+        """Queries or keys of a layer, with positions added and turned where the model does so."""
+        net, S = self.net, len(self.center)
+        x = self._affine(f"blocks.{number}.{name}", self._inner)
+        if net.arch.get("head_positions"):
+            x = x.shifted(net.weights[f"blocks.{number}.{name}.positions"][:S])
+        tables = net.rotary(S, number)
+        if tables is None:
+            return x
+        cos, sin, radius = tables
+        n, half = net.head_dim, net.head_dim // 2
+        swap = np.zeros((n, n))
+        swap[np.arange(half), np.arange(half) + half] = -1.0
+        swap[np.arange(half) + half, np.arange(half)] = 1.0
+        turns = cos[:, :, None] * np.eye(n) + sin[:, :, None] * swap
+        whole = np.stack([np.kron(np.eye(x.c.shape[1] // n), turn) for turn in turns])
+        turned = x.mapped(whole)
+        return Value(turned.chain, turned.c, turned.jacobians, up(turned.noise + 2.0 * radius * x.size))
