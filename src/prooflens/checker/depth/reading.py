@@ -26,11 +26,11 @@ from prooflens.checker.depth.shapes import (
     frobenius,
     gamma,
     gram,
-    largest,
     length,
     meeting,
     scaled,
     support,
+    top_eigenvalue,
     total,
     trace,
     up,
@@ -72,7 +72,7 @@ def largest_on_box(a: Array, form: Quadric) -> float:
     root = np.sqrt(x)
     even = H / root[:, None] / root
     # The quotients round, and so does x against root²: γ_16 of each entry.
-    D = float(largest(0.5 * (even + even.T)) + gamma(16) * frobenius(even)) * x
+    D = (top_eigenvalue(0.5 * (even + even.T)) + gamma(16) * float(frobenius(even))) * x
     steep, s = np.abs(a).sum(), np.where(a >= 0.0, 1.0, -1.0)
     y = s * (H @ s)
     blur = gamma(p + 8) * np.abs(H).sum(-1)

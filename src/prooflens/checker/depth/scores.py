@@ -52,13 +52,19 @@ class Heads:
 
     def blocks(self, name: str) -> Array:
         """The shapes `P`, `E` or `whole` head by head [S, H, c, c]."""
-        if name == "P":
-            return self.own
-        if name == "whole":
-            return total([self.own, self.blocks("E")])
-        M, n = getattr(self.value, name), self.width
+        return {"P": self.own, "E": self.rest, "whole": self.whole}[name]
+
+    @cached_property
+    def rest(self) -> Array:
+        """The shapes of what is not linear [S, H, c, c]."""
+        M, n = self.value.E, self.width
         parts = [M[:, g * n : (g + 1) * n, g * n : (g + 1) * n] for g in range(self.count)]
         return np.stack(parts, 1)[:, self.groups]
+
+    @cached_property
+    def whole(self) -> Array:
+        """The shapes of all moves [S, H, c, c]."""
+        return total([self.own, self.rest])
 
     @cached_property
     def own(self) -> Array:

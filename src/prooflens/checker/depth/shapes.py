@@ -23,8 +23,8 @@ Array = NDArray[np.float64]
 U = 2.0**-53
 LEAST = 2.0**-500
 """Added to norms: squares below 2⁻¹⁰⁷⁴ vanish, and n of them move a norm by √n·2⁻⁵³⁷ at most."""
-SMALL = 256
-"""Up to this width eigenvalues are guessed by a full decomposition, beyond it by a factorisation."""
+SQUARINGS = 7
+"""How often `meeting` squares a matrix; n equal eigenvalues then look like one that is larger by n^(1/128)."""
 
 
 def gamma(n: int) -> float:
@@ -125,38 +125,50 @@ def box(columns: Array, X: Array) -> Array:
 
 
 def support(M: Array, w: Array) -> Array:
-    """At least √(wᵀMw) = sup w·x over E(M); the batch axes of M and w [..., n] broadcast."""
+    """At least √(wᵀMw) = sup w·x over E(M); the batch axes of M and w [..., n] broadcast (and ‖M‖_F ≤ tr M)."""
     moved = (M @ w[..., None])[..., 0]
     size = length(w)
-    square = (moved * w).sum(-1).clip(0.0) + gamma(2 * w.shape[-1] + 8) * size**2 * frobenius(M)
+    square = (moved * w).sum(-1).clip(0.0) + gamma(2 * w.shape[-1] + 8) * size**2 * trace(M)
     return np.asarray(up(np.sqrt(up(square))) + LEAST)
 
 
 def supports(M: Array, W: Array) -> Array:
     """sup w·x over E(M) for every row w of W: M is [..., n, n], W is [f, n], the result [..., f]."""
     square = ((W @ M) * W).sum(-1).clip(0.0)
-    square = square + gamma(2 * W.shape[-1] + 8) * length(W) ** 2 * frobenius(M)[..., None]
+    square = square + gamma(2 * W.shape[-1] + 8) * length(W) ** 2 * trace(M)[..., None]
     return np.asarray(up(np.sqrt(up(square))) + LEAST)
 
 
+def meeting(M: Array, N: Array) -> Array:
+    """At least sup x·y over x ∈ E(M) and y ∈ E(N); batched.
+
+    Its square is λ, the largest eigenvalue of M^½NM^½, whose eigenvalues are those of MN and not negative. So
+    λ^k ≤ tr((MN)^k) for k = 2^SQUARINGS: no eigenvalue routine is trusted. Each squaring X ← X² errs by γ_n‖X‖_F² and by what X erred by.
+    """
+    X = M @ N
+    n = X.shape[-1]
+    error = gamma(n + 8) * frobenius(M) * frobenius(N)
+    exponent = np.zeros(X.shape[:-2])
+    for _ in range(SQUARINGS):
+        size = frobenius(X) + error
+        _, power = np.frexp(np.where(np.isfinite(size), size, 1.0))
+        X, error, size = X * 2.0 ** -power[..., None, None], error * 2.0**-power, size * 2.0**-power
+        X, error = X @ X, up(error * (2.0 * size + error) + gamma(n + 8) * size**2)
+        exponent = 2.0 * (exponent + power)
+    top = up(np.abs(np.trace(X, axis1=-2, axis2=-1)) + error * n**0.5 + gamma(n) * frobenius(X) * n**0.5)
+    # The logarithm and the power of two are off by a few units; 2⁻³⁰ covers them.
+    k = 2.0 ** (SQUARINGS + 1)
+    root = np.exp2((np.log2(np.maximum(top, 2.0**-1000)) + exponent) / k) * (1.0 + 2.0**-30)
+    return np.where(np.isfinite(top), up(root) + LEAST, np.inf)
+
+
 def largest(M: Array) -> Array:
-    """At least the largest eigenvalue of symmetric matrices, and at least 0; no eigenvalue routine is trusted."""
-    if M.shape[-1] > SMALL:
-        flat = M.reshape(-1, *M.shape[-2:])
-        return np.array([_factorised(K) for K in flat]).reshape(M.shape[:-2])
-    if not np.isfinite(M).all():
-        return np.full(M.shape[:-2], np.inf)
-    # M = QΛQᵀ + R for whatever Q and Λ: xᵀMx ≤ λ‖Qᵀx‖² + ‖R‖‖x‖², and ‖Qᵀx‖² ≤ (1 + ‖QQᵀ − I‖)‖x‖².
-    values, Q = np.linalg.eigh(M)
-    n, most = M.shape[-1], values[..., -1].clip(0.0)
-    rest = frobenius(M - (Q * values[..., None, :]) @ transposed(Q))
-    skew = frobenius(Q @ transposed(Q) - np.eye(n)) + gamma(n + 8) * frobenius(Q) ** 2
-    size = np.abs(values).max(-1)
-    return up(most * (1.0 + skew) + rest + gamma(2 * n + 16) * frobenius(Q) ** 2 * size)
+    """At least the largest eigenvalue of shapes; batched."""
+    return up(meeting(M, M))
 
 
-def _factorised(M: Array) -> float:
-    """A bound λ with λI − M = LLᵀ + R: then the largest eigenvalue is at most λ + ‖R‖_F."""
+def top_eigenvalue(M: Array) -> float:
+    """At least the largest eigenvalue of a symmetric matrix, and at least 0: a bound λ with λI − M = LLᵀ + R: then the largest eigenvalue is at most λ + ‖R‖_F."""
     n, most = len(M), float(frobenius(M))
     if not np.isfinite(most):
         return float("inf")
@@ -177,18 +189,3 @@ def _factorised(M: Array) -> float:
         rest = frobenius(K - L @ L.T) + gamma(n + 8) * frobenius(L) ** 2 + gamma(4) * (frobenius(K) + guess)
         return min(most, float(up(guess + rest)))
     return most
-
-
-def meeting(M: Array, N: Array) -> Array:
-    """At least sup x·y over x ∈ E(M), y ∈ E(N); batched.
-
-    For LLᵀ ⪰ M, sup (x·y)² = sup xᵀNx ≤ λ(LᵀNL). L is a guess, L = Q√Λ of an eigendecomposition of M raised a little; what
-    M − LLᵀ has left adds sup‖y‖ times the root of its norm.
-    """
-    values, Q = np.linalg.eigh(M)
-    L = Q * np.sqrt(values.clip(0.0))[..., None, :]
-    n = M.shape[-1]
-    rest = frobenius(M - L @ transposed(L)) + gamma(n + 8) * frobenius(L) ** 2
-    turned = raised(transposed(L) @ N @ L, gamma(2 * n + 8) * 2.0 * frobenius(L) ** 2 * frobenius(N))
-    # E(M) ⊂ E(LLᵀ + rest·I) ⊂ E(LLᵀ) + ball(√rest).
-    return up(np.sqrt(largest(turned)) + np.sqrt(rest * largest(N)))

@@ -51,15 +51,12 @@ class Walk:
     @staticmethod
     def refuses(net: Network) -> str:
         """Why a network is not one that is known here; empty if it is."""
-        arch = net.arch
-        if arch.get("score_cap") is not None:
-            return "scores are capped"
-        if arch.get("qk_norm", "none") != "none":
-            return "queries and keys are normed"
-        if arch.get("parallel"):
-            return "attention and network are parallel"
-        if not (arch.get("has_attention", True) and arch.get("has_network", True)):
-            return "blocks lack a part"
+        if net.arch.get("score_cap") is not None:
+            return "its scores are capped"
+        if net.arch.get("qk_norm", "none") == "head":
+            return "its queries and keys are normed head by head"
+        if not net.arch.get("has_attention", True):
+            return "its blocks have no attention"
         return ""
 
     def layer(self, number: int) -> Layer:
@@ -73,38 +70,47 @@ class Walk:
 
     def _attend(self, number: int) -> Layer:
         """The chain's end at a layer's scores."""
-        net, block = self.net, f"blocks.{number}"
+        net, S, heads = self.net, len(self.center), int(self.net.arch["n_heads"])
         self._inner = self._before(number, self._stream, 1)
-        S, heads = len(self.center), int(net.arch["n_heads"])
         groups = int(net.arch["n_kv_heads"] or heads)
-        q, k = self._turned(number, "q"), self._turned(number, "k")
-        scores = ScoreSite(
-            Heads(q, heads, heads),
-            Heads(k, groups, heads),
-            net.scale(number),
-            net.score_bias(S),
-            net.mask(S, number),
-        )
-        made = Layer(self._chain, self._sites, scores)
-        self._block = block
-        return made
+        q, k = self._queries(number, "q"), self._queries(number, "k")
+        held = Heads(q, heads, heads), Heads(k, groups, heads)
+        scores = ScoreSite(*held, net.scale(number), net.score_bias(S), net.mask(S, number))
+        return Layer(self._chain, self._sites, scores)
 
     def _finish(self, layer: Layer, number: int) -> None:
         """Behind a layer's scores: its mixing, a new chain from there, and the network."""
         net, block, place = self.net, f"blocks.{number}", self.net.arch["norm_place"]
-        groups = int(net.arch["n_kv_heads"] or net.arch["n_heads"])
-        v = Heads(self._affine(f"{block}.v", self._inner), groups, int(net.arch["n_heads"]))
-        W, bias = self._weights(f"{block}.o")
-        if place in ("sandwich", "output"):
-            raise ValueError("norms behind the attention are not known to the checker's proofs of depth")
-        layer.mix = MixSite(layer.scores, v, self._stream, W, bias)
-        self._chain = layer.mix.next(list(range(len(self.center))))
-        self._sites = {}
+        heads, feeds = int(net.arch["n_heads"]), net.arch.get("has_network", True)
+        v = Heads(self._affine(f"{block}.v", self._inner), int(net.arch["n_kv_heads"] or heads), heads)
+        (W, bias), stream, behind = self._weights(f"{block}.o"), self._stream, place in ("sandwich", "output")
+        parallel = bool(net.arch.get("parallel")) and feeds
+        if parallel:
+            second = self._inner if net.arch.get("shared_norm") else self._before(number, stream, 2)
+            stream = stream.plus(self._behind(block, self._network(block, second), 2))
+        if behind:
+            # What is added goes through a norm first: the new root holds the stream and it side by side.
+            d = len(W)
+            W, bias = np.concatenate((np.zeros_like(W), W)), np.concatenate((np.zeros(d), bias))
+            stream = stream.mapped(np.eye(2 * d, d))
+        layer.mix = MixSite(layer.scores, v, stream, W, bias)
+        self._chain, self._sites = layer.mix.next(list(range(len(self.center)))), {}
         x = self._chain.start
+        if behind:
+            d = len(W) // 2
+            added = x.mapped(np.eye(d, 2 * d, d))
+            x = x.mapped(np.eye(d, 2 * d)).plus(self._behind(block, added, 1))
         if place == "post":
             x = self._norm(f"{block}.norm1", x)
-        x = x.plus(self._network(block, self._before(number, x, 2)))
-        self._stream = self._norm(f"{block}.norm2", x) if place == "post" else x
+        if feeds and not parallel:
+            x = x.plus(self._behind(block, self._network(block, self._before(number, x, 2)), 2))
+            x = self._norm(f"{block}.norm2", x) if place == "post" else x
+        self._stream = x
+
+    def _behind(self, block: str, added: Value, part: int) -> Value:
+        """What a part of a block adds: its output, or the norm of that."""
+        normed = self.net.arch["norm_place"] in ("sandwich", "output")
+        return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
     def _before(self, number: int, x: Value, part: int) -> Value:
         """What a part of a block reads: the stream, or its norm."""
@@ -136,12 +142,14 @@ class Walk:
     def _affine(self, name: str, x: Value) -> Value:
         return x.mapped(*self._weights(name))
 
-    def _turned(self, number: int, name: str) -> Value:
-        """Queries or keys of a layer, with positions added and turned where the model does so."""
+    def _queries(self, number: int, name: str) -> Value:
+        """Queries or keys of a layer, with positions added, normed and turned where the model does so."""
         net, S = self.net, len(self.center)
         x = self._affine(f"blocks.{number}.{name}", self._inner)
         if net.arch.get("head_positions"):
             x = x.shifted(net.weights[f"blocks.{number}.{name}.positions"][:S])
+        if net.arch.get("qk_norm", "none") == "whole":
+            x = self._norm(f"blocks.{number}.{name}_norm", x)
         tables = net.rotary(S, number)
         if tables is None:
             return x
