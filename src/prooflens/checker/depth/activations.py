@@ -45,23 +45,21 @@ class Expansion:
 
 def expansion(function: str, h: Array, b: Array) -> Expansion:
     """The stand-in of an activation at h for moves up to b; where b is not finite the rest is infinite.
-
-    Raises:
-        ValueError: if the activation is not one that is known here.
     """
-    one = {"relu": _relu, "relu2": _relu2}.get(function)
-    if one is None:
-        if function not in SMOOTH:
-            raise ValueError(f"the activation {function} is not known to the checker's proofs of depth")
-        smooth = SMOOTH[function]
-        found = [_smooth(smooth, x, far) for x, far in zip(h.ravel().tolist(), b.ravel().tolist(), strict=True)]
+    pairs = list(zip(h.ravel().tolist(), b.ravel().tolist(), strict=True))
+    if function in KINKED:
+        found = [KINKED[function](x, far) for x, far in pairs]
     else:
-        found = [one(x, far) for x, far in zip(h.ravel().tolist(), b.ravel().tolist(), strict=True)]
+        found = [_smooth(SMOOTH[function], x, far) for x, far in pairs]
     return Expansion(*(np.array(part).reshape(h.shape) for part in zip(*found, strict=True)))
 
 
 def _coefficients(function: Callable[[Series], Series], x: arb) -> list[arb]:
-    held = list(function(arb_series([x, 1], ORDER)).coeffs())
+    """Taylor coefficients over a ball; not finite where the ball is too wide for a division."""
+    try:
+        held = list(function(arb_series([x, 1], ORDER)).coeffs())
+    except (ZeroDivisionError, ValueError):
+        return [arb("nan")] * ORDER
     return held + [arb(0)] * (ORDER - len(held))
 
 
@@ -70,6 +68,8 @@ def _smooth(function: Callable[[Series], Series], h: float, b: float) -> tuple[f
         return 0.0, 0.0, 0.0, 0.0, np.inf
     with ctx.workprec(BITS):
         at, over = _coefficients(function, arb(h)), _coefficients(function, arb(h, b))
+        if not all(c.is_finite() for c in (*at, *over)):
+            return 0.0, 0.0, 0.0, 0.0, np.inf
         kept = [float(c.mid()) for c in at[:4]]
         far = arb(b)
         # Degree k keeps the coefficients up to k; what is beyond is sup|φ^(k+1)|b^(k+1)/(k+1)!.
@@ -108,3 +108,7 @@ def _relu2(h: float, b: float) -> tuple[float, ...]:
         kept = float(value.mid()), float(slope.mid()), float(h > 0.0)
         rest = abs(value - kept[0]) + abs(slope - kept[1]) * b + ((arb(b) - abs(h)) ** 2 if bent else 0)
         return *kept, 0.0, _high(rest)
+
+
+KINKED: dict[str, Callable[[float, float], tuple[float, ...]]] = {"relu": _relu, "relu2": _relu2}
+"""Activations with a kink, by their name."""

@@ -86,6 +86,7 @@ class MixSite:
         self.z = np.einsum("hij,jhc->ihc", self.s, self.v.c)
         self.beyond: dict[int, Array] = {}
         self.noises: dict[int, float] = {}
+        self.tokens: list[int] = []
 
     @cached_property
     def weight_errors(self) -> tuple[Array, float]:
@@ -107,6 +108,7 @@ class MixSite:
 
     def next(self, tokens: list[int]) -> Chain:
         """The root behind the mixing: for some tokens, in that order; the others are left out."""
+        self.tokens = tokens
         found = [self._token(t) for t in tokens]
         c, N, e = (np.stack(part) for part in zip(*found, strict=True))
         return Chain(c, N, {ROOT: e})

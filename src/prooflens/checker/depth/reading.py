@@ -23,6 +23,7 @@ from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.shapes import (
     Array,
+    ball,
     frobenius,
     gamma,
     gram,
@@ -35,8 +36,9 @@ from prooflens.checker.depth.shapes import (
     trace,
     up,
 )
-from prooflens.checker.depth.values import ROOT, Value, factor_weights
-from prooflens.checker.depth.walk import Layer, Walk
+from prooflens.checker.depth.scores import ScoreSite
+from prooflens.checker.depth.values import ROOT, factor_weights
+from prooflens.checker.depth.walk import End, Layer, Walk
 
 Term = tuple[float, int, int, int]
 """A weight, and the head, query and key of a score."""
@@ -84,123 +86,172 @@ def largest_on_box(a: Array, form: Quadric) -> float:
     return float(up(np.asarray(min(flat, corner) + rounding + 0.5 * p * form.error)))
 
 
+@dataclass(frozen=True, eq=False)
 class Form:
-    """f = Σ w·a_hij of one layer of a walk."""
+    """A linear form of scores or of outputs: f = center + slope·α + Σ_s v_s·r_s + products of moves + noise.
 
-    def __init__(self, walk: Walk, layer: int, terms: list[Term]) -> None:
-        self.walk, self.number, self.terms = walk, layer, terms
-        self.layer: Layer = walk.layer(layer)
-        scores = self.scores = self.layer.scores
-        self.slope = sum((w * scores.row(h, i, j) for w, h, i, j in terms), np.zeros(scores.q.A.shape[-1]))
-        values = [w * scores.center[h, i, j] for w, h, i, j in terms]
-        self.center = float(sum(values))
-        sizes = sum(abs(w) * float(scores.noise[h, i, j]) for w, h, i, j in terms)
-        # Products with w and their sum round by γ of themselves, at the centre and in the slope.
-        moves = [abs(w) * float(np.abs(scores.row(h, i, j)).sum()) for w, h, i, j in terms]
-        self.noise = sizes + gamma(len(terms) + 8) * (sum(map(abs, values)) + sum(moves))
-        self._cross()
+    Attributes:
+        walk: the network on the region.
+        place: the chain that the form is read at.
+        number: the number of the layer whose chain that is, or of layers for outputs.
+        center: f at the centre, as it is computed.
+        slope: its linear part [p].
+        noise: what rounding makes of `center` and `slope`.
+        seeds: covectors at the values that f reads.
+        second: sup of the products of moves, at Aα.
+        beyond: what e adds to them.
+        products: the products at Aα as quadratic maps of the factors, and their weights.
+    """
 
-    def _cross(self) -> None:
-        """What products of moves add: at Aα, and through e. Terms of one head and query are taken together."""
-        scores, groups = self.scores, defaultdict[tuple[int, int], list[tuple[float, int]]](list)
-        for w, h, i, j in self.terms:
-            groups[h, i].append((w, j))
-        self.second = self.beyond = 0.0
-        E_q, E_k, P_q = scores.q.blocks("E"), scores.k.blocks("E"), scores.q.blocks("P")
-        for (h, i), held in groups.items():
-            A = sum(w * scores.k.A[j, scores.k.groups[h]] for w, j in held)
-            error = gamma(len(held) + 4) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
-            P = total([gram(A * factor_weights(A)), np.eye(len(A)) * up(np.asarray(error**2))])
-            E = total([scaled(E_k[j, h], w * w) for w, j in held])
-            whole = total([P_q[i, h], E_q[i, h]])
-            self.second += float(meeting(P_q[i, h], P)) * scores.scale
-            self.beyond += float(meeting(whole, E) + meeting(E_q[i, h], P)) * scores.scale
-
-    def _seeds(self) -> dict[str, Covectors]:
-        """Covectors at queries and keys."""
-        scores = self.scores
-        q, k = defaultdict[int, Array](lambda: np.zeros(scores.q.value.c.shape[1])), defaultdict[int, Array](lambda: np.zeros(scores.k.value.c.shape[1]))
-        n = scores.q.width
-        for w, h, i, j in self.terms:
-            g = int(scores.k.groups[h])
-            q[i][h * n : (h + 1) * n] += w * scores.scale * scores.k.c[j, h]
-            k[j][g * n : (g + 1) * n] += w * scores.scale * scores.q.c[i, h]
-        return {"q": dict(q), "k": dict(k)}
+    walk: Walk
+    place: Layer | End
+    number: int
+    center: float
+    slope: Array
+    noise: float
+    seeds: dict[str, Covectors]
+    second: float = 0.0
+    beyond: float = 0.0
+    products: tuple[tuple[Quadratic, float], ...] = ()
 
     def bounds(self) -> tuple[float, float]:
         """The first reading: f from below and from above."""
-        found, lost = self._at_sources(self.layer, self._values(self.layer), self._seeds())
-        shapes = self.layer.chain.shapes
+        found, lost = _at_sources(self.place, self.seeds)
+        shapes = self.place.chain.shapes
         missed = sum(float(support(shapes[s][t], v)) for (s, t), v in found.items() if s in shapes)
-        far = float(up(np.asarray(np.abs(self.slope).sum() * (1.0 + gamma(len(self.slope) + 8)) + missed + lost)))
-        far = float(up(np.asarray(far + self.second + self.beyond + self.noise)))
-        return float(np.nextafter(self.center - far, -np.inf)), float(np.nextafter(self.center + far, np.inf))
+        far = float(np.abs(self.slope).sum()) * (1.0 + gamma(len(self.slope) + 8)) + missed + lost
+        return self._around(far + self.second + self.beyond + self.noise, far + self.second + self.beyond + self.noise)
 
     def tight_bounds(self) -> tuple[float, float]:
         """The second reading: f from below and from above."""
         p = len(self.slope)
         form, rest = Quadric(np.zeros((p, p)), 0.0), self.beyond + self.noise
-        for w, h, i, j in self.terms:
-            A_q, A_k = self.scores.q.A[i, h], self.scores.k.A[j, self.scores.k.groups[h]]
-            form = form.plus(Quadratic(np.full((1, len(A_q)), self.scores.scale), A_q, A_k), np.array([w]))
-        seeds, number = self._seeds(), self.number
+        for product, w in self.products:
+            form = form.plus(product, np.array([w]))
+        place, seeds, number = self.place, self.seeds, self.number
         while True:
-            layer = self.walk.layers[number]
-            found, lost = self._at_sources(layer, self._values(layer), seeds)
+            found, lost = _at_sources(place, seeds)
             rest += lost
             for (s, t), v in found.items():
                 if s != ROOT:
-                    site = layer.sites[s]
+                    site = place.sites[s]
                     form = form.plus(site.quadratic(t), v, site.source.linear[t])
                     rest += site.rest(v, t)
-            roots = {t: v for (s, t), v in found.items() if s == ROOT}
             if number == 0:
                 break
             number -= 1
-            mix = self.walk.layers[number].mix
-            assert mix is not None
-            for t, v in roots.items():
-                form = form.plus(mix.quadratic(t), v)
-                rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
-            seeds = _pulled(mix, roots)
+            place = self.walk.layers[number]
+            form, lost, seeds = _through(place.mix, {t: v for (s, t), v in found.items() if s == ROOT}, form)
+            rest += lost
         ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
-        low, high = (float(up(np.asarray(end + rest))) for end in ends)
-        return float(np.nextafter(self.center - low, -np.inf)), float(np.nextafter(self.center + high, np.inf))
+        return self._around(ends[0] + rest, ends[1] + rest)
 
-    @staticmethod
-    def _values(layer: Layer) -> dict[str, Value]:
-        held = {"q": layer.scores.q.value, "k": layer.scores.k.value}
-        if layer.mix is not None:
-            held |= {"v": layer.mix.v.value, "stream": layer.mix.stream}
-        return held
-
-    @staticmethod
-    def _at_sources(
-        layer: Layer, values: dict[str, Value], seeds: dict[str, Covectors]
-    ) -> tuple[dict[tuple[str, int], Array], float]:
-        """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
-        found: dict[tuple[str, int], Array] = {}
-        lost, shapes = 0.0, layer.chain.shapes
-        for name, held in seeds.items():
-            value = values[name]
-            for t, w in held.items():
-                size = float(length(w))
-                lost += size * float(value.slip[t])
-                for s, J in value.jacobians.items():
-                    v = w @ J[t]
-                    found[s, t] = found[s, t] + v if (s, t) in found else v
-                    if s in shapes:
-                        lost += gamma(len(w) + 16) * size * float(frobenius(J[t]) * np.sqrt(trace(shapes[s][t])))
-        return found, float(up(np.asarray(lost)))
+    def _around(self, below: float, above: float) -> tuple[float, float]:
+        """center − below and center + above, rounded outward; nothing where they are not finite."""
+        low, high = (self.center + sign * float(up(np.asarray(far))) for sign, far in ((-1.0, below), (1.0, above)))
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return -np.inf, np.inf
+        return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
 
 
-def _pulled(mix: MixSite, roots: Covectors) -> dict[str, Covectors]:
-    """Covectors behind a mixing, taken to what it reads."""
+def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
+    """Σ w·a_hij of one layer's scores."""
+    place = walk.layer(layer)
+    scores = place.scores
+    rows = [w * scores.row(h, i, j) for w, h, i, j in terms]
+    values = [w * float(scores.center[h, i, j]) for w, h, i, j in terms]
+    noise = sum(abs(w) * float(scores.noise[h, i, j]) for w, h, i, j in terms)
+    # Products with w and their sum round by γ of themselves, at the centre and in the slope.
+    noise += gamma(len(terms) + 8) * float(sum(map(abs, values)) + sum(np.abs(row).sum() for row in rows))
+    seeds: dict[str, Covectors] = {"q": {}, "k": {}}
+    n, products = scores.q.width, []
+    for w, h, i, j in terms:
+        g = int(scores.k.groups[h])
+        for name, heads, t, part, other in (
+            ("q", scores.q, i, h, scores.k.c[j, h]),
+            ("k", scores.k, j, g, scores.q.c[i, h]),
+        ):
+            held = seeds[name].setdefault(t, np.zeros(heads.value.c.shape[1]))
+            held[part * n : (part + 1) * n] += w * scores.scale * other
+        products.append((Quadratic(np.full((1, n), scores.scale), scores.q.A[i, h], scores.k.A[j, g]), w))
+    second, beyond = _moves(scores, terms)
+    slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
+    return Form(walk, place, layer, float(sum(values)), slope, noise, seeds, second, beyond, tuple(products))
+
+
+def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
+    """What products of moves add: at Aα, and through e. Terms of one head and query are taken together."""
+    groups = defaultdict[tuple[int, int], list[tuple[float, int]]](list)
+    for w, h, i, j in terms:
+        groups[h, i].append((w, j))
+    second = beyond = 0.0
+    E_q, E_k, P_q = scores.q.blocks("E"), scores.k.blocks("E"), scores.q.blocks("P")
+    for (h, i), held in groups.items():
+        A = np.asarray(sum(w * scores.k.A[j, scores.k.groups[h]] for w, j in held))
+        error = gamma(len(held) + 4) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
+        slip = error + sum(abs(w) * float(scores.k.value.slip[j]) for w, j in held)
+        P = total([gram(A * factor_weights(A)), ball(np.asarray(slip), len(A))])
+        E = total([scaled(E_k[j, h], w * w) for w, j in held])
+        whole = total([P_q[i, h], E_q[i, h]])
+        second += float(meeting(P_q[i, h], P)) * scores.scale
+        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P)) * scores.scale
+    return float(up(np.asarray(second))), float(up(np.asarray(beyond)))
+
+
+def output_form(walk: Walk, weights: dict[int, float]) -> Form:
+    """Σ w·output_index."""
+    end = walk.end()
+    W, bias = end.head
+    rows = np.array(list(weights))
+    w = np.array(list(weights.values()))
+    covector, constant = w @ W[rows], float(w @ bias[rows])
+    error = gamma(len(rows) + 8) * float(np.abs(w) @ length(W[rows]))
+    size = float(length(covector)) + error
+    center, slope, noise, seeds = constant, np.zeros(walk.generators.shape[-1]), 0.0, Covectors()
+    for t, share in enumerate(end.shares.tolist()):
+        if share:
+            seeds[t] = share * covector
+            center += float(seeds[t] @ end.value.c[t])
+            slope = slope + seeds[t] @ end.value.linear[t]
+            # The covector errs by `error`, which meets the whole value; its products with centre and slope round.
+            moved = float(end.value.size[t]) * abs(share)
+            noise += (error + gamma(len(covector) + len(rows) + 32) * 4.0 * size) * moved
+    noise += gamma(len(rows) + 8) * float(np.abs(w) @ np.abs(bias[rows]))
+    return Form(walk, end, len(walk.layers), center, slope, float(up(np.asarray(noise))), {"value": seeds})
+
+
+def _at_sources(place: Layer | End, seeds: dict[str, Covectors]) -> tuple[dict[tuple[str, int], Array], float]:
+    """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
+    found: dict[tuple[str, int], Array] = {}
+    lost, shapes = 0.0, place.chain.shapes
+    for name, held in seeds.items():
+        value = place.read[name]
+        for t, w in held.items():
+            size = float(length(w))
+            lost += size * float(value.slip[t])
+            for s, J in value.jacobians.items():
+                v = w @ J[t]
+                found[s, t] = found[s, t] + v if (s, t) in found else v
+                if s in shapes:
+                    lost += gamma(len(w) + 16) * size * float(frobenius(J[t]) * np.sqrt(trace(shapes[s][t])))
+    return found, float(up(np.asarray(lost)))
+
+
+def _through(
+    mix: MixSite | None, roots: Covectors, form: Quadric
+) -> tuple[Quadric, float, dict[str, Covectors]]:
+    """Covectors behind a mixing, taken to what it reads: with its second order, and a bound of what is beyond."""
+    assert mix is not None
     found: dict[str, Covectors] = {"q": {}, "k": {}, "v": {}, "stream": {}}
-    for t, v in roots.items():
+    rest = 0.0
+    for place, v in roots.items():
+        t = mix.tokens[place]
+        form = form.plus(mix.quadratic(t), v)
+        # Taking v back rounds by no more than the mixing's own noise.
+        rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
         back = mix.pull(v, t)
         found["q"][t], found["stream"][t] = back["q"], back["stream"]
         for name in ("k", "v"):
             for j, w in enumerate(back[name]):
                 found[name][j] = found[name][j] + w if j in found[name] else w
-    return found
+    return form, rest, found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prooflens.checker.depth.activations import KINKED, SMOOTH
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.networks import NetworkSite
 from prooflens.checker.depth.norms import NormSite
@@ -24,6 +25,28 @@ class Layer:
     sites: dict[str, NormSite | NetworkSite]
     scores: ScoreSite
     mix: MixSite | None = None
+
+    @property
+    def read(self) -> dict[str, Value]:
+        """The values that scores and mixing read, by name."""
+        held = {"q": self.scores.q.value, "k": self.scores.k.value}
+        return held if self.mix is None else held | {"v": self.mix.v.value, "stream": self.mix.stream}
+
+
+@dataclass(eq=False)
+class End:
+    """What the outputs read: Σ_t shares_t value_t, which the head maps."""
+
+    chain: Chain
+    sites: dict[str, NormSite | NetworkSite]
+    value: Value
+    shares: Array
+    head: tuple[Array, Array]
+
+    @property
+    def read(self) -> dict[str, Value]:
+        """The value that the outputs read."""
+        return {"value": self.value}
 
 
 @dataclass(eq=False)
@@ -47,6 +70,7 @@ class Walk:
         self._chain = Chain(self.center, self.generators)
         self._sites: dict[str, NormSite | NetworkSite] = {}
         self._stream = self._chain.start
+        self._end: End | None = None
 
     @staticmethod
     def refuses(net: Network) -> str:
@@ -57,6 +81,11 @@ class Walk:
             return "its queries and keys are normed head by head"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
+        known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
+        if net.arch["activation"] not in known:
+            return f"its activation is {net.arch['activation']}"
+        if net.arch["pooler"] and net.arch["pool"] == "mean":
+            return "its pooler reads a mean of tokens"
         return ""
 
     def layer(self, number: int) -> Layer:
@@ -78,8 +107,37 @@ class Walk:
         scores = ScoreSite(*held, net.scale(number), net.score_bias(S), net.mask(S, number))
         return Layer(self._chain, self._sites, scores)
 
-    def _finish(self, layer: Layer, number: int) -> None:
-        """Behind a layer's scores: its mixing, a new chain from there, and the network."""
+    def end(self) -> End:
+        """The outputs, walked to if need be."""
+        if self._end is None:
+            self._end = self._read_out()
+        return self._end
+
+    def _read_out(self) -> End:
+        net, last, pool = self.net, int(self.net.arch["n_layers"]) - 1, self.net.arch["pool"]
+        S = len(self.center)
+        tokens = list(range(S)) if pool == "mean" else [0] if pool == "first" else [S - 1]
+        self._finish(self.layer(last), last, tokens)
+        x = self._stream
+        if net.arch["norm_place"] in ("pre", "sandwich", "output"):
+            x = self._norm("final_norm", x)
+        d = x.c.shape[1]
+        if net.arch["pooler"]:
+            site = NetworkSite(
+                x, net.arch.get("pooler_activation", "tanh"), self._weights("pooler"), (np.eye(d), np.zeros(d))
+            )
+            self._sites["pooler"] = site
+            x = site.made("pooler")
+        shares = np.full(len(tokens), 1.0 / len(tokens))
+        head = (np.eye(d), np.zeros(d))
+        if net.arch["d_out"] is not None:
+            tied = "head.weight" not in net.weights
+            W = net.weights["embed.tokens" if tied else "head.weight"]
+            head = W, np.zeros(len(W)) if tied else net.weights.get("head.bias", np.zeros(len(W)))
+        return End(self._chain, self._sites, x, shares, head)
+
+    def _finish(self, layer: Layer, number: int, tokens: list[int] | None = None) -> None:
+        """Behind a layer's scores: its mixing, a new chain from there, and the network; at some tokens, or at all."""
         net, block, place = self.net, f"blocks.{number}", self.net.arch["norm_place"]
         heads, feeds = int(net.arch["n_heads"]), net.arch.get("has_network", True)
         v = Heads(self._affine(f"{block}.v", self._inner), int(net.arch["n_kv_heads"] or heads), heads)
@@ -94,7 +152,7 @@ class Walk:
             W, bias = np.concatenate((np.zeros_like(W), W)), np.concatenate((np.zeros(d), bias))
             stream = stream.mapped(np.eye(2 * d, d))
         layer.mix = MixSite(layer.scores, v, stream, W, bias)
-        self._chain, self._sites = layer.mix.next(list(range(len(self.center)))), {}
+        self._chain, self._sites = layer.mix.next(tokens or list(range(len(self.center)))), {}
         x = self._chain.start
         if behind:
             d = len(W) // 2
