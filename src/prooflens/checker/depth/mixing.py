@@ -160,10 +160,9 @@ class Row:
     def linear(self) -> Array:
         """The linear part of W_O Σ σ V [d, p]."""
         mix = self.mix
-        found = self.columns @ self.rows.reshape(-1, self.rows.shape[-1])
-        for h, group in enumerate(mix.v.groups):
-            found = found + mix.O[:, h] @ np.tensordot(self.s[h], mix.v.A[:, group], 1)
-        return np.asarray(found)
+        p = self.rows.shape[-1]
+        means = [np.tensordot(self.s[h, self.keys], mix.v.A[self.keys, g], 1) for h, g in enumerate(mix.v.groups)]
+        return np.asarray(self.columns @ self.rows.reshape(-1, p) + mix.out @ np.concatenate(means))
 
     @cached_property
     def jacobians(self) -> tuple[Array, Array, Array]:
@@ -306,12 +305,13 @@ class Row:
     def _products(self, near: str, far: str) -> list[Array]:
         """The shapes of scale Σ_h s g (x_q·x_k), key by key: x_q and x_k in the shapes `near` of q and `far` of k."""
         scores, n, H = self.mix.scores, self.mix.scores.q.width, self.mix.H
-        M = getattr(scores.q.value, near)[self.t].reshape(H, n, H, n)
-        groups, found = scores.k.groups, []
+        M, found = getattr(scores.q.value, near)[self.t], []
+        chosen = (scores.k.groups[:, None] * n + np.arange(n)).ravel()
         for j in self.keys:
-            N = getattr(scores.k.value, far)[j].reshape(scores.k.count, n, scores.k.count, n)[groups][:, :, groups]
-            form = np.einsum("hcke,hcke->hk", M, N)
-            error = gamma(n * n + 8) * frobenius(M.reshape(H * n, -1)) * frobenius(N.reshape(H * n, -1))
+            N = getattr(scores.k.value, far)[j]
+            N = N if len(N) == len(M) else N[np.ix_(chosen, chosen)]
+            form = (M * N).reshape(H, n, H, n).sum((1, 3))
+            error = gamma(n * n + 8) * frobenius(M) * frobenius(N)
             found.append(scaled(image(self.g[:, :, j] * self.s[:, j], raised(form, error)), scores.scale**2))
         return [total(found)]
 

@@ -140,16 +140,24 @@ class NetworkSite:
     def _shape(self, t: int) -> Array:
         if not np.isfinite(self.rest_box[t]).all():
             return np.full((len(self.down[0]),) * 2, np.inf)
-        parts = [self.quadratic(t).shape(self.source.whole[t]), box(self.down[0], self.rest_box[t])]
-        parts += [self._cubic(t)] if self.third[t].any() else []
+        parts = [box(self.down[0], self.rest_box[t])]
+        if self.other is not None:
+            return total([*parts, self.quadratic(t).shape(self.source.whole[t])])
+        K = image(self.bent[0], self.source.whole[t])
+        square, second = hadamard(K, K), self.at.second[t]
+        parts.append(self._weighed(square, second))
+        parts += [self._weighed(hadamard(square, K), self.third[t])] if self.third[t].any() else []
         return total(parts)
+
+    def _weighed(self, M: Array, a: Array) -> Array:
+        """W_d diag(a) M diag(a) W_dᵀ."""
+        held = raised(a[:, None] * M * a, gamma(8) * float(np.abs(a).max()) ** 2 * frobenius(M))
+        return image(self.down[0], held)
 
     def _cubic(self, t: int) -> Array:
         """The shape of W_d a₃u³."""
         K = image(self.bent[0], self.source.whole[t])
-        cubes = hadamard(hadamard(K, K), K)
-        a = self.third[t]
-        return image(self.down[0], raised(a[:, None] * cubes * a, gamma(8) * np.abs(a).max() ** 2 * frobenius(cubes)))
+        return self._weighed(hadamard(hadamard(K, K), K), self.third[t])
 
     @cached_property
     def _rests(self) -> list[Array | None]:

@@ -30,7 +30,6 @@ from prooflens.checker.depth.shapes import (
     ball,
     frobenius,
     gamma,
-    image,
     largest,
     length,
     meeting,
@@ -128,8 +127,17 @@ class NormSite:
     def across(self) -> tuple[Array, Array]:
         """The shapes of ΠAα and of Πe."""
         parts = (self.source.P, self.source.tau), (self.source.E, self.source.epsilon)
-        found = [total([image(self.projection, M), ball(self.tilt * most, self.d)]) for M, most in parts]
+        found = [self._without(M, most) for M, most in parts]
         return found[0], found[1]
+
+    def _without(self, M: Array, most: Array) -> Array:
+        """The shape of Πx for x ∈ E(M), ‖x‖ ≤ most: ΠMΠ, by rows and then by columns, and what Π̂ is off by.
+
+        Each of the two steps subtracts a mean and a multiple of û, and rounds by γ_{8d} of ‖M‖_F.
+        """
+        across = self._across(np.swapaxes(self._across(M), -1, -2))
+        found = raised(across, gamma(16 * self.d + 64) * 4.0 * frobenius(M))
+        return total([found, ball(self.tilt * most, self.d)])
 
     @cached_property
     def ranges(self) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -182,9 +190,9 @@ class NormSite:
         l_a, l_e, _, _, _, kappa = self.ranges
         s, T = self.beyond
         whole = self.source.whole
-        V = total([image(self.projection, whole), ball(self.tilt * (self.source.tau + self.source.epsilon), self.d)])
-        V = image(np.diag(self.gain), V)
-        pair = np.stack([self._pair(t, whole[t]) for t in range(len(self.m))])
+        V = self._without(whole, self.source.tau + self.source.epsilon)
+        V = raised(self.gain[:, None] * V * self.gain, gamma(8) * self.most_gain**2 * frobenius(V))
+        pair = self._pair(whole)
         far, low = self.source.tau + self.source.epsilon, np.maximum(self.q_low, 2.0**-900)
         off = (self.tilt * (l_a + l_e) * far + self.m_error * far**2 / low) * self.most_gain
         pair = total([pair, ball(up(off), self.d)])
@@ -199,10 +207,14 @@ class NormSite:
         found = scaled(total([moved, fixed]), up(self.inverse**2))
         return np.where(np.isfinite(s)[:, None, None], found, np.inf)
 
-    def _pair(self, t: int, P: Array) -> Array:
-        """The shape of γ ⊙ (m·u)Πu/q for u ∈ E(P)."""
-        C = np.diag(self.gain / np.maximum(self.q_low[t], 2.0**-900)) * (1.0 + 2.0**-40)
-        return Quadratic(C, np.tile(self.m[t], (self.d, 1)), self.projection[t]).shape(P)
+    def _pair(self, P: Array) -> Array:
+        """The shape of γ ⊙ (m·u)Πu/q for u ∈ E(P): ½(mPm·V + hhᵀ), V = ΓΠPΠΓ and h = ΓΠPm (`quadratics`)."""
+        V = self._across(np.swapaxes(self._across(P), -1, -2)) * (self.gain[:, None] * self.gain)
+        h = self._across((P @ self.m[..., None])[..., 0][:, None])[:, 0] * self.gain
+        mPm = up(support(P, self.m) ** 2)
+        found = 0.5 * (mPm[:, None, None] * V + h[:, :, None] * h[:, None, :])
+        error = gamma(32 * self.d + 128) * 8.0 * self.most_gain**2 * (frobenius(P) * length(self.m)) ** 2
+        return scaled(raised(found, error), up(1.0 / np.maximum(self.q_low, 2.0**-400) ** 2))
 
     @cached_property
     def inner(self) -> Array:

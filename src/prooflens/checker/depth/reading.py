@@ -33,7 +33,6 @@ from prooflens.checker.depth.shapes import (
     support,
     top_eigenvalue,
     total,
-    trace,
     up,
 )
 from prooflens.checker.depth.scores import ScoreSite
@@ -223,7 +222,7 @@ def output_form(walk: Walk, weights: dict[int, float]) -> Form:
 def _at_sources(place: Layer | End, seeds: dict[str, Covectors]) -> tuple[dict[tuple[str, int], Array], float]:
     """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
     found: dict[tuple[str, int], Array] = {}
-    lost, shapes = 0.0, place.chain.shapes
+    lost = 0.0
     for name, held in seeds.items():
         value = place.read[name]
         for t, w in held.items():
@@ -232,8 +231,8 @@ def _at_sources(place: Layer | End, seeds: dict[str, Covectors]) -> tuple[dict[t
             for s, J in value.jacobians.items():
                 v = w @ J[t]
                 found[s, t] = found[s, t] + v if (s, t) in found else v
-                if s in shapes:
-                    lost += gamma(len(w) + 16) * size * float(frobenius(J[t]) * np.sqrt(trace(shapes[s][t])))
+                if s in value.spans:
+                    lost += gamma(len(w) + 16) * size * float(value.spans[s][t])
     return found, float(up(np.asarray(lost)))
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from prooflens.checker.depth.shapes import Array, ball, frobenius, gamma, gram, length, meeting, total, up
+from prooflens.checker.depth.shapes import Array, ball, frobenius, gamma, gram, image, length, meeting, total, up
 from prooflens.checker.depth.values import Value, factor_weights
 
 
@@ -57,8 +57,15 @@ class Heads:
     @cached_property
     def rest(self) -> Array:
         """The shapes of what is not linear [S, H, c, c]."""
-        M, n = self.value.E, self.width
-        parts = [M[:, g * n : (g + 1) * n, g * n : (g + 1) * n] for g in range(self.count)]
+        n = self.width
+        if self.value.parent is None:
+            M = self.value.E
+            parts = [M[:, g * n : (g + 1) * n, g * n : (g + 1) * n] for g in range(self.count)]
+        else:
+            source, W = self.value.parent
+            slip = ball(self.value.slip, n)
+            rows = [W[g * n : (g + 1) * n] for g in range(self.count)]
+            parts = [total([image(row, source.E), slip]) for row in rows]
         return np.stack(parts, 1)[:, self.groups]
 
     @cached_property

@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 U = 2.0**-53
 LEAST = 2.0**-500
 """Added to norms: squares below 2⁻¹⁰⁷⁴ vanish, and n of them move a norm by √n·2⁻⁵³⁷ at most."""
+WIDE = 128
+"""From this width on eigenvalues are proved by a factorisation, below it by powers."""
 SQUARINGS = 7
 """How often `meeting` squares a matrix; n equal eigenvalues then look like one that is larger by n^(1/128)."""
 
@@ -164,11 +166,17 @@ def meeting(M: Array, N: Array) -> Array:
 
 def largest(M: Array) -> Array:
     """At least the largest eigenvalue of shapes; batched."""
-    return up(meeting(M, M))
+    if M.shape[-1] < WIDE:
+        return up(meeting(M, M))
+    flat = M.reshape(-1, *M.shape[-2:])
+    return np.array([top_eigenvalue(K) for K in flat]).reshape(M.shape[:-2])
 
 
 def top_eigenvalue(M: Array) -> float:
-    """At least the largest eigenvalue of a symmetric matrix, and at least 0: a bound λ with λI − M = LLᵀ + R: then the largest eigenvalue is at most λ + ‖R‖_F."""
+    """At least the largest eigenvalue of a symmetric matrix, and at least 0.
+
+    With λI − M = LLᵀ + R it is at most λ + ‖R‖_F, whatever λ and L are: a power iteration guesses λ, a Cholesky routine L.
+    """
     n, most = len(M), float(frobenius(M))
     if not np.isfinite(most):
         return float("inf")

@@ -27,7 +27,6 @@ from prooflens.checker.depth.shapes import (
     gamma,
     gram,
     image,
-    largest,
     length,
     shares,
     support,
@@ -99,6 +98,8 @@ class Value:
     c: Array
     jacobians: Mapping[str, Array]
     noise: Array
+    parent: tuple[Value, Array] | None = None
+    """The value that this one is a linear map of, and the map, the same for all tokens [n, m]."""
 
     @property
     def J(self) -> Array:
@@ -118,13 +119,17 @@ class Value:
     @cached_property
     def P(self) -> Array:
         """The shape of the linear part, as it is and as it is computed."""
-        return total([image(self.J, self.chain.spread), ball(self.slip, self.c.shape[-1])])
+        found = image(self.J, self.chain.spread) if self.parent is None else image(self.parent[1], self.parent[0].P)
+        return total([found, ball(self.slip, self.c.shape[-1])])
 
     @cached_property
     def E(self) -> Array:
         """The shape of what is not linear, rounding included."""
+        slip = ball(self.slip, self.c.shape[-1])
+        if self.parent is not None:
+            return total([image(self.parent[1], self.parent[0].E), slip])
         parts = [image(J, self.chain.shapes[s]) for s, J in self.jacobians.items() if s in self.chain.shapes]
-        return total([*parts, ball(self.slip, self.c.shape[-1])])
+        return total([*parts, slip])
 
     @cached_property
     def whole(self) -> Array:
@@ -133,21 +138,24 @@ class Value:
 
     @cached_property
     def tau(self) -> Array:
-        """At least sup ‖JNα‖₂."""
-        return up(np.sqrt(largest(self.P)))
+        """At least sup ‖JNα‖₂, for rounding."""
+        return up(np.sqrt(trace(self.P)))
 
     @cached_property
     def epsilon(self) -> Array:
-        """At least sup ‖u(α) − c − JNα‖₂."""
-        return up(np.sqrt(largest(self.E)))
+        """At least sup ‖u(α) − c − JNα‖₂, for rounding."""
+        return up(np.sqrt(trace(self.E)))
+
+    @cached_property
+    def spans(self) -> dict[str, Array]:
+        """‖J_s‖_F sup ‖r_s‖ by source, for rounding."""
+        shapes = self.chain.shapes
+        return {s: up(frobenius(J) * np.sqrt(trace(shapes[s]))) for s, J in self.jacobians.items() if s in shapes}
 
     @cached_property
     def size(self) -> Array:
         """At least sup ‖u(α)‖₂, ‖c‖₂ + ‖J‖_F sup‖Nα‖₂ and the like: for rounding."""
-        moves = sum(
-            (frobenius(J) * np.sqrt(trace(self.chain.shapes[s])) for s, J in self.jacobians.items() if s in self.chain.shapes),
-            frobenius(self.J) * self.chain.reach,
-        )
+        moves = sum(self.spans.values(), frobenius(self.J) * self.chain.reach)
         return up(length(self.c) + moves + self.noise)
 
     def mapped(self, W: Array, bias: Array | float = 0.0) -> Value:
@@ -156,7 +164,8 @@ class Value:
         most = frobenius(W)
         shift = length(np.atleast_1d(bias)).max()
         noise = most * self.noise + gamma(W.shape[-1] + 16) * (2.0 * most * self.size + shift)
-        return Value(self.chain, c, {s: W @ J for s, J in self.jacobians.items()}, up(noise))
+        held = {s: W @ J for s, J in self.jacobians.items()}
+        return Value(self.chain, c, held, up(noise), (self, W) if W.ndim == 2 else None)
 
     def plus(self, other: Value) -> Value:
         """The sum of two values of a chain."""
