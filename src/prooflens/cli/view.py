@@ -66,7 +66,7 @@ def check(
             f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
         )
     folder = weights or _weights_of(run)
-    found = examine(run, folder, _rotary_tables, _rotary_powers)
+    found = examine(run, folder, torch_tables, torch_powers)
     if as_json:
         print_json(
             {
@@ -154,7 +154,7 @@ def _print_check(found: CheckReport, folder: Path) -> None:
         console.print(", ".join(f"{n} {word}" for word, n in found.counts.items()), highlight=False)
 
 
-def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
+def torch_tables(n_tokens: int, d_head: int, theta: float) -> Any:
     """RoPE's float32 constants as torch makes them: asked for only where a model has them."""
     import torch
 
@@ -164,7 +164,7 @@ def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
     return tuple(table.numpy() for table in tables)
 
 
-def _rotary_powers(theta: float, width: int) -> Any:
+def torch_powers(theta: float, width: int) -> Any:
     """The powers of RoPE's base as torch makes them, in float32."""
     import torch
 
@@ -181,7 +181,7 @@ def _recount(document: Path, weights: Path | None, as_json: bool) -> None:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{document} is no file of `vocabulary -o`: {error}") from error
         weights = _folder_of(name, None)
-    found = recount(document, weights, _rotary_tables, _rotary_powers)
+    found = recount(document, weights, torch_tables, torch_powers)
     if as_json:
         rows = [asdict(finding) for finding in found.findings]
         print_json({"rows": rows, "ok": found.ok, "problems": found.problems, "weights": str(weights)})

@@ -122,9 +122,27 @@ class MixSite:
         self.beyond[t] = total([*row.beyond(), ball(row.noise, len(c))])
         return c, N, total([*parts, *row.second(), self.beyond[t]])
 
-    def quadratic(self, t: int) -> Quadratic:
-        """The second order of query token t, as a map of the factors."""
-        return Row(self, t).quadratic
+    def form(self, v: Array, t: int) -> tuple[Quadratic, float]:
+        """The second order of query token t as a covector v sees it: one form of the factors, and its error.
+
+        With ω = vW_O and c = s v·g: Σ (½c ℓ + s ω·A_v) ⊗ ℓ + scale Σ A_q ⊗ (Σ_j c A_k): far fewer products than q has.
+        """
+        row, scores, p = Row(self, t), self.scores, self.scores.q.A.shape[-1]
+        omega = np.einsum("d,dhc->hc", v, self.O)
+        c = row.s * np.einsum("d,dhj->hj", v, row.g)
+        seen = np.stack([omega[h] @ self.v.A[:, g] for h, g in enumerate(self.v.groups)])
+        keys = np.stack([np.tensordot(c[h], scores.k.A[:, g], 1) for h, g in enumerate(scores.k.groups)])
+        L = np.concatenate((row.rows.reshape(-1, p), scores.scale * scores.q.A[t].reshape(-1, p)))
+        right = 0.5 * c[..., None] * row.rows + row.s[..., None] * seen
+        R = np.concatenate((right.reshape(-1, p), keys.reshape(-1, p)))
+        n = gamma(2 * (self.S + len(v) + self.out.shape[1]) + 64)
+        moved = float(frobenius(row.rows.reshape(-1, p)))
+        values = float(frobenius(self.v.A).max()) * self.H**0.5 * self.S
+        met = float(np.sqrt(np.square(self.v.c).sum((1, 2)).max())) * 2.0
+        others = scores.scale * float(frobenius(scores.q.A[t].reshape(-1, p)) * frobenius(scores.k.A).max())
+        size = moved * (met * moved + values) + met * others * self.H * self.S
+        error = n * 8.0 * float(length(v)) * float(frobenius(self.out)) * size
+        return Quadratic(np.ones((1, len(L))), L, R), float(up(np.asarray(error)))
 
     def pull(self, v: Array, t: int) -> dict[str, Array]:
         """A covector at the next root's token t, taken back: to the stream and q at t, to k and v at all tokens."""

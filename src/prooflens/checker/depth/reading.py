@@ -55,14 +55,20 @@ class Quadric:
     error: float
 
     def plus(self, form: Quadratic, v: Array, A: Array | None = None) -> Quadric:
-        """With v·q(Aα) added; A is the identity where the map is one of the factors."""
-        half, error = form.hessian(v)
-        if A is not None:
-            size = float(frobenius(A)) ** 2
-            error = error * size + gamma(2 * len(A) + 16) * 2.0 * float(frobenius(half)) * size
-            half = A.T @ half @ A
-        H = self.H + 0.5 * (half + half.T)
-        return Quadric(H, float(up(np.asarray(self.error + error + gamma(8) * (frobenius(half) + frobenius(H))))))
+        """With v·q(Ax) added; A is the identity where it is not given."""
+        own = Quadric(*form.hessian(v))
+        return self.with_image(own, A) if A is not None else self._sum(own)
+
+    def with_image(self, other: Quadric, A: Array) -> Quadric:
+        """With ½(Ax)ᵀH(Ax) of another form added."""
+        size = float(frobenius(A)) ** 2
+        error = other.error * size + gamma(2 * len(A) + 16) * 2.0 * float(frobenius(other.H)) * size
+        return self._sum(Quadric(A.T @ other.H @ A, float(up(np.asarray(error)))))
+
+    def _sum(self, other: Quadric) -> Quadric:
+        H = self.H + 0.5 * (other.H + other.H.T)
+        error = self.error + other.error + gamma(8) * (frobenius(other.H) + frobenius(H))
+        return Quadric(H, float(up(np.asarray(error))))
 
 
 def largest_on_box(a: Array, form: Quadric) -> float:
@@ -123,6 +129,12 @@ class Form:
 
     def tight_bounds(self) -> tuple[float, float]:
         """The second reading: f from below and from above."""
+        form, rest = self.expanded()
+        ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
+        return self._around(ends[0] + rest, ends[1] + rest)
+
+    def expanded(self) -> tuple[Quadric, float]:
+        """H and a bound of |f(α) − center − slope·α − ½αᵀHα| over the region."""
         p = len(self.slope)
         form, rest = Quadric(np.zeros((p, p)), 0.0), self.beyond + self.noise
         for product, w in self.products:
@@ -131,19 +143,22 @@ class Form:
         while True:
             found, lost = _at_sources(place, seeds)
             rest += lost
+            roots: dict[int, Quadric] = {}
             for (s, t), v in found.items():
                 if s != ROOT:
                     site = place.sites[s]
-                    form = form.plus(site.quadratic(t), v, site.source.linear[t])
+                    d = site.source.J.shape[-1]
+                    before = roots.get(t) or Quadric(np.zeros((d, d)), 0.0)
+                    roots[t] = before.plus(site.quadratic(t), v, site.source.J[t])
                     rest += site.rest(v, t)
+            for t, at_root in roots.items():
+                form = form.with_image(at_root, place.chain.N[t])
             if number == 0:
-                break
+                return form, float(up(np.asarray(rest)))
             number -= 1
             place = self.walk.layers[number]
             form, lost, seeds = _through(place.mix, {t: v for (s, t), v in found.items() if s == ROOT}, form)
             rest += lost
-        ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
-        return self._around(ends[0] + rest, ends[1] + rest)
 
     def _around(self, below: float, above: float) -> tuple[float, float]:
         """center − below and center + above, rounded outward; nothing where they are not finite."""
@@ -245,7 +260,9 @@ def _through(
     rest = 0.0
     for place, v in roots.items():
         t = mix.tokens[place]
-        form = form.plus(mix.quadratic(t), v)
+        own, error = mix.form(v, t)
+        form = form.plus(own, np.ones(1))
+        form = Quadric(form.H, form.error + 2.0 * error)
         # Taking v back rounds by no more than the mixing's own noise.
         rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
         back = mix.pull(v, t)
