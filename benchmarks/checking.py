@@ -44,11 +44,12 @@ def main() -> None:
     parser.add_argument("--positions", type=int, nargs="+")
     parser.add_argument("--query", nargs="+", default=["top1"])
     parser.add_argument("--engine", default=None)
-    parser.add_argument("--memory", default=None)
+    parser.add_argument("--memory", default=None, help="GiB for the engines")
+    parser.add_argument("--time", default=None, help="time for the engines, as `prooflens certify --time` takes it")
     parser.add_argument("--peers", type=Path, default=PEERS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {name: value for name in ("engine", "memory") if (value := getattr(args, name)) is not None}
+    options = {name: value for name in ("engine", "memory", "time") if (value := getattr(args, name)) is not None}
     for eps in args.eps:
         with tempfile.TemporaryDirectory() as place:
             model, prompt, folder = find(args.model, args.text, args.peers, Path(place))

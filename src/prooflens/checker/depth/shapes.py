@@ -25,6 +25,8 @@ LEAST = 2.0**-500
 """Added to norms: squares below 2⁻¹⁰⁷⁴ vanish, and n of them move a norm by √n·2⁻⁵³⁷ at most."""
 WIDE = 128
 """From this width on eigenvalues are proved by a factorisation, below it by powers."""
+FULL = 300
+"""Up to this width the guess of an eigenvalue is a full decomposition's."""
 SQUARINGS = 7
 """How often `meeting` squares a matrix; n equal eigenvalues then look like one that is larger by n^(1/128)."""
 
@@ -180,20 +182,27 @@ def top_eigenvalue(M: Array) -> float:
     n, most = len(M), float(frobenius(M))
     if not np.isfinite(most):
         return float("inf")
-    x, value = np.random.default_rng(0).standard_normal(n), 0.0
-    for _ in range(24):
-        y = M @ x + (most / n**0.5) * x
-        value = float(np.sqrt((y * y).sum() / max((x * x).sum(), 2.0**-900)))
-        x = y / max(float(np.abs(y).max()), 2.0**-900)
-    for factor in (1.02, 1.1, 1.3, 2.0):
-        guess = max(value - most / n**0.5, 0.0) * factor + 1e-9 * most
-        if guess >= most:
-            break
+    guess = _guess(M, most)
+    while guess < most:
+        K = guess * np.eye(n) - M
         try:
-            K = guess * np.eye(n) - M
             L = np.linalg.cholesky(K)
         except np.linalg.LinAlgError:
+            guess *= 1.3
             continue
         rest = frobenius(K - L @ L.T) + gamma(n + 8) * frobenius(L) ** 2 + gamma(4) * (frobenius(K) + guess)
         return min(most, float(up(guess + rest)))
     return most
+
+
+def _guess(M: Array, most: float) -> float:
+    """About the largest eigenvalue of a matrix of Frobenius norm `most`; nothing rests on it."""
+    n, least = len(M), 1e-6 * most
+    if n <= FULL:
+        return max(1.001 * float(np.linalg.eigvalsh(M)[-1]), least)
+    x, shift, value = np.random.default_rng(0).standard_normal(n), most / n**0.5, 0.0
+    for _ in range(24):
+        y = M @ x + shift * x
+        value = float(x @ y / max(float(x @ x), 2.0**-900)) - shift
+        x = y / max(float(np.abs(y).max()), 2.0**-900)
+    return max(1.02 * value, least)
