@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 REPROVED, CONFIRMED, NOTHING_CLAIMED = "re-proved", "witness confirmed", "nothing claimed"
@@ -57,3 +60,25 @@ class CheckReport:
     def ok(self) -> bool:
         """Whether nothing is WRONG."""
         return not self.problems and not self.counts[WRONG]
+
+    def save(self, run: Path) -> Path:
+        """Write the words beside the run, as check.json, for reports; rows that were judged before keep theirs.
+
+        The file names the run.json that it is about by its sha256. Nothing of the run is changed; no check reads it.
+
+        Args:
+            run: the run directory that was checked.
+
+        Returns:
+            The file.
+        """
+        path, digest = run / "check.json", hashlib.sha256((run / "run.json").read_bytes()).hexdigest()
+        held: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        same = (
+            isinstance(held, dict) and held.get("run_sha256") == digest and isinstance(held.get("rows"), dict)
+        )
+        rows = dict(held["rows"]) if same else {}
+        rows |= {str(finding.row): [finding.status, finding.note] for finding in self.findings}
+        text = json.dumps({"run_sha256": digest, "rows": rows, "problems": self.problems}, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        return path

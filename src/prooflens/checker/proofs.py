@@ -1,8 +1,9 @@
 """Proved ranges of functionals on a whole region, by code that shares nothing with the engines.
 
-Linear forms come first: differences of scores of layer 0 from `first_layer`, everything else from `depth`. Functionals that a
-common shift of a row's scores leaves unchanged are functions of the attention weights, and s_j = 1/(1 + Σ e^{a_k − a_j}) with
-proved differences gives a box for those; masses and entropies are then programs over the simplex, in Arb.
+Linear forms come first: differences of scores of layer 0 from `first_layer`, everything else from `depth`.
+Functionals that a common shift of a row's scores leaves unchanged are functions of the attention weights, and s_j =
+1/(1 + Σ e^{a_k − a_j}) with proved differences gives a box for those; masses and entropies are then programs over the
+simplex, in Arb.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Prover:
             return self._linear(functional, tight)
         if any(term[1] in OUTPUTS for term in terms):
             return self._against_largest(functional, tight)
-        rows = {tuple(term[2:5]) for term in terms}
+        rows: set[tuple[int, int, int]] = {tuple(term[2:5]) for term in terms}
         for row in rows:
             if sum(Fraction(t[0]) for t in terms if tuple(t[2:5]) == row and t[1] != "entropy") != 0:
                 return NOTHING
@@ -131,7 +132,9 @@ class Prover:
             if self.region.radius is not None:
                 return (low, high), reached
         if not self.refusal:
-            own = self._form(("scores", layer, *map(tuple, terms)), lambda: score_form(self.walk, layer, terms), tight)
+            own = self._form(
+                ("scores", layer, *map(tuple, terms)), lambda: score_form(self.walk, layer, terms), tight
+            )
             low, high = max(low, own[0]), min(high, own[1])
         return (low, high), reached
 
@@ -165,7 +168,9 @@ class Prover:
         size = len(self.walk.end().head[0]) if not self.refusal else 0
         low = np.inf if size else -np.inf
         for other in sorted(set(range(size)) - set(left_out)):
-            low = min(low, self._linear({**functional, "terms": [*rest, [weight, "logit", other]]}, tight).low)
+            low = min(
+                low, self._linear({**functional, "terms": [*rest, [weight, "logit", other]]}, tight).low
+            )
             if low == -np.inf or (low <= 0.0 and not tight):
                 break
         return Range(low, np.inf)

@@ -69,7 +69,7 @@ class Region:
 
     @property
     def factors(self) -> Array:
-        """G as a map from factors to the input [S, d, p]; a region that is a point gets one factor that does nothing."""
+        """G as a map from factors to the input [S, d, p]; a point gets one factor that does nothing."""
         if self.n_factors == 0:
             return np.zeros((*self.center.shape, 1))
         if self.generators is not None:

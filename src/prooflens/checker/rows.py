@@ -131,7 +131,9 @@ class RowChecker:
             word, note = self._witness(row, functionals)
         elif row["guarantee"] != "proved" or row["verdict"] == "estimated":
             open_ = row["verdict"] == "unknown"
-            word, note = (NOTHING_CLAIMED, "the verdict is unknown") if open_ else (NOT_CHECKABLE, "an estimate")
+            word, note = (
+                (NOTHING_CLAIMED, "the verdict is unknown") if open_ else (NOT_CHECKABLE, "an estimate")
+            )
         else:
             word, note = self._prove(row, functionals, low, high)
         return word, f"{note}; {unread}" if unread else note
@@ -203,7 +205,7 @@ class RowChecker:
         """Own bounds of every functional: they must not contradict the stored ones, and may prove the verdict."""
         note = self._ledger(row, low) or self._cover(row, low)
         if row["verdict"] != "holds":
-            # Nothing is claimed; at layer 0, where a look costs little, the bounds must not be contradicted all the same.
+            # Nothing is claimed. At layer 0, where a look costs little, the bounds must be true all the same.
             if _reads(functionals) == (frozenset({0}), False):
                 for f, a, b in zip(functionals, low, high, strict=True):
                     self._agrees(f, a, b, self.prover.bounds(f, tight=False))
@@ -215,7 +217,11 @@ class RowChecker:
             weakest = min(weakest, own.low)
         if all(proved):
             return REPROVED, f"own bound {weakest:.6g}" if functionals else "true by the mask"
-        weaker = "the checker's bounds are weaker" if weakest > -np.inf else self.prover.refusal or "nothing is known"
+        weaker = (
+            "the checker's bounds are weaker"
+            if weakest > -np.inf
+            else self.prover.refusal or "nothing is known"
+        )
         return NOT_CHECKABLE, note or weaker
 
     def _own(self, f: Functional, a: float, b: float) -> Range:

@@ -1,6 +1,7 @@
 """Random networks on random regions, and what they really do there."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from prooflens.evaluation.soundness.cases import FAMILIES, random_model
 from prooflens.models.sites import rotary_tables
 from prooflens.problem import Problem
 from prooflens.regions import Ball
+
+Evaluate = Callable[[Any, Any], Any]
+"""A form of scores by layer and of outputs."""
 
 KNOWN = tuple(family for family in FAMILIES if family not in ("qwen3", "gemma2", "gemma3", "mixed"))
 """Families that no network of is refused."""
@@ -62,9 +66,9 @@ class Case:
         assert outputs is not None
         return {layer: a.numpy() for layer, a in scores.items()}, outputs.numpy()
 
-    def forms(self, count: int) -> list[tuple[Form, Any]]:
+    def forms(self, count: int) -> list[tuple[Form, Evaluate]]:
         """Differences of scores of every layer and of outputs, each with a function that evaluates it."""
-        choose, found = random.Random(self.seed), []
+        choose, found = random.Random(self.seed), list[tuple[Form, Evaluate]]()
         with np.errstate(all="ignore"):
             for layer in range(self.net.arch["n_layers"]):
                 mask = self.walk.layer(layer).scores.mask
@@ -72,10 +76,13 @@ class Case:
                     h, i = choose.randrange(self.net.arch["n_heads"]), choose.randrange(len(mask))
                     j, k = choose.choices([int(key) for key in np.flatnonzero(mask[i])], k=2)
                     form = score_form(self.walk, layer, [(1.0, h, i, j), (-0.7, h, i, k)])
-                    read = (layer, h, i, j, k)
-                    found.append((form, lambda a, o, r=read: a[r[0]][:, r[1], r[2], r[3]] - 0.7 * a[r[0]][:, r[1], r[2], r[4]]))
+                    found.append((form, _difference(layer, h, i, j, k)))
             found.append((output_form(self.walk, {0: 1.0, 1: -1.0}), lambda a, o: o[:, 0] - o[:, 1]))
         return found
+
+
+def _difference(layer: int, h: int, i: int, j: int, k: int) -> Evaluate:
+    return lambda a, o: a[layer][:, h, i, j] - 0.7 * a[layer][:, h, i, k]
 
 
 def worst(case: Case, count: int = 2) -> float:
@@ -92,7 +99,15 @@ def worst(case: Case, count: int = 2) -> float:
             (low, high), (least, most), (H, rest) = form.bounds(), form.tight_bounds(), form.expanded()
         for a, b in ((low, high), (least, most)):
             if np.isfinite(b - a):
-                used = max(used, float(((np.abs(f - form.center) - slack) / np.where(f > form.center, b - form.center, form.center - a)).max()))
+                used = max(
+                    used,
+                    float(
+                        (
+                            (np.abs(f - form.center) - slack)
+                            / np.where(f > form.center, b - form.center, form.center - a)
+                        ).max()
+                    ),
+                )
         if np.isfinite(rest):
             left = f - form.center - alpha @ form.slope - 0.5 * np.einsum("bp,pq,bq->b", alpha, H.H, alpha)
             used = max(used, float(((np.abs(left) - slack) / rest).max()))

@@ -28,7 +28,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 )
 def test_activations_stay_within_their_rest(name: str, h: float, b: float, shares: list[float]) -> None:
     at = expansion(name, np.array([h]), np.array([b]))
-    value, slope, second, third, rest = (float(x[0]) for x in (at.value, at.slope, at.second, at.third, at.rest))
+    value, slope, second, third, rest = (
+        float(x[0]) for x in (at.value, at.slope, at.second, at.third, at.rest)
+    )
     with ctx.workprec(200):
         for share in (-1.0, 1.0, *shares):
             u = arb(share) * b
@@ -75,7 +77,9 @@ def used(site: NormSite | NetworkSite, out: Array, alpha: Array, e: Array, seed:
     r = out - output - np.einsum("sod,bsd->bso", site.jacobian, u)
     rng = np.random.default_rng(seed)
     for t in range(2):
-        W = np.concatenate((rng.standard_normal((6, r.shape[-1])), r[:4, t] / (np.abs(r[:4, t]).max() + 1e-300)))
+        W = np.concatenate(
+            (rng.standard_normal((6, r.shape[-1])), r[:4, t] / (np.abs(r[:4, t]).max() + 1e-300))
+        )
         seen = r[:, t] @ W.T
         slack = 1e-13 * (1.0 + np.abs(out[:, t]) @ np.abs(W).T)
         most = max(most, float(((np.abs(seen) - slack) / supports(site.shape[t], W)).max()))
@@ -131,7 +135,7 @@ def test_networks(seed: int) -> None:
 
 
 def try_mixing(family: str, seed: int) -> float:
-    """The root behind every mixing against the stream there: its ellipsoid, and what second order leaves of the first."""
+    """The root behind every mixing against the stream there: its ellipsoid, and what second order leaves."""
     case = Case.of(family, seed, eps=0.03, depth=3)
     walk, plain = case.walk, PlainNetwork(case.net)
     with np.errstate(all="ignore"):
@@ -148,12 +152,12 @@ def try_mixing(family: str, seed: int) -> float:
             W = np.concatenate((rng.standard_normal((6, e.shape[1])), e[:3] / (np.abs(e[:3]).max() + 1e-300)))
             slack = 1e-13 * (1.0 + np.abs(attended[:, t]) @ np.abs(W).T)
             bound = supports(chain.shapes[ROOT][t], W)
-            most = max(most, np.nan_to_num(((np.abs(e @ W.T) - slack) / bound)).max())
+            most = max(most, np.nan_to_num((np.abs(e @ W.T) - slack) / bound).max())
             for w in W if layer == 0 and len(walk.layers[0].sites) == 0 else ():
                 form, _ = mix.form(w, t)
                 second = ((alpha @ form.L.T) * (alpha @ form.R.T)).sum(1)
                 rest = supports(mix.beyond[t], w[None])[0]
-                most = max(most, np.nan_to_num(((np.abs(e @ w - second) - slack.max()) / rest)).max())
+                most = max(most, np.nan_to_num((np.abs(e @ w - second) - slack.max()) / rest).max())
         x = plain._block(layer, x)[0]
     return float(most)
 

@@ -57,6 +57,8 @@ def half(function: Callable[..., shapes.Array]) -> Callable[..., shapes.Array]:
     return lambda *arguments: 0.5 * function(*arguments)
 
 
+PULL = mixing.MixSite.pull
+
 MUTANTS: dict[str, tuple[object, str, object]] = {
     "no rest of activations": (networks, "expansion", without_rest),
     "weights of sums too small": (shapes, "shares", half(shapes.shares)),
@@ -67,14 +69,13 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "covectors with the wrong sign": (mixing.MixSite, "pull", lambda self, v, t: {
         name: -w for name, w in PULL(self, v, t).items()}),
     "earlier remainders forgotten": (mixing.Row, "carried", lambda self: []),
-    "norms beyond second order left out": (norms.NormSite, "beyond", property(lambda self: (0.0 * self.q, 0.0 * self.q))),
+    "norms beyond second order left out": (norms.NormSite, "beyond", property(lambda self: (0 * self.q, 0 * self.q))),
     "norms' rest left out": (norms.NormSite, "rest", nothing),
     "networks' rest left out": (networks.NetworkSite, "rest", nothing),
     "norms' mean kept": (norms.NormSite, "quadratic", lambda self, t: self.projection),
     "largest eigenvalue halved": (reading, "top_eigenvalue", lambda M: 0.5 * shapes.top_eigenvalue(M)),
     "support halved": (reading, "support", half(shapes.support)),
 }  # fmt: skip
-PULL = mixing.MixSite.pull
 
 
 def tried() -> float:
@@ -91,7 +92,7 @@ def test_nothing_is_wrong_without_a_mutant() -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_any_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*MUTANTS[name])  # type: ignore[arg-type]
+    monkeypatch.setattr(*MUTANTS[name])
     try:
         assert tried() > 1.0
     except (AttributeError, ValueError, TypeError):  # a mutant that does not even run

@@ -1,12 +1,12 @@
 """Activations as stand-ins: a float polynomial around a float point, and what it leaves, proved by Arb.
 
-For |u| ≤ b and floats h, φ̂, φ̂′, a₂, a₃:  |φ(h + u) − φ̂ − φ̂′u − a₂u² − a₃u³| ≤ rest. The coefficients are Taylor's, rounded,
-and the rest is what rounding leaves plus sup|φ⁗|b⁴/24 over the ball h ± b, from a power series over that ball. Where a neuron
-moves so far that a shorter polynomial leaves less, that is taken.
+For |u| ≤ b and floats h, φ̂, φ̂′, a₂, a₃:  |φ(h + u) − φ̂ − φ̂′u − a₂u² − a₃u³| ≤ rest. The coefficients are
+Taylor's, rounded, and the rest is what rounding leaves plus sup|φ⁗|b⁴/24 over the ball h ± b, from a power series
+over that ball. Where a neuron moves so far that a shorter polynomial leaves less, that is taken.
 
 A ReLU whose kink is in reach has no useful tangent: its stand-in is the chord over |u| ≤ b, lowered by half of its
-greatest height. With θ = (b + h)/2b the chord is 0 at u = −b and b + h at u = b, it is above φ, most at the kink u = −h, by
-θ(b − h) = (b² − h²)/2b; so the lowered one is off by at most (b² − h²)/4b.
+greatest height. With θ = (b + h)/2b the chord is 0 at u = −b and b + h at u = b, it is above φ, most at the kink u =
+−h, by θ(b − h) = (b² − h²)/2b; so the lowered one is off by at most (b² − h²)/4b.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Expansion:
 
 
 def expansion(function: str, h: Array, b: Array) -> Expansion:
-    """The stand-in of an activation at h for moves up to b; where b is not finite the rest is infinite.
-    """
+    """The stand-in of an activation at h for moves up to b; where b is not finite the rest is infinite."""
     pairs = list(zip(h.ravel().tolist(), b.ravel().tolist(), strict=True))
     if function in KINKED:
         found = [KINKED[function](x, far) for x, far in pairs]

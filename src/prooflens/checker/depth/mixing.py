@@ -1,21 +1,24 @@
-"""Softmax mixing as a site: the next stream x_t = stream_t + W_O Σ_j σ_j V_j + b_O of a query token t, over heads h and keys j.
+"""Softmax mixing as a site: the next stream x_t = stream_t + W_O Σ_j σ_j V_j + b_O of a query token t, over heads h
+and keys j.
 
-Let s be the weights at the centre (floats, made to sum to 1), z = Σ s V, g_j = W_O(V_j − z), and b_j how far score j moves beyond
-the mean Σ s b, which softmax does not see. The weights are s e^b/(1 + Q) with Q = Σ s(e^b − 1) ≥ 0 (Jensen). Write b = ℓ + b_e, ℓ linear
-in the factors, b_e = what e adds to that and the products of moves p. With R_n(b) = e^b − Σ_{k<n} b^k/k! and Σ s g = 0, exactly,
+Let s be the weights at the centre (floats, made to sum to 1), z = Σ s V, g_j = W_O(V_j − z), and b_j how far score j
+moves beyond the mean Σ s b, which softmax does not see. The weights are s e^b/(1 + Q) with Q = Σ s(e^b − 1) ≥ 0
+(Jensen). Write b = ℓ + b_e, ℓ linear in the factors, b_e = what e adds to that and the products of moves p. With
+R_n(b) = e^b − Σ_{k<n} b^k/k! and Σ s g = 0, exactly,
 
     x_t = (linear in α and in e)
         + Σ s g p + ½Σ s g ℓ² + Σ s ℓ W_O A_vα                                       second order, at Aα
         + Σ s g (p − p_AA) + Σ s g [½b_e(b + ℓ) + R₃(b) − (e^b − 1)Q/(1 + Q)]         beyond
         + Σ s [b_e + R₂(b) − e^b Q/(1 + Q)] W_O A_vα + Σ s [e^b/(1 + Q) − 1] W_O e_V.
 
-**Budgets.** Let b̄ = |ℓ| + E ≥ |b|, |b_e| ≤ E, b̄ ≤ β, and Σ s b̄² ≤ W over all heads and keys (one eigenvalue for ℓ; (√λ + √(Σ sE²))²). With
-t_j = s b̄²/W, Σ t ≤ 1, every coefficient above is at most Z_j√t_j, so the sums lie in E(Σ Z_j² g_jg_jᵀ) and the like:
+**Budgets.** Let b̄ = |ℓ| + E ≥ |b|, |b_e| ≤ E, b̄ ≤ β, and Σ s b̄² ≤ W over all heads and keys (one eigenvalue for ℓ;
+(√λ + √(Σ sE²))²). With t_j = s b̄²/W, Σ t ≤ 1, every coefficient above is at most Z_j√t_j, so the sums lie in E(Σ
+Z_j² g_jg_jᵀ) and the like:
 
     s E b̄ ≤ E√(sW)√t,   s|R_n(b)| ≤ r_n√(W min(W, sβ²))√t,  r_n = R_n(β)/β²,   s|e^b − 1| ≤ r₁√(sW)√t,  r₁ = R₁(β)/β.
 
-Q is at most Q̄_h = Σ_j s R₂(β) in head h. In Σ_j s e^b/(1 + Q) W_O δ_j the weights sum to 1 and are at most s e^β, so it lies in E(e^β Σ_j s W_OΔ_jW_Oᵀ), and
-Q ≤ r₂m_h with m_h = Σ_j s b̄² ≤ √(W_hW)√(t_h), Σ t_h ≤ 1.
+Q is at most Q̄_h = Σ_j s R₂(β) in head h. In Σ_j s e^b/(1 + Q) W_O δ_j the weights sum to 1 and are at most s e^β, so
+it lies in E(e^β Σ_j s W_OΔ_jW_Oᵀ), and Q ≤ r₂m_h with m_h = Σ_j s b̄² ≤ √(W_hW)√(t_h), Σ t_h ≤ 1.
 """
 
 from __future__ import annotations
@@ -53,9 +56,11 @@ log = np.frompyfunc(lambda v: arb(v).log(), 1, 1)
 
 
 def tail(beta: Array, n: int) -> Array:
-    """At least R_n(β)/β^n: Σ_{k≥n} β^(k−n)/k! ≤ 1/(n!(1 − β/(n + 1))) for β < n + 1; infinite beyond 0.9 of that."""
+    """At least R_n(β)/β^n: Σ_{k≥n} β^(k−n)/k! ≤ 1/(n!(1 − β/(n + 1))), β < n + 1; infinite beyond 0.9 of that."""
     fits = beta < 0.9 * (n + 1)
-    return np.where(fits, up(1.0 / (math.factorial(n) * (1.0 - np.minimum(beta, 0.9 * (n + 1)) / (n + 1)))), np.inf)
+    return np.where(
+        fits, up(1.0 / (math.factorial(n) * (1.0 - np.minimum(beta, 0.9 * (n + 1)) / (n + 1)))), np.inf
+    )
 
 
 @dataclass(eq=False)
@@ -92,7 +97,7 @@ class MixSite:
     def weight_errors(self) -> tuple[Array, float]:
         """How far the scores are from log s, up to a shift per row [H, S, 1], and how far rows of s are from sum 1.
 
-        So no exponential is trusted: s is taken as it is, and what the real scores are beyond log s counts as a move of b.
+        So no exponential is trusted: s is taken as it is, and what the scores are beyond log s counts as a move of b.
         """
         off, short = np.zeros((self.H, self.S, 1)), 0.0
         for h in range(self.H):
@@ -101,7 +106,9 @@ class MixSite:
                 s = self.s[h, i, keys]
                 if not (s > 0.0).all():
                     return np.full_like(off, np.inf), np.inf
-                gaps = [arb(x) - y for x, y in zip(self.scores.center[h, i, keys].tolist(), log(s), strict=True)]
+                gaps = [
+                    arb(x) - y for x, y in zip(self.scores.center[h, i, keys].tolist(), log(s), strict=True)
+                ]
                 off[h, i] = 2.0 * max(float(abs(gap - gaps[0].mid()).upper()) for gap in gaps)
                 short = max(short, abs(math.fsum([*s.tolist(), -1.0])) + 2.0**-53)
         return up(off), short
@@ -119,7 +126,7 @@ class MixSite:
         N = self.stream.linear[t] + row.linear
         parts = row.carried()
         self.noises[t] = row.noise
-        self.beyond[t] = total([*row.beyond(), ball(row.noise, len(c))])
+        self.beyond[t] = total([*row.beyond(), ball(np.asarray(row.noise), len(c))])
         return c, N, total([*parts, *row.second(), self.beyond[t]])
 
     def form(self, v: Array, t: int) -> tuple[Quadratic, float]:
@@ -158,7 +165,7 @@ class MixSite:
 def _grouped(x: Array, heads: Heads) -> Array:
     """Covectors of query heads [S, H, c], added up by the group that they read [S, G·c]."""
     S, H, c = x.shape
-    return x.reshape(S, heads.count, H // heads.count, c).sum(2).reshape(S, -1)
+    return np.asarray(x.reshape(S, heads.count, H // heads.count, c).sum(2).reshape(S, -1))
 
 
 class Row:
@@ -179,7 +186,9 @@ class Row:
         """The linear part of W_O Σ σ V [d, p]."""
         mix = self.mix
         p = self.rows.shape[-1]
-        means = [np.tensordot(self.s[h, self.keys], mix.v.A[self.keys, g], 1) for h, g in enumerate(mix.v.groups)]
+        means = [
+            np.tensordot(self.s[h, self.keys], mix.v.A[self.keys, g], 1) for h, g in enumerate(mix.v.groups)
+        ]
         return np.asarray(self.columns @ self.rows.reshape(-1, p) + mix.out @ np.concatenate(means))
 
     @cached_property
@@ -215,13 +224,17 @@ class Row:
     def noise(self) -> float:
         """Rounding here, of the values that meet, and of weights that do not quite sum to 1.
 
-        Every number of the new centre, linear part and Jacobians is a sum of at most n products of floats, of sizes that
-        the product below bounds: W_O, values, and scores with their slopes. 16 covers that each counts a few times.
+        Every number of the new centre, linear part and Jacobians is a sum of at most n products of floats, of sizes
+        that the product below bounds: W_O, values, and scores with their slopes. 16 is for what counts several times.
         """
         mix, t, scores = self.mix, self.t, self.mix.scores
         q, k, v, stream = scores.q.value, scores.k.value, mix.v.value, mix.stream
         by_q, by_k, by_v = self.jacobians
-        found = stream.slip[t] + frobenius(by_q) * q.slip[t] + (length(self.g.transpose(1, 2, 0)) * self.s * self.blur).sum()
+        found = (
+            stream.slip[t]
+            + frobenius(by_q) * q.slip[t]
+            + (length(self.g.transpose(1, 2, 0)) * self.s * self.blur).sum()
+        )
         found = found + (frobenius(by_k) * k.slip + frobenius(by_v) * v.slip).sum()
         n = gamma(8 * (mix.S + len(mix.out) + mix.out.shape[1]) + 256) + 8.0 * mix.weight_errors[1]
         slopes = 1.0 + 4.0 * scores.scale * q.size[t] * k.size.max() + np.abs(scores.bias[:, t]).max()
@@ -235,14 +248,14 @@ class Row:
         return factor_weights(rows.reshape(-1, rows.shape[-1]))
 
     @cached_property
-    def K(self) -> Array:
+    def K(self) -> Array:  # noqa: N802
         """Inner products of the scores' linear parts [HS, HS]."""
         X = self.rows.reshape(-1, self.rows.shape[-1]) * self.weights
         return raised(X @ X.T, gamma(X.shape[-1] + 8) * frobenius(X) ** 2)
 
     @cached_property
     def blur(self) -> Array:
-        """Rounding of centred scores and of their linear parts, and what the centre's scores are beyond log s [H, S]."""
+        """Rounding of centred scores and of their linear parts, and what scores are beyond log s [H, S]."""
         mix, t, scores = self.mix, self.t, self.mix.scores
         noise = scores.noise[:, t]
         sizes = scores.scale * scores.q.value.size[t] * scores.k.value.size.max()
@@ -284,7 +297,12 @@ class Row:
         size = np.einsum("hj,jh->h", squares, frobenius(mix.v.blocks(name)))
         blocks = raised(blocks, gamma(mix.S + 8) * size)
         found = np.einsum("dhc,hce->dhe", mix.O, blocks).reshape(len(mix.out), -1) @ mix.out.T
-        error = gamma(2 * sum(mix.out.shape)) * 2.0 * frobenius(mix.out) ** 2 * np.sqrt((frobenius(blocks) ** 2).sum())
+        error = (
+            gamma(2 * sum(mix.out.shape))
+            * 2.0
+            * frobenius(mix.out) ** 2
+            * np.sqrt((frobenius(blocks) ** 2).sum())
+        )
         return raised(found, error)
 
     @property

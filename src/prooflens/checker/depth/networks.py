@@ -1,11 +1,12 @@
 """Feed-forward networks as sites: W_d φ(W_u x + b_u) + b_d, or W_d (φ(W_g x + b_g) ⊙ (W_u x + b_u)) + b_d.
 
-Neuron by neuron the activation is replaced by a float polynomial (`activations`) around a float pre-activation ĥ; u is how far
-the real pre-activation is from ĥ, b its bound. Plainly, the remainder is
+Neuron by neuron the activation is replaced by a float polynomial (`activations`) around a float pre-activation ĥ; u
+is how far the real pre-activation is from ĥ, b its bound. Plainly, the remainder is
 
     r = W_d(a₂u² + a₃u³ + x),   |x| ≤ rest,
 
-where u lies in an ellipsoid of shape K: a₂u² + a₃u³ has the Gram matrices K∘K and K∘K∘K. With a gate, û + w the other factor,
+where u lies in an ellipsoid of shape K: a₂u² + a₃u³ has the Gram matrices K∘K and K∘K∘K. With a gate, û + w the other
+factor,
 
     (φ̂ + φ̂′u + a₂u² + a₃u³ + x)(û + w) − φ̂û − φ̂′ûu − φ̂w = a₂ûu² + φ̂′uw  +  [(a₃u³ + x)û + (a₂u² + a₃u³ + x)w],
 
@@ -23,7 +24,6 @@ from prooflens.checker.depth.activations import expansion
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.shapes import (
     Array,
-    ball,
     box,
     frobenius,
     gamma,
@@ -77,7 +77,9 @@ class NetworkSite:
             bracket = low * size + (second * b**2 + low) * w
             slip = slip * (size + w) + tilt * (np.abs(at.value) + slope * b)
             # Products of floats round once each: post, slope and the coefficients of second order.
-            slip = slip + gamma(8) * (np.abs(at.value) * size + slope * (b * size + b * w) + second * b**2 * size)
+            slip = slip + gamma(8) * (
+                np.abs(at.value) * size + slope * (b * size + b * w) + second * b**2 * size
+            )
             self.rest_box = up(up(bracket + slip))
 
     def _hidden(self, W: Array, bias: Array) -> tuple[Array, Array, Array]:

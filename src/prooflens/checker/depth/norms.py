@@ -1,14 +1,14 @@
 """Norms as sites: LayerNorm, which takes the mean away first (P), and RMSNorm (P the identity).
 
-Let m = Pc, q = ‖m‖² + d·eps = dσ², η = d·eps/q. A move u of the input is split, Pu = ym + u⊥ with u⊥ = Πu ⊥ m, because **a
-norm hardly sees what moves its input along m**. With κ = ‖u⊥‖²/q and R = (1 − η)(1 + y)² + κ + η the output is
-γ ⊙ (m(1 + y) + u⊥)/(σ√R) + β, its tangent γ ⊙ (ηy m + u⊥)/σ, and what the tangent misses is exactly
+Let m = Pc, q = ‖m‖² + d·eps = dσ², η = d·eps/q. A move u of the input is split, Pu = ym + u⊥ with u⊥ = Πu ⊥ m,
+because **a norm hardly sees what moves its input along m**. With κ = ‖u⊥‖²/q and R = (1 − η)(1 + y)² + κ + η the
+output is γ ⊙ (m(1 + y) + u⊥)/(σ√R) + β, its tangent γ ⊙ (ηy m + u⊥)/σ, and what the tangent misses is exactly
 
     r = γ ⊙ [u⊥(R^(−½) − 1) + m((1 + y)R^(−½) − 1 − ηy)]/σ.
 
-Let |y| ≤ Y < 1, κ ≤ κ̄. Convexity of R^(−½) gives R^(−½) − 1 = −(1 − η)y + s with
-−½(y² + κ) ≤ s ≤ y²/(1 + y). And (1 + y)R^(−½) = (1 + D)^(−½) with D = κ(1 + y)^(−2) + η((1 + y)^(−2) − 1) ≥ −2ηY, so it is
-1 − ½D + g, 0 ≤ g ≤ ⅜(1 − 2ηY)^(−5/2)D²; with the Taylor series of (1 + y)^(−2) the second bracket is −½κ + t,
+Let |y| ≤ Y < 1, κ ≤ κ̄. Convexity of R^(−½) gives R^(−½) − 1 = −(1 − η)y + s with −½(y² + κ) ≤ s ≤ y²/(1 + y). And (1
++ y)R^(−½) = (1 + D)^(−½) with D = κ(1 + y)^(−2) + η((1 + y)^(−2) − 1) ≥ −2ηY, so it is 1 − ½D + g, 0 ≤ g ≤ ⅜(1 −
+2ηY)^(−5/2)D²; with the Taylor series of (1 + y)^(−2) the second bracket is −½κ + t,
 
     |t| ≤ T = ½κ̄f + (3/2)ηY² + 2ηY³(1 − Y)^(−5) + ⅜(1 − 2ηY)^(−5/2)(κ̄(1 + f) + ηf)²,      f = (1 − Y)^(−2) − 1.
 
@@ -107,9 +107,12 @@ class NormSite:
     def tilt(self) -> Array:
         """At least ‖Π − Π̂‖, the computed projection against the real one.
 
-        Π = P − uuᵀ with u = m/‖m‖, and û errs by at most 2‖m − m̂‖/‖m‖ + γ_{d+8}; uuᵀ by thrice that. Applying Π̂ rounds by γ_{4d}.
+        Π = P − uuᵀ with u = m/‖m‖, and û errs by at most 2‖m − m̂‖/‖m‖ + γ_{d+8}; uuᵀ by thrice that. Applying Π̂ rounds
+        by γ_{4d}.
         """
-        return up(6.0 * self.m_error / np.sqrt(np.maximum(self.m_square, 2.0**-900)) + gamma(16 * self.d + 64))
+        return up(
+            6.0 * self.m_error / np.sqrt(np.maximum(self.m_square, 2.0**-900)) + gamma(16 * self.d + 64)
+        )
 
     def _across(self, x: Array) -> Array:
         """Π̂x along the last axis."""
@@ -161,7 +164,12 @@ class NormSite:
         f = up((1.0 - safe) ** -2) - 1.0 + 2.0**-40
         D = kappa * (1.0 + f) + eta * f
         bottom = np.maximum(1.0 - 2.0 * eta * safe, 2.0**-20) * (1.0 - 2.0**-40)
-        T = 0.5 * kappa * f + 1.5 * eta * safe**2 + 2.0 * eta * safe**3 * (1.0 - safe) ** -5 + 0.375 * bottom**-2.5 * D**2
+        T = (
+            0.5 * kappa * f
+            + 1.5 * eta * safe**2
+            + 2.0 * eta * safe**3 * (1.0 - safe) ** -5
+            + 0.375 * bottom**-2.5 * D**2
+        )
         known = (Y < 0.5) & (2.0 * eta * Y < 0.9) & np.isfinite(kappa)
         return np.where(known, up(up(s)), np.inf), np.where(known, up(up(T)), np.inf)
 
@@ -169,20 +177,24 @@ class NormSite:
         """The second order in a move of the input, −γ ⊙ [(m·u)Πu + ½‖Πu‖²m]/(qσ): its floats, as they are computed."""
         scale = self.inverse[t] / self.q[t]
         Pi, d = self.projection[t], self.d
-        C = np.concatenate((np.diag(-scale * self.gain), np.tile((-0.5 * scale * self.gain * self.m[t])[:, None], d)), 1)
+        C = np.concatenate(
+            (np.diag(-scale * self.gain), np.tile((-0.5 * scale * self.gain * self.m[t])[:, None], d)), 1
+        )
         L = np.concatenate((np.tile(self.m[t], (d, 1)), Pi))
         return Quadratic(C, L, np.concatenate((Pi, Pi)))
 
     def quadratic_error(self, v: Array, t: int) -> float:
         """What v·q(Aα) is off by because the floats of `quadratic` are not the real numbers.
 
-        m, Π, q and 1/σ each err by a small share: ‖m − m̂‖/‖m‖, the tilt, and 2⁻⁴⁰ for what `Ball` gives to fewer than 10⁴
-        roundings; together at most 2(m_error/‖m‖ + tilt + 2⁻⁴⁰) of ‖γ ⊙ v‖(3/2)‖m‖‖Aα‖²/(qσ).
+        m, Π, q and 1/σ each err by a small share: ‖m − m̂‖/‖m‖, the tilt, and 2⁻⁴⁰ for what `Ball` gives to fewer than
+        10⁴ roundings; together at most 2(m_error/‖m‖ + tilt + 2⁻⁴⁰) of ‖γ ⊙ v‖(3/2)‖m‖‖Aα‖²/(qσ).
         """
         size = np.sqrt(np.maximum(self.m_square[t], 2.0**-900))
         share = 2.0 * (self.m_error[t] / size + self.tilt[t] + 2.0**-40)
         most = float(length(v * self.gain)) * 2.0 * float(length(self.m[t])) * self.source.tau[t] ** 2
-        return float(up(np.asarray(4.0 * share * most * self.inverse[t] / np.maximum(self.q_low[t], 2.0**-900))))
+        return float(
+            up(np.asarray(4.0 * share * most * self.inverse[t] / np.maximum(self.q_low[t], 2.0**-900)))
+        )
 
     @cached_property
     def shape(self) -> Array:
@@ -233,7 +245,9 @@ class NormSite:
         size = float(length(w))
         a = support(source.P[t], crosswise) + self.tilt[t] * size * source.tau[t]
         e = support(source.E[t], crosswise) + self.tilt[t] * size * source.epsilon[t]
-        along = abs(float(w @ self.m[t])) + size * (self.m_error[t] + gamma(self.d + 8) * float(length(self.m[t])))
+        along = abs(float(w @ self.m[t])) + size * (
+            self.m_error[t] + gamma(self.d + 8) * float(length(self.m[t]))
+        )
         found = (a + e) * (s + l_e) + e * l_a
         found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / np.maximum(self.q_low[t], 2.0**-900))
         return float(up(np.asarray(found * self.inverse[t]))) + self.quadratic_error(v, t)

@@ -1,8 +1,9 @@
 """Quadratic maps of a vector, q(x) = Σ_m C_m (L_m·x)(R_m·x): the second order of every site.
 
-With x = Xξ, ‖ξ‖ ≤ 1 and P = XXᵀ, each (L_m·x)(R_m·x) is ⟨S_m, ξ ⊗ ξ⟩ with S_m symmetric, ‖ξ ⊗ ξ‖ ≤ 1 and inner products
-⟨S_m, S_n⟩ = ½(L_mPL_n·R_mPR_n + L_mPR_n·R_mPL_n). So q(x) ∈ E(C⟨S, S⟩Cᵀ): all directions at once, and terms that cannot
-peak together do not. A covector v turns q into one quadratic form, v·q(x) = ½xᵀHx with H = Lᵀdiag(Cᵀv)R + its transpose.
+With x = Xξ, ‖ξ‖ ≤ 1 and P = XXᵀ, each (L_m·x)(R_m·x) is ⟨S_m, ξ ⊗ ξ⟩ with S_m symmetric, ‖ξ ⊗ ξ‖ ≤ 1 and inner
+products ⟨S_m, S_n⟩ = ½(L_mPL_n·R_mPR_n + L_mPR_n·R_mPL_n). So q(x) ∈ E(C⟨S, S⟩Cᵀ): all directions at once, and terms
+that cannot peak together do not. A covector v turns q into one quadratic form, v·q(x) = ½xᵀHx with H = Lᵀdiag(Cᵀv)R +
+its transpose.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Quadratic:
         n = P.shape[-1]
         left = self.L @ P
         ll = left @ self.L.T
-        size = float(frobenius(self.L) + (0.0 if self.R is self.L else frobenius(self.R))) ** 2 * float(frobenius(P))
+        size = float(frobenius(self.L) + (0.0 if self.R is self.L else frobenius(self.R))) ** 2 * float(
+            frobenius(P)
+        )
         error = float(up(np.asarray(gamma(2 * n + 64) * 8.0 * size)))
         if self.R is self.L:
             return ll, ll, ll, error

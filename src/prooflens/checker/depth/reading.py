@@ -1,15 +1,17 @@
 """Linear forms of a layer's scores, bounded on the whole region.
 
-A form f = Σ w·a_hij + constant is, exactly, f(0) + a·α + Σ_s v_s·r_s + products of moves, v_s its covector at the output of site s. Two
-readings, the second only where the first leaves a sign open:
+A form f = Σ w·a_hij + constant is, exactly, f(0) + a·α + Σ_s v_s·r_s + products of moves, v_s its covector at the
+output of site s. Two readings, the second only where the first leaves a sign open:
 
 1. v_s·r_s by the ellipsoids of the last chain, root included.
-2. Covectors are walked back to the input. The second orders of all sites on the way add up to one quadratic form of the factors,
-   ½αᵀHα, in which tokens, heads and sites cancel; what sites leave beyond it is bounded one by one. With a diagonal D ⪰ H, D ≥ 0,
+2. Covectors are walked back to the input. The second orders of all sites on the way add up to one quadratic form of
+   the factors, ½αᵀHα, in which tokens, heads and sites cancel; what sites leave beyond it is bounded one by one. With
+   a diagonal D ⪰ H, D ≥ 0,
 
        a·α + ½αᵀHα ≤ ‖a‖₁ + ½ΣD,   and   ≤ m(s) + Σ max(0, 2(D − G))   at the corner s = sign a, G = s ⊙ (a + Hs),
 
-   m(s) the left-hand side there: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is at most m(s) + Σ(−G_kβ_k + ½D_kβ_k²), convex in each β_k.
+   m(s) the left-hand side there: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is at most m(s) + Σ(−G_kβ_k + ½D_kβ_k²), which is
+   convex in each β_k.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.quadratics import Quadratic
+from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import (
     Array,
     ball,
@@ -35,7 +38,6 @@ from prooflens.checker.depth.shapes import (
     total,
     up,
 )
-from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.values import ROOT, factor_weights
 from prooflens.checker.depth.walk import End, Layer, Walk
 
@@ -125,7 +127,9 @@ class Form:
         shapes = self.place.chain.shapes
         missed = sum(float(support(shapes[s][t], v)) for (s, t), v in found.items() if s in shapes)
         far = float(np.abs(self.slope).sum()) * (1.0 + gamma(len(self.slope) + 8)) + missed + lost
-        return self._around(far + self.second + self.beyond + self.noise, far + self.second + self.beyond + self.noise)
+        return self._around(
+            far + self.second + self.beyond + self.noise, far + self.second + self.beyond + self.noise
+        )
 
     def tight_bounds(self) -> tuple[float, float]:
         """The second reading: f from below and from above."""
@@ -162,7 +166,9 @@ class Form:
 
     def _around(self, below: float, above: float) -> tuple[float, float]:
         """center − below and center + above, rounded outward; nothing where they are not finite."""
-        low, high = (self.center + sign * float(up(np.asarray(far))) for sign, far in ((-1.0, below), (1.0, above)))
+        low, high = (
+            self.center + sign * float(up(np.asarray(far))) for sign, far in ((-1.0, below), (1.0, above))
+        )
         if not (np.isfinite(low) and np.isfinite(high)):
             return -np.inf, np.inf
         return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
@@ -234,7 +240,9 @@ def output_form(walk: Walk, weights: dict[int, float]) -> Form:
     return Form(walk, end, len(walk.layers), center, slope, float(up(np.asarray(noise))), {"value": seeds})
 
 
-def _at_sources(place: Layer | End, seeds: dict[str, Covectors]) -> tuple[dict[tuple[str, int], Array], float]:
+def _at_sources(
+    place: Layer | End, seeds: dict[str, Covectors]
+) -> tuple[dict[tuple[str, int], Array], float]:
     """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
     found: dict[tuple[str, int], Array] = {}
     lost = 0.0

@@ -1,7 +1,7 @@
 """Attention scores as a site: a_ij = scale·q_i·k_j + bias_ij, a product of two values of a chain.
 
-With q = q₀ + δq and k = k₀ + δk, δ = Aα + e, a score moves by scale·(q₀·δk + δq·k₀ + δq·δk): a linear part (`rows`), what e adds to
-that, and products. Keys may have fewer heads than queries; head h then reads group h // share.
+With q = q₀ + δq and k = k₀ + δk, δ = Aα + e, a score moves by scale·(q₀·δk + δq·k₀ + δq·δk): a linear part (`rows`),
+what e adds to that, and products. Keys may have fewer heads than queries; head h then reads group h // share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from prooflens.checker.depth.shapes import Array, ball, frobenius, gamma, gram, image, length, meeting, total, up
+from prooflens.checker.depth.shapes import (
+    Array,
+    ball,
+    frobenius,
+    gamma,
+    gram,
+    image,
+    length,
+    meeting,
+    total,
+    up,
+)
 from prooflens.checker.depth.values import Value, factor_weights
 
 
@@ -38,7 +49,7 @@ class Heads:
     @property
     def width(self) -> int:
         """c."""
-        return self.value.c.shape[1] // self.count
+        return int(self.value.c.shape[1]) // self.count
 
     @cached_property
     def c(self) -> Array:
@@ -46,7 +57,7 @@ class Heads:
         return self.value.c.reshape(len(self.value.c), self.count, -1)[:, self.groups]
 
     @cached_property
-    def A(self) -> Array:
+    def A(self) -> Array:  # noqa: N802
         """The linear parts, each group once [S, G, c, p]."""
         return self.value.linear.reshape(*self.c.shape[:1], self.count, self.width, -1)
 
@@ -80,7 +91,7 @@ class Heads:
         return total([found, ball(self.value.slip, self.width)[:, None]])[:, self.groups]
 
     @cached_property
-    def A_size(self) -> Array:
+    def A_size(self) -> Array:  # noqa: N802
         """‖A‖_F√p by token and query head: at least sup ‖Aα‖."""
         return up(frobenius(self.A) * self.A.shape[-1] ** 0.5)[:, self.groups]
 
@@ -106,7 +117,7 @@ class ScoreSite:
     @cached_property
     def center(self) -> Array:
         """Scores at the centre, as they are computed [H, S, S]."""
-        return np.einsum("ihc,jhc->hij", self.q.c, self.k.c) * self.scale + self.bias
+        return np.asarray(np.einsum("ihc,jhc->hij", self.q.c, self.k.c) * self.scale + self.bias)
 
     def row(self, h: int, i: int, j: int) -> Array:
         """The linear part of one score [p]."""

@@ -48,7 +48,9 @@ def length(x: Array) -> Array:
 
 def frobenius(M: Array) -> Array:
     """At least the Frobenius norm over the last two axes."""
-    return np.asarray(up(np.sqrt(np.square(M).sum((-2, -1)))) * (1.0 + gamma(M.shape[-1] * M.shape[-2])) + LEAST)
+    return np.asarray(
+        up(np.sqrt(np.square(M).sum((-2, -1)))) * (1.0 + gamma(M.shape[-1] * M.shape[-2])) + LEAST
+    )
 
 
 def transposed(M: Array) -> Array:
@@ -147,7 +149,8 @@ def meeting(M: Array, N: Array) -> Array:
     """At least sup x·y over x ∈ E(M) and y ∈ E(N); batched.
 
     Its square is λ, the largest eigenvalue of M^½NM^½, whose eigenvalues are those of MN and not negative. So
-    λ^k ≤ tr((MN)^k) for k = 2^SQUARINGS: no eigenvalue routine is trusted. Each squaring X ← X² errs by γ_n‖X‖_F² and by what X erred by.
+    λ^k ≤ tr((MN)^k) for k = 2^SQUARINGS: no eigenvalue routine is trusted. Each squaring X ← X² errs by γ_n‖X‖_F² and
+    by what X erred by.
     """
     X = M @ N
     n = X.shape[-1]
@@ -177,7 +180,8 @@ def largest(M: Array) -> Array:
 def top_eigenvalue(M: Array) -> float:
     """At least the largest eigenvalue of a symmetric matrix, and at least 0.
 
-    With λI − M = LLᵀ + R it is at most λ + ‖R‖_F, whatever λ and L are: a power iteration guesses λ, a Cholesky routine L.
+    With λI − M = LLᵀ + R it is at most λ + ‖R‖_F, whatever λ and L are: λ is a guess, and L what a Cholesky routine
+    says.
     """
     n, most = len(M), float(frobenius(M))
     if not np.isfinite(most):
@@ -186,7 +190,7 @@ def top_eigenvalue(M: Array) -> float:
     while guess < most:
         K = guess * np.eye(n) - M
         try:
-            L = np.linalg.cholesky(K)
+            L = np.asarray(np.linalg.cholesky(K), dtype=np.float64)
         except np.linalg.LinAlgError:
             guess *= 1.3
             continue

@@ -1,13 +1,14 @@
 """Values along a chain: how each token's vector depends on the factors, and what is left.
 
-A chain starts at a *root*, x(α) = c + Nα + e with |α_k| ≤ 1 and e ∈ E(B), and goes token by token through norms and networks.
-A value of the chain is
+A chain starts at a *root*, x(α) = c + Nα + e with |α_k| ≤ 1 and e ∈ E(B), and goes token by token through norms and
+networks. A value of the chain is
 
     u(α) = c + J·(Nα) + Σ_s J_s r_s + noise,
 
-where s runs over the sources of the chain: the root's own e and the remainder r_s of every site before the value, each
-known to lie in an ellipsoid. c, N and all J are floats and exact by definition; the *noise*, a ball, holds what
-rounding makes of that equation. So linear maps act on remainders exactly, and residual connections cancel what they do.
+where s runs over the sources of the chain: the root's own e and the remainder r_s of every site before the value,
+each known to lie in an ellipsoid. c, N and all J are floats and exact by definition; the *noise*, a ball, holds what
+rounding makes of that equation. So linear maps act on remainders exactly, and residual connections cancel what they
+do.
 
 **Weights of factors.** If Σ 1/w_k² ≤ 1, then |α_k| ≤ 1 for all k implies α = w ⊙ α̂ with ‖α̂‖₂ ≤ 1.
 """
@@ -102,7 +103,7 @@ class Value:
     """The value that this one is a linear map of, and the map, the same for all tokens [n, m]."""
 
     @property
-    def J(self) -> Array:
+    def J(self) -> Array:  # noqa: N802
         """The Jacobian by the root."""
         return self.jacobians[ROOT]
 
@@ -117,13 +118,17 @@ class Value:
         return up(self.noise + gamma(self.J.shape[-1] + 8) * frobenius(self.J) * self.chain.reach)
 
     @cached_property
-    def P(self) -> Array:
+    def P(self) -> Array:  # noqa: N802
         """The shape of the linear part, as it is and as it is computed."""
-        found = image(self.J, self.chain.spread) if self.parent is None else image(self.parent[1], self.parent[0].P)
+        found = (
+            image(self.J, self.chain.spread)
+            if self.parent is None
+            else image(self.parent[1], self.parent[0].P)
+        )
         return total([found, ball(self.slip, self.c.shape[-1])])
 
     @cached_property
-    def E(self) -> Array:
+    def E(self) -> Array:  # noqa: N802
         """The shape of what is not linear, rounding included."""
         slip = ball(self.slip, self.c.shape[-1])
         if self.parent is not None:
@@ -150,7 +155,9 @@ class Value:
     def spans(self) -> dict[str, Array]:
         """‖J_s‖_F sup ‖r_s‖ by source, for rounding."""
         shapes = self.chain.shapes
-        return {s: up(frobenius(J) * np.sqrt(trace(shapes[s]))) for s, J in self.jacobians.items() if s in shapes}
+        return {
+            s: up(frobenius(J) * np.sqrt(trace(shapes[s]))) for s, J in self.jacobians.items() if s in shapes
+        }
 
     @cached_property
     def size(self) -> Array:
@@ -183,7 +190,12 @@ class Value:
     def rows(self, w: Array) -> Array:
         """At least sup |w·(JNα)| for w [S, n], one covector per token: the exact sum over the factors."""
         read = (w[:, None, :] @ self.J) @ self.chain.N
-        error = gamma(sum(self.chain.N.shape[1:]) + self.J.shape[1] + 16) * length(w) * frobenius(self.J) * self.chain.reach
+        error = (
+            gamma(sum(self.chain.N.shape[1:]) + self.J.shape[1] + 16)
+            * length(w)
+            * frobenius(self.J)
+            * self.chain.reach
+        )
         return up(np.abs(read[:, 0]).sum(-1) + error)
 
     def along(self, w: Array) -> tuple[Array, Array]:

@@ -124,7 +124,10 @@ class Walk:
         d = x.c.shape[1]
         if net.arch["pooler"]:
             site = NetworkSite(
-                x, net.arch.get("pooler_activation", "tanh"), self._weights("pooler"), (np.eye(d), np.zeros(d))
+                x,
+                net.arch.get("pooler_activation", "tanh"),
+                self._weights("pooler"),
+                (np.eye(d), np.zeros(d)),
             )
             self._sites["pooler"] = site
             x = site.made("pooler")
@@ -188,7 +191,9 @@ class Walk:
         arch = self.net.arch
         gated = bool(arch["gated"])
         bent, up_ = self._weights(f"{block}.{'gate' if gated else 'up'}"), self._weights(f"{block}.up")
-        site = NetworkSite(x, arch["activation"], bent, self._weights(f"{block}.down"), up_ if gated else None)
+        site = NetworkSite(
+            x, arch["activation"], bent, self._weights(f"{block}.down"), up_ if gated else None
+        )
         name = f"{block}.network"
         self._sites[name] = site
         return site.made(name)
