@@ -172,7 +172,7 @@ class Prover:
                 low, self._linear({**functional, "terms": [*rest, [weight, "logit", other]]}, tight).low
             )
             if low == -np.inf or (low <= 0.0 and not tight):
-                break
+                return NOTHING
         return Range(low, np.inf)
 
     def _weights(self, layer: int, head: int, i: int, tight: bool) -> dict[int, tuple[arb, arb]]:

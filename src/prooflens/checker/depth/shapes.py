@@ -78,8 +78,8 @@ def ball(radius: Array, n: int) -> Array:
 
 
 def gram(A: Array) -> Array:
-    """AAᵀ: the shape of {Aα̂ : ‖α̂‖ ≤ 1}."""
-    return raised(A @ transposed(A), gamma(A.shape[-1]) * frobenius(A) ** 2)
+    """AAᵀ: the shape of {Aα̂ : ‖α̂‖ ≤ 1}, also for an A whose entries were rounded up to three times."""
+    return raised(A @ transposed(A), gamma(A.shape[-1] + 8) * frobenius(A) ** 2)
 
 
 def image(L: Array, M: Array) -> Array:
