@@ -28,6 +28,10 @@ MOST_NUMBERS = 2**27
 """The largest linear part that is held: 1 GiB. A walk holds about ten of them."""
 
 
+UNREAD = (".attn.hook_z", ".hook_attn_out")
+"""Hooks between the mixing of values and the stream: no value of a chain."""
+
+
 class OutOfTimeError(Exception):
     """The time that a check may take is over."""
 
@@ -139,7 +143,8 @@ class Prover:
         return (low, high), reached
 
     def _outputs(self, weights: dict[int, float], tight: bool) -> tuple[float, float]:
-        if self.refusal or self.net.arch.get("read_hook") is not None:
+        hook = self.net.arch.get("read_hook")
+        if self.refusal or (hook is not None and hook.endswith(UNREAD)):
             return -np.inf, np.inf
         key = ("outputs", *sorted(weights.items()))
         return self._form(key, lambda: output_form(self.walk, weights), tight)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from flint import arb
 
 from prooflens.checker.depth import Walk, activations, mixing, networks, norms, reading, shapes, values
 from prooflens.checker.depth.activations import Expansion
@@ -97,3 +98,44 @@ def test_a_mutant_of_any_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPat
         assert tried() > 1.0
     except (AttributeError, ValueError, TypeError):  # a mutant that does not even run
         assert name == "norms' mean kept"
+
+
+HOOKS = (
+    *(
+        "hook_resid_pre",
+        "ln1.hook_normalized",
+        "attn.hook_q",
+        "attn.hook_rot_k",
+        "attn.hook_v",
+        "hook_resid_mid",
+    ),
+    *("ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post"),
+    *("mlp.hook_pre_linear", "hook_normalized_resid_post"),
+)
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt2", "llama", "olmo2", "pythia"])
+def test_values_inside_a_network(family: str) -> None:
+    """A network that ends at any hook: bounds against its own values in balls, at corners that its slope points to."""
+    case, tried = Case.of(family, 4, eps=0.01, depth=2), 0
+    for hook in HOOKS:
+        rng = np.random.default_rng(0)
+        for width in sorted({t.shape[0] for t in case.net.weights.values() if t.ndim == 2}):
+            weight = rng.standard_normal((2, width))
+            net = case.net.read_at(f"blocks.1.{hook}", 1, weight, rng.standard_normal(2))
+            try:
+                form = reading.output_form(
+                    Walk(net, case.walk.center, case.walk.generators), {0: 1.0, 1: -0.5}
+                )
+            except ValueError:  # the hook has another width, or the family does not have it
+                continue
+            tried += 1
+            (low, high), (least, most), (H, rest) = form.bounds(), form.tight_bounds(), form.expanded()
+            for alpha in case.samples(4, form.slope):
+                point = case.walk.center + case.walk.generators @ alpha
+                found = net.run([np.vectorize(arb, otypes=[object])(point)], (), True)[0]["logits"]
+                f = float((found[0] - 0.5 * found[1]).mid())
+                assert low - 1e-12 <= f <= high + 1e-12
+                assert least - 1e-12 <= f <= most + 1e-12
+                assert abs(f - form.center - form.slope @ alpha - 0.5 * alpha @ H.H @ alpha) <= rest + 1e-12
+    assert tried >= 9

@@ -237,7 +237,7 @@ def output_form(walk: Walk, weights: dict[int, float]) -> Form:
             moved = float(end.value.size[t]) * abs(share)
             noise += (error + gamma(len(covector) + len(rows) + 32) * 4.0 * size) * moved
     noise += gamma(len(rows) + 8) * float(np.abs(w) @ np.abs(bias[rows]))
-    return Form(walk, end, len(walk.layers), center, slope, float(up(np.asarray(noise))), {"value": seeds})
+    return Form(walk, end, end.number, center, slope, float(up(np.asarray(noise))), {"value": seeds})
 
 
 def _at_sources(

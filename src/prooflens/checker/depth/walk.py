@@ -9,7 +9,7 @@ import numpy as np
 
 from prooflens.checker.depth.activations import KINKED, SMOOTH
 from prooflens.checker.depth.mixing import MixSite
-from prooflens.checker.depth.networks import NetworkSite
+from prooflens.checker.depth.networks import Affine, NetworkSite
 from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, up
@@ -42,6 +42,8 @@ class End:
     value: Value
     shares: Array
     head: tuple[Array, Array]
+    number: int
+    """How many mixings stand before the chain."""
 
     @property
     def read(self) -> dict[str, Value]:
@@ -100,7 +102,10 @@ class Walk:
     def _attend(self, number: int) -> Layer:
         """The chain's end at a layer's scores."""
         net, S, heads = self.net, len(self.center), int(self.net.arch["n_heads"])
+        self._note(f"blocks.{number}.hook_resid_pre", self._stream)
         self._inner = self._before(number, self._stream, 1)
+        if self._inner is not self._stream:
+            self._note(f"blocks.{number}.ln1.hook_normalized", self._inner)
         groups = int(net.arch["n_kv_heads"] or heads)
         q, k = self._queries(number, "q"), self._queries(number, "k")
         held = Heads(q, heads, heads), Heads(k, groups, heads)
@@ -113,7 +118,28 @@ class Walk:
             self._end = self._read_out()
         return self._end
 
+    def _note(self, hook: str, x: Value) -> Value:
+        """A value, kept if the network ends at it."""
+        if self.net.arch.get("read_hook") == hook:
+            token = np.zeros(len(x.c))
+            token[int(self.net.arch["read_position"])] = 1.0
+            mixings = len([layer for layer in self.layers if layer.mix is not None])
+            self._end = End(self._chain, self._sites, x, token, self._weights("read"), mixings)
+        return x
+
+    def _read_at_hook(self) -> End:
+        """The end of a network that ends at a hook of its last block."""
+        last = int(self.net.arch["n_layers"]) - 1
+        layer = self.layer(last)
+        if self._end is None:
+            self._finish(layer, last)
+        if self._end is None:
+            raise ValueError(f"the checker's walk does not pass {self.net.arch['read_hook']}")
+        return self._end
+
     def _read_out(self) -> End:
+        if self.net.arch.get("read_hook") is not None:
+            return self._read_at_hook()
         net, last, pool = self.net, int(self.net.arch["n_layers"]) - 1, self.net.arch["pool"]
         S = len(self.center)
         tokens = list(range(S)) if pool == "mean" else [0] if pool == "first" else [S - 1]
@@ -137,13 +163,14 @@ class Walk:
             tied = "head.weight" not in net.weights
             W = net.weights["embed.tokens" if tied else "head.weight"]
             head = W, np.zeros(len(W)) if tied else net.weights.get("head.bias", np.zeros(len(W)))
-        return End(self._chain, self._sites, x, shares, head)
+        return End(self._chain, self._sites, x, shares, head, last + 1)
 
     def _finish(self, layer: Layer, number: int, tokens: list[int] | None = None) -> None:
         """Behind a layer's scores: its mixing, a new chain from there, and the network; at some tokens, or at all."""
         net, block, place = self.net, f"blocks.{number}", self.net.arch["norm_place"]
         heads, feeds = int(net.arch["n_heads"]), net.arch.get("has_network", True)
-        v = Heads(self._affine(f"{block}.v", self._inner), int(net.arch["n_kv_heads"] or heads), heads)
+        projected = self._note(f"{block}.attn.hook_v", self._affine(f"{block}.v", self._inner))
+        v = Heads(projected, int(net.arch["n_kv_heads"] or heads), heads)
         (W, bias), stream, behind = self._weights(f"{block}.o"), self._stream, place in ("sandwich", "output")
         parallel = bool(net.arch.get("parallel")) and feeds
         if parallel:
@@ -161,12 +188,19 @@ class Walk:
             d = len(W) // 2
             added = x.mapped(np.eye(d, 2 * d, d))
             x = x.mapped(np.eye(d, 2 * d)).plus(self._behind(block, added, 1))
+        if not parallel:
+            self._note(f"{block}.hook_resid_mid", x)
         if place == "post":
-            x = self._norm(f"{block}.norm1", x)
+            x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
         if feeds and not parallel:
-            x = x.plus(self._behind(block, self._network(block, self._before(number, x, 2)), 2))
-            x = self._norm(f"{block}.norm2", x) if place == "post" else x
-        self._stream = x
+            second = self._before(number, x, 2)
+            if second is not x:
+                self._note(f"{block}.ln2.hook_normalized", second)
+            x = x.plus(self._behind(block, self._network(block, second), 2))
+        self._note(f"{block}.hook_resid_post", x)
+        if feeds and place == "post":
+            x = self._norm(f"{block}.norm2", x)
+        self._stream = x if parallel else self._note(f"{block}.hook_normalized_resid_post", x)
 
     def _behind(self, block: str, added: Value, part: int) -> Value:
         """What a part of a block adds: its output, or the norm of that."""
@@ -188,14 +222,20 @@ class Walk:
         return site.made(name)
 
     def _network(self, block: str, x: Value) -> Value:
-        arch = self.net.arch
-        gated = bool(arch["gated"])
-        bent, up_ = self._weights(f"{block}.{'gate' if gated else 'up'}"), self._weights(f"{block}.up")
-        site = NetworkSite(
-            x, arch["activation"], bent, self._weights(f"{block}.down"), up_ if gated else None
-        )
-        name = f"{block}.network"
-        self._sites[name] = site
+        gated, hook = bool(self.net.arch["gated"]), self.net.arch.get("read_hook")
+        bent = self._weights(f"{block}.{'gate' if gated else 'up'}")
+        other = self._weights(f"{block}.up") if gated else None
+        for name, affine in (("hook_pre", bent), ("hook_pre_linear", other)):
+            if hook == f"{block}.mlp.{name}" and affine is not None:
+                self._note(hook, x.mapped(*affine))
+        if hook == f"{block}.mlp.hook_post":
+            n = len(bent[0])
+            self._note(hook, self._neurons(f"{block}.neurons", x, bent, (np.eye(n), np.zeros(n)), other))
+        made = self._neurons(f"{block}.network", x, bent, self._weights(f"{block}.down"), other)
+        return self._note(f"{block}.hook_mlp_out", made)
+
+    def _neurons(self, name: str, x: Value, bent: Affine, down: Affine, other: Affine | None) -> Value:
+        self._sites[name] = site = NetworkSite(x, self.net.arch["activation"], bent, down, other)
         return site.made(name)
 
     def _weights(self, name: str) -> tuple[Array, Array]:
@@ -211,11 +251,12 @@ class Walk:
         x = self._affine(f"blocks.{number}.{name}", self._inner)
         if net.arch.get("head_positions"):
             x = x.shifted(net.weights[f"blocks.{number}.{name}.positions"][:S])
+        self._note(f"blocks.{number}.attn.hook_{name}", x)
         if net.arch.get("qk_norm", "none") == "whole":
             x = self._norm(f"blocks.{number}.{name}_norm", x)
         tables = net.rotary(S, number)
         if tables is None:
-            return x
+            return self._note(f"blocks.{number}.attn.hook_rot_{name}", x)
         cos, sin, radius = tables
         n, half = net.head_dim, net.head_dim // 2
         swap = np.zeros((n, n))
@@ -224,4 +265,6 @@ class Walk:
         turns = cos[:, :, None] * np.eye(n) + sin[:, :, None] * swap
         whole = np.stack([np.kron(np.eye(x.c.shape[1] // n), turn) for turn in turns])
         turned = x.mapped(whole)
-        return Value(turned.chain, turned.c, turned.jacobians, up(turned.noise + 2.0 * radius * x.size))
+        noise = up(turned.noise + 2.0 * radius * x.size)
+        turned = Value(turned.chain, turned.c, turned.jacobians, noise)
+        return self._note(f"blocks.{number}.attn.hook_rot_{name}", turned)
