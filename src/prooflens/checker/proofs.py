@@ -21,7 +21,7 @@ from flint import arb
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of
 from prooflens.checker.depth import Form, Walk, output_form, score_form
 from prooflens.checker.first_layer import FirstLayer
-from prooflens.checker.network import Network
+from prooflens.checker.network import Array, Network
 from prooflens.checker.region import Region
 
 MOST_NUMBERS = 2**27
@@ -54,10 +54,17 @@ class Prover:
         net: the network.
         region: the region; constraints on its factors are left out, which only makes it larger.
         tell: called with what is being done; it may raise `OutOfTimeError`.
+        blur: by how much the centre of each token may be off [S]; layer 0 is then proved by `depth` alone.
     """
 
-    def __init__(self, net: Network, region: Region, tell: Callable[[str], None] = lambda what: None) -> None:
-        self.net, self.region, self.tell = net, region, tell
+    def __init__(
+        self,
+        net: Network,
+        region: Region,
+        tell: Callable[[str], None] = lambda what: None,
+        blur: Array | None = None,
+    ) -> None:
+        self.net, self.region, self.tell, self.blur = net, region, tell, blur
         self._forms: dict[tuple[Any, ...], tuple[float, float]] = {}
 
     @cached_property
@@ -77,9 +84,8 @@ class Prover:
     @cached_property
     def walk(self) -> Walk:
         """The network on the region, as deep as it was asked."""
-        return Walk(
-            self.net, self.region.center, self.region.factors, lambda layer: self.tell(f"layer {layer}")
-        )
+        told = lambda layer: self.tell(f"layer {layer}")  # noqa: E731
+        return Walk(self.net, self.region.center, self.region.factors, told, self.blur)
 
     def bounds(self, functional: Functional, tight: bool) -> Range:
         """A functional on the whole region; `tight` takes covectors back to the input, which costs more."""
@@ -127,7 +133,7 @@ class Prover:
     def _scores(self, layer: int, terms: list[Any], tight: bool) -> tuple[tuple[float, float], float]:
         """Bounds of Σ w·a_hij of a layer, and a value that some point reaches or stays below (∞: none known)."""
         low, high, reached = -np.inf, np.inf, np.inf
-        if layer == 0 and self.first.knows and (pair := _difference(terms)):
+        if layer == 0 and self.blur is None and self.first.knows and (pair := _difference(terms)):
             weight, head, i, j, k = pair
             most, least = self.first.upper(head, i, j, k)[0], self.first.upper(head, i, k, j)
             low = _outward(weight * arb(-least[0]))[0]

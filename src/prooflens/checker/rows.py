@@ -25,6 +25,7 @@ from prooflens.checker.findings import (
     need,
 )
 from prooflens.checker.network import Balls, Network
+from prooflens.checker.pieces import MOST_FACTORS, Pieces
 from prooflens.checker.proofs import OutOfTimeError, Prover, Range
 from prooflens.checker.query_reader import QueryReader
 from prooflens.checker.region import Region
@@ -74,6 +75,7 @@ class RowChecker:
         self._run_points()
         found, share = dict[int, Finding](), 0.0
         self.prover = Prover(self.net, self.region, lambda what: tell(what, share))
+        self.pieces = Pieces(self.net, self.region, lambda what: tell(what, share))
         for number, row in enumerate(self.rows):
             share = number / len(self.rows)
             found[row["row"]] = Finding(row["row"], *self._word(row))
@@ -231,6 +233,10 @@ class RowChecker:
         if not _shows(f, a, b, own):
             own = self.prover.bounds(f, tight=True)
             self._agrees(f, a, b, own)
+        few = 0 < self.region.n_factors <= MOST_FACTORS and not self.prover.refusal
+        if few and not _shows(f, a, b, own):
+            found, _ = self.pieces.bounds(f, lambda on_piece: _shows(f, a, b, on_piece))
+            own = found if _shows(f, a, b, found) else own
         return own
 
     def _agrees(self, f: Functional, a: float, b: float, own: Range) -> None:

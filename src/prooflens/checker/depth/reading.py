@@ -158,6 +158,9 @@ class Form:
             for t, at_root in roots.items():
                 form = form.with_image(at_root, place.chain.N[t])
             if number == 0:
+                blurred = place.chain.shapes.get(ROOT)
+                if blurred is not None:
+                    rest += sum(float(support(blurred[t], v)) for (s, t), v in found.items() if s == ROOT)
                 return form, float(up(np.asarray(rest)))
             number -= 1
             place = self.walk.layers[number]

@@ -12,8 +12,8 @@ from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.networks import Affine, NetworkSite
 from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.scores import Heads, ScoreSite
-from prooflens.checker.depth.shapes import Array, up
-from prooflens.checker.depth.values import Chain, Value
+from prooflens.checker.depth.shapes import Array, ball, up
+from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.network import Network
 
 
@@ -60,16 +60,19 @@ class Walk:
         center: c [S, d].
         generators: G [S, d, p].
         tell: called with a layer's number before it is walked.
+        blur: by how much the centre of each token may be off, in the 2-norm [S]; None if it is exact.
     """
 
     net: Network
     center: Array
     generators: Array
     tell: Callable[[int], None] = lambda layer: None
+    blur: Array | None = None
     layers: list[Layer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._chain = Chain(self.center, self.generators)
+        off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
+        self._chain = Chain(self.center, self.generators, off)
         self._sites: dict[str, NormSite | NetworkSite] = {}
         self._stream = self._chain.start
         self._end: End | None = None
