@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of
-from prooflens.checker.depth import Form, Walk, output_form, score_form
+from prooflens.checker.depth import Form, Walk, output_floors, output_form, score_form
 from prooflens.checker.first_layer import FirstLayer
 from prooflens.checker.network import Array, Network
 from prooflens.checker.region import Region
@@ -173,15 +173,23 @@ class Prover:
         terms = functional["terms"]
         largest = [term for term in terms if term[1] == "largest"]
         rest = [term for term in terms if term[1] == "logit"]
-        if len(largest) != 1 or len(rest) != len(terms) - 1 or largest[0][0] >= 0.0:
+        named = {term[2] for term in rest}
+        if len(largest) != 1 or len(named) != len(terms) - 1 or largest[0][0] >= 0.0:
             return NOTHING
         weight, _, left_out = largest[0]
-        size = len(self.walk.end().head[0]) if not self.refusal else 0
-        low = np.inf if size else -np.inf
-        for other in sorted(set(range(size)) - set(left_out)):
-            low = min(
-                low, self._linear({**functional, "terms": [*rest, [weight, "logit", other]]}, tight).low
-            )
+        if self.refusal:
+            return NOTHING
+        with np.errstate(all="ignore"):
+            others = sorted(set(range(len(self.walk.end().head[0]))) - set(left_out))
+            read = {int(term[2]): float(term[0]) for term in rest}
+            floors = output_floors(self.walk, read, float(weight), others) if others else np.zeros(0)
+        low = np.inf
+        for other, floor in zip(others, floors.tolist(), strict=True):
+            least = _outward(arb(functional["constant"]) + arb(floor))[0]
+            if least <= 0.0:
+                again = {**functional, "terms": [*rest, [weight, "logit", other]]}
+                least = max(least, self._linear(again, tight).low)
+            low = min(low, least)
             if low == -np.inf or (low <= 0.0 and not tight):
                 return NOTHING
         return Range(low, np.inf)

@@ -139,3 +139,15 @@ def test_values_inside_a_network(family: str) -> None:
                 assert least - 1e-12 <= f <= most + 1e-12
                 assert abs(f - form.center - form.slope @ alpha - 0.5 * alpha @ H.H @ alpha) <= rest + 1e-12
     assert tried >= 9
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt2", "llama"])
+def test_floors_of_many_outputs_are_below_their_bounds(family: str) -> None:
+    case = Case.of(family, 8, eps=0.001, depth=2)
+    floors = reading.output_floors(case.walk, {0: 1.0}, -1.0, [1, 2])
+    outputs = case.values(case.samples())[1]
+    for other, floor in zip((1, 2), floors.tolist(), strict=True):
+        form = reading.output_form(case.walk, {0: 1.0, other: -1.0})
+        assert floor <= form.bounds()[0] + 0.01 * abs(form.slope).sum()
+        assert floor <= (outputs[:, 0] - outputs[:, other]).min()
+        assert np.isfinite(floor)

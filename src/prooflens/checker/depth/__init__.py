@@ -23,7 +23,7 @@ precision), and Arb is right. numpy's exp and log are believed to 2⁻³⁰ wher
 (`shapes.meeting`) and nowhere else.
 """
 
-from prooflens.checker.depth.reading import Form, output_form, score_form
+from prooflens.checker.depth.reading import Form, output_floors, output_form, score_form
 from prooflens.checker.depth.walk import Walk
 
-__all__ = ["Form", "Walk", "output_form", "score_form"]
+__all__ = ["Form", "Walk", "output_floors", "output_form", "score_form"]

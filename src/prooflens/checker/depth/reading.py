@@ -34,6 +34,7 @@ from prooflens.checker.depth.shapes import (
     meeting,
     scaled,
     support,
+    supports,
     top_eigenvalue,
     total,
     up,
@@ -241,6 +242,30 @@ def output_form(walk: Walk, weights: dict[int, float]) -> Form:
             noise += (error + gamma(len(covector) + len(rows) + 32) * 4.0 * size) * moved
     noise += gamma(len(rows) + 8) * float(np.abs(w) @ np.abs(bias[rows]))
     return Form(walk, end, end.number, center, slope, float(up(np.asarray(noise))), {"value": seeds})
+
+
+def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: list[int]) -> Array:
+    """Lower bounds of Σ w·output_index + rival·output_other for many others at once, by two ellipsoids per token.
+
+    The linear part is bounded by its ellipsoid and not exactly, so a floor may be lower than `Form.bounds`.
+    """
+    end = walk.end()
+    W, bias = end.head
+    rows, w = np.array(list(weights), dtype=int), np.array(list(weights.values()))
+    D = w @ W[rows] + rival * W[others]
+    # Sums of len(rows) + 1 products, in the covectors and in the constants; then products with the value, as above.
+    terms = np.abs(w) @ length(W[rows]) + abs(rival) * length(W[others])
+    error = gamma(len(rows) + 16) * terms
+    lows = w @ bias[rows] + rival * bias[others]
+    far = gamma(len(rows) + 16) * (np.abs(w) @ np.abs(bias[rows]) + abs(rival) * np.abs(bias[others]))
+    for t, share in enumerate(end.shares.tolist()):
+        if share:
+            value, size = end.value, float(end.value.size[t])
+            lows = lows + share * (D @ value.c[t])
+            moved = supports(value.P[t], D) + supports(value.E[t], D)
+            far = far + abs(share) * (moved + (error + gamma(D.shape[1] + 32) * 4.0 * terms) * size)
+    found = np.nextafter(lows - up(far), -np.inf)
+    return np.where(np.isfinite(found), found, -np.inf)
 
 
 def _at_sources(
