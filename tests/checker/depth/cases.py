@@ -18,7 +18,7 @@ from prooflens.regions import Ball
 Evaluate = Callable[[Any, Any], Any]
 """A form of scores by layer and of outputs."""
 
-KNOWN = tuple(family for family in FAMILIES if family not in ("qwen3", "gemma2", "gemma3", "mixed"))
+KNOWN = tuple(family for family in FAMILIES if family not in ("gemma2", "mixed"))
 """Families that no network of is refused."""
 
 

@@ -82,8 +82,6 @@ class Walk:
         """Why a network is not one that is known here; empty if it is."""
         if net.arch.get("score_cap") is not None:
             return "its scores are capped"
-        if net.arch.get("qk_norm", "none") == "head":
-            return "its queries and keys are normed head by head"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
         known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
@@ -217,12 +215,26 @@ class Walk:
             return x
         return self._norm(f"blocks.{number}.norm{part}", x)
 
-    def _norm(self, name: str, x: Value) -> Value:
+    def _norm(self, name: str, x: Value, site_name: str | None = None) -> Value:
         arch, weights, d = self.net.arch, self.net.weights, x.c.shape[-1]
         gain, bias = weights.get(f"{name}.weight", np.ones(d)), weights.get(f"{name}.bias", np.zeros(d))
         site = NormSite(x, gain, bias, float(arch["norm_eps"]), arch["norm_kind"] == "layer")
-        self._sites[name] = site
-        return site.made(name)
+        self._sites[site_name or name] = site
+        return site.made(site_name or name)
+
+    def _normed_heads(self, name: str, x: Value, width: int) -> Value:
+        """The norm of every head by itself: parts of x, normed, side by side again."""
+        total = x.c.shape[1]
+        if width == total:
+            return self._norm(name, x)
+        parts = []
+        for first in range(0, total, width):
+            take = np.eye(width, total, first)
+            parts.append(self._norm(name, x.mapped(take), f"{name}.{first}").mapped(take.T))
+        found = parts[0]
+        for part in parts[1:]:
+            found = found.plus(part)
+        return found
 
     def _network(self, block: str, x: Value) -> Value:
         gated, hook = bool(self.net.arch["gated"]), self.net.arch.get("read_hook")
@@ -255,8 +267,10 @@ class Walk:
         if net.arch.get("head_positions"):
             x = x.shifted(net.weights[f"blocks.{number}.{name}.positions"][:S])
         self._note(f"blocks.{number}.attn.hook_{name}", x)
-        if net.arch.get("qk_norm", "none") == "whole":
-            x = self._norm(f"blocks.{number}.{name}_norm", x)
+        if (kind := net.arch.get("qk_norm", "none")) != "none":
+            x = self._normed_heads(
+                f"blocks.{number}.{name}_norm", x, net.head_dim if kind == "head" else x.c.shape[1]
+            )
         tables = net.rotary(S, number)
         if tables is None:
             return self._note(f"blocks.{number}.attn.hook_rot_{name}", x)
