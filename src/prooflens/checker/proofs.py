@@ -81,6 +81,11 @@ class Prover:
         why = Walk.refuses(self.net)
         return f"the checker's proofs of depth do not know this network: {why}" if why else ""
 
+    @property
+    def _ends_unread(self) -> bool:
+        """Whether the network ends at a hook that no walk passes."""
+        return str(self.net.arch.get("read_hook") or "").endswith(UNREAD)
+
     @cached_property
     def walk(self) -> Walk:
         """The network on the region, as deep as it was asked."""
@@ -149,8 +154,7 @@ class Prover:
         return (low, high), reached
 
     def _outputs(self, weights: dict[int, float], tight: bool) -> tuple[float, float]:
-        hook = self.net.arch.get("read_hook")
-        if self.refusal or (hook is not None and hook.endswith(UNREAD)):
+        if self.refusal or self._ends_unread:
             return -np.inf, np.inf
         key = ("outputs", *sorted(weights.items()))
         return self._form(key, lambda: output_form(self.walk, weights), tight)
@@ -177,7 +181,7 @@ class Prover:
         if len(largest) != 1 or len(named) != len(terms) - 1 or largest[0][0] >= 0.0:
             return NOTHING
         weight, _, left_out = largest[0]
-        if self.refusal:
+        if self.refusal or self._ends_unread:
             return NOTHING
         with np.errstate(all="ignore"):
             others = sorted(set(range(len(self.walk.end().head[0]))) - set(left_out))

@@ -214,7 +214,14 @@ class RowChecker:
             return NOTHING_CLAIMED, "the verdict is unknown"
         proved, weakest = list[bool](), np.inf
         for f, a, b in zip(functionals, low, high, strict=True):
-            own = self._own(f, a, b)
+            try:
+                own = self._own(f, a, b)
+            except (
+                ValueError,
+                ArithmeticError,
+                MemoryError,
+            ) as error:  # a proof that fails contradicts nothing
+                return NOT_CHECKABLE, f"the checker's proof failed: {error or type(error).__name__}"
             proved.append(_shows(f, a, b, own))
             weakest = min(weakest, own.low)
         if all(proved):
