@@ -24,6 +24,7 @@ from prooflens.checker.depth.activations import expansion
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.shapes import (
     Array,
+    ball,
     box,
     frobenius,
     gamma,
@@ -116,15 +117,18 @@ class NetworkSite:
         centre = gamma(n + 16) * (most * length(self.post) + length(bias))
         return up(centre + gamma(n + d + 64) * 4.0 * most * slopes * self.source.size)
 
+    @cached_property
+    def noise(self) -> Array:
+        """Rounding of the output and of its Jacobians, and what was there before."""
+        return up(self._blur + frobenius(self.jacobian) * self.source.noise)
+
     def made(self, name: str) -> Value:
-        """The output as a value; its remainder is a source of that name."""
-        source = self.source
-        source.chain.shapes[name] = self.shape
-        o = len(self.down[0])
+        """The output as a value; its remainder, rounding included, is a source of that name."""
+        source, o = self.source, len(self.down[0])
+        source.chain.shapes[name] = total([self.shape, ball(self.noise, o)])
         held = {s: self.jacobian @ J for s, J in source.jacobians.items()}
         held[name] = np.broadcast_to(np.eye(o), (len(self.h), o, o))
-        noise = self._blur + frobenius(self.jacobian) * source.noise
-        return Value(source.chain, self.post @ self.down[0].T + self.down[1], held, up(noise))
+        return Value(source.chain, self.post @ self.down[0].T + self.down[1], held, np.zeros(len(self.h)))
 
     def quadratic(self, t: int) -> Quadratic:
         """The second order in a move of the input of token t."""
@@ -176,9 +180,9 @@ class NetworkSite:
         return held
 
     def rest(self, v: Array, t: int) -> float:
-        """At least |v·r − v·q(Aα)| for a covector v [o] at token t."""
+        """At least |v·r − v·q(Aα)| for a covector v [o] at token t, r the source that `made` makes."""
         if not np.isfinite(self.rest_box[t]).all():
             return np.inf
         weights = np.abs(v @ self.down[0]) + gamma(len(v) + 8) * float(length(v)) * length(self.down[0].T)
         found = float(support(self._rest_shape(t), v)) + float(weights @ self.rest_box[t])
-        return float(up(np.asarray(found)))
+        return float(up(np.asarray(found + float(length(v)) * float(self.noise[t]))))

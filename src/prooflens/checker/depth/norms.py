@@ -83,19 +83,24 @@ class NormSite:
             along = m[t][:, None] * m[t][None] * q[t].each(lambda v: 1 / v)
             jacobians.append((P - along) * n[t] * Ball(self.gain[:, None]))
         self.jacobian = np.stack([J.mid for J in jacobians])
-        error = np.array([float(frobenius(J.rad)) for J in jacobians])
+        self.slant = np.array([float(frobenius(J.rad)) for J in jacobians])
         # The output's own rounding, and that of the Jacobian over moves of the input.
-        self.blur = up(length(out.rad) + error * self.source.size)
+        self.blur = up(length(out.rad) + self.slant * self.source.size)
+
+    @cached_property
+    def noise(self) -> Array:
+        """Rounding of the output and of its Jacobians, and what was there before: ‖γ ⊙ (P − mmᵀ/q)/σ‖₂ ≤ max|γ|/σ."""
+        source, most = self.source, frobenius(self.jacobian)
+        earlier = (self.most_gain * self.inverse + self.slant) * source.noise
+        return up(self.blur + earlier + gamma(self.d + 16) * most * 2.0 * source.size)
 
     def made(self, name: str) -> Value:
-        """The output as a value; its remainder is a source of that name."""
-        source = self.source
-        source.chain.shapes[name] = self.shape
-        d, most = self.d, frobenius(self.jacobian)
+        """The output as a value; its remainder, rounding included, is a source of that name."""
+        source, d = self.source, self.d
+        source.chain.shapes[name] = total([self.shape, ball(self.noise, d)])
         held = {s: self.jacobian @ J for s, J in source.jacobians.items()}
         held[name] = np.broadcast_to(np.eye(d), (len(self.m), d, d))
-        noise = self.blur + most * source.noise + gamma(d + 16) * most * 2.0 * source.size
-        return Value(source.chain, self.output, held, up(noise))
+        return Value(source.chain, self.output, held, np.zeros(len(self.m)))
 
     @cached_property
     def unit(self) -> Array:
@@ -235,7 +240,7 @@ class NormSite:
         return meeting(a, e)
 
     def rest(self, v: Array, t: int) -> float:
-        """At least |v·r − v·q(Aα)| for a covector v [d] at token t."""
+        """At least |v·r − v·q(Aα)| for a covector v [d] at token t, r the source that `made` makes."""
         source = self.source
         l_a, l_e, _, far_e, _, _ = (x[t] for x in self.ranges)
         s, T = (x[t] for x in self.beyond)
@@ -250,4 +255,5 @@ class NormSite:
         )
         found = (a + e) * (s + l_e) + e * l_a
         found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / np.maximum(self.q_low[t], 2.0**-900))
-        return float(up(np.asarray(found * self.inverse[t]))) + self.quadratic_error(v, t)
+        off = self.quadratic_error(v, t) + float(length(v)) * float(self.noise[t])
+        return float(up(np.asarray(found * self.inverse[t] + off)))

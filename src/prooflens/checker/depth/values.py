@@ -165,10 +165,10 @@ class Value:
         moves = sum(self.spans.values(), frobenius(self.J) * self.chain.reach)
         return up(length(self.c) + moves + self.noise)
 
-    def mapped(self, W: Array, bias: Array | float = 0.0) -> Value:
-        """Wu + bias, W [o, n] for all tokens or [S, o, n]."""
+    def mapped(self, W: Array, bias: Array | float = 0.0, most: Array | float | None = None) -> Value:
+        """Wu + bias, W [o, n] for all tokens or [S, o, n]; `most` bounds the 2-norms of W and |W| (None: Frobenius)."""
         c = (W @ self.c[..., None])[..., 0] + bias
-        most = frobenius(W)
+        most = frobenius(W) if most is None else most
         shift = length(np.atleast_1d(bias)).max()
         noise = most * self.noise + gamma(W.shape[-1] + 16) * (2.0 * most * self.size + shift)
         held = {s: W @ J for s, J in self.jacobians.items()}

@@ -281,7 +281,8 @@ class Walk:
         swap[np.arange(half) + half, np.arange(half)] = 1.0
         turns = cos[:, :, None] * np.eye(n) + sin[:, :, None] * swap
         whole = np.stack([np.kron(np.eye(x.c.shape[1] // n), turn) for turn in turns])
-        turned = x.mapped(whole)
+        # |cos| and |sin| in every row and column of |W| once each: its 2-norm is at most their largest sum.
+        turned = x.mapped(whole, most=float(up(2.0 * np.maximum(np.abs(cos).max(), np.abs(sin).max()))))
         noise = up(turned.noise + 2.0 * radius * x.size)
         turned = Value(turned.chain, turned.c, turned.jacobians, noise)
         return self._note(f"blocks.{number}.attn.hook_rot_{name}", turned)
