@@ -46,7 +46,7 @@ FOLDERS: Mapping[str, set[str]] = {
     | {"models", "regions", "families", "queries", "certificate", "results", "verdicts", "enumeration"},
     "report": FOUNDATION | {"models", "certificate", "results", "verdicts", "sweep"},
     "evaluation": FOUNDATION
-    | {"models", "regions", "queries", "problem", "engines", "results", "verdicts", "report"},
+    | {"models", "regions", "queries", "problem", "engines", "checker", "results", "verdicts", "report"},
     "demo": {"models", "regions", "checker", "results", "verdicts", "report"},
     "doctor": {"version", "models"},
     "cli": FOUNDATION

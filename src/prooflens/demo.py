@@ -44,6 +44,7 @@ def run_demo(folder: Path, seed: int = 0) -> Demo:
         shutil.rmtree(run)
     results[SHOWN].save(run, command=f"prooflens certify {MODEL} --sample {SAMPLE} --eps {SHOWN:g}")
     checked = check(run, Path(__file__).parent / "models" / "embedded" / MODEL)
+    checked.save(run)
     radii = radius(model, prompt, seed=seed)
     tokens = radius(model, prompt, layer=0, per_token=True, seed=seed)
     whole = circuit(model, prompt, Ball(SHOWN / 2), CIRCUIT, seed=seed)

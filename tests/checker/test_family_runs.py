@@ -12,7 +12,7 @@ import prooflens as pl
 from prooflens.checker import CheckReport, check
 from prooflens.checker.network import Network
 from prooflens.checker.plain import PlainNetwork
-from prooflens.cli.view import _rotary_powers, _rotary_tables
+from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.models import load, scores_name
 from prooflens.models.files import write_model
 from tests.checker.forging import edit, head
@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 def examined(run: Path) -> CheckReport:
-    return check(run, run.parent / "model", _rotary_tables, _rotary_powers)
+    return check(run, run.parent / "model", torch_tables, torch_powers)
 
 
 def written(folder: Path, kind: str, queries: list[str], **options: Any) -> Path:
@@ -148,7 +148,7 @@ def test_another_number_of_members_is_caught(tmp_path: Path) -> None:
 def test_the_plain_network_is_the_model(name: str, tmp_path: Path) -> None:
     model = load(decoder(name) if name in DECODERS else encoder(name))
     write_model(tmp_path, model.architecture, dict(model.weights))
-    net = PlainNetwork(Network.read(tmp_path, _rotary_tables, _rotary_powers))
+    net = PlainNetwork(Network.read(tmp_path, torch_tables, torch_powers))
     ids = torch.randint(3, VOCABULARY, (5, 6), generator=torch.Generator().manual_seed(0))
     last = model.architecture.n_layers - 1
     found = net.run(ids.numpy(), [0, last], output=True)

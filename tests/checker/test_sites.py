@@ -31,6 +31,7 @@ def test_every_hook_is_computed_by_the_checker(toy: pl.Transformer, tmp_path: Pa
         report = check(out, TOY)
         assert report.ok, report
         assert report.counts["witness confirmed"] == res.counts["fails"] >= 1
+        assert all("its name is free text" in finding.note for finding in report.findings)
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def run(toy: pl.Transformer, tmp_path: Path) -> Path:
     pre = cache["blocks.1.mlp.hook_pre"][3]
     queries = [f"neuron 1.{n}{'>' if pre[n] > 0 else '<'}0@-1" for n in range(4)]
     pl.certify(toy, toy.example(), pl.Ball(1e-3), queries=queries, out=tmp_path / "run")
-    assert check(tmp_path / "run", TOY).ok
+    report = check(tmp_path / "run", TOY)
+    assert report.ok
+    assert report.counts["re-proved"] == 4
     return tmp_path / "run"
 
 

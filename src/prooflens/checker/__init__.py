@@ -1,13 +1,15 @@
 """An independent checker of run directories: numpy, python-flint, pyarrow and safetensors; nothing of the engines.
 
-`check(run, weights)` recomputes every fingerprint, and says of every row one of four words:
+`check(run, weights)` recomputes every fingerprint, and says of every row one of five words:
 
-- `re-proved`: an own proof of the verdict (layer 0: `first_layer`; queries about weights: `claims`);
+- `re-proved`: an own proof of the verdict (`proofs`; layer 0: `first_layer`; everything else: `depth`);
 - `witness confirmed`: the stored point is in the region, and the network in ball arithmetic breaks the claim there;
+- `nothing claimed`: the verdict is `unknown`, and the stored bounds are not contradicted;
 - `not checkable`: nothing is wrong, but the row's proof is not one that this checker can repeat;
 - `WRONG`: a fingerprint, a bound, a verdict or a witness is contradicted.
 """
 
-from prooflens.checker.run import WORDS, CheckReport, Finding, check
+from prooflens.checker.findings import WORDS, CheckReport, Finding
+from prooflens.checker.run import check
 
 __all__ = ["WORDS", "CheckReport", "Finding", "check"]

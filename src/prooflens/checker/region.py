@@ -62,6 +62,22 @@ class Region:
         sums = np.abs(self.generators).sum(0)
         return np.asarray(sums * (1.0 + (len(self.generators) + 2) * 2.0**-52))
 
+    @property
+    def n_factors(self) -> int:
+        """How many factors there are."""
+        return int((self.radius > 0).sum()) if self.generators is None else len(self.generators)
+
+    @property
+    def factors(self) -> Array:
+        """G as a map from factors to the input [S, d, p]; a point gets one factor that does nothing."""
+        if self.n_factors == 0:
+            return np.zeros((*self.center.shape, 1))
+        if self.generators is not None:
+            return np.ascontiguousarray(np.moveaxis(self.generators, 0, -1), dtype=np.float64)
+        made = np.zeros((*self.center.shape, self.n_factors))
+        made[(*np.nonzero(self.radius > 0), np.arange(self.n_factors))] = self.radius[self.radius > 0]
+        return made
+
     def point(self, alpha: Array) -> Balls:
         """c + Gα, with so many bits that deep networks do not magnify its rounding."""
         with ctx.workprec(2048):

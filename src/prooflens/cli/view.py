@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +16,10 @@ from rich.text import Text
 
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.options import Json
+from prooflens.durations import parse_time
 from prooflens.errors import RunError
 from prooflens.json_files import read_json
+from prooflens.progress import shown
 
 if TYPE_CHECKING:
     from prooflens.checker import CheckReport
@@ -39,6 +43,7 @@ CLAIMED = (
         "`re-run`: this member of a family has this margin in float64",
         "that float64 has its sign right over the reals",
     ),
+    ("`nothing claimed`: the verdict is `unknown`", "anything"),
     ("`not checkable`: nothing contradicts the row", "that the row is true: its engine is trusted"),
 )
 SHOWN = 20
@@ -53,6 +58,12 @@ def check(
     weights: Annotated[
         Path | None, typer.Option(help="Folder of the model's weights (default: where the run found them).")
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Judge these rows alone, by number: 3, 0-7, or both with commas.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Begin no proof after this time: 60s, 2m (default: no limit).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
@@ -66,7 +77,12 @@ def check(
             f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
         )
     folder = weights or _weights_of(run)
-    found = examine(run, folder, _rotary_tables, _rotary_powers)
+    seconds, rows = parse_time(time), None if only is None else _row_numbers(only)
+    with shown(not as_json) as tell:
+        found = examine(run, folder, torch_tables, torch_powers, rows, seconds or math.inf, tell)
+    if not found.problems:
+        with suppress(OSError, ValueError):  # a report has no badges then; the check stands
+            found.save(run)
     if as_json:
         print_json(
             {
@@ -135,7 +151,7 @@ def _report_alone(
 
 def _print_check(found: CheckReport, folder: Path) -> None:
     console = Console()
-    order = {"WRONG": 0, "not checkable": 1}
+    order = {"WRONG": 0, "not checkable": 1, "nothing claimed": 3}
     table = Table("row", "finding", "note")
     for finding in sorted(found.findings, key=lambda f: order.get(f.status, 2))[:SHOWN]:
         table.add_row(str(finding.row), finding.status, Text(finding.note))
@@ -154,7 +170,18 @@ def _print_check(found: CheckReport, folder: Path) -> None:
         console.print(", ".join(f"{n} {word}" for word, n in found.counts.items()), highlight=False)
 
 
-def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
+def _row_numbers(text: str) -> set[int]:
+    """The rows of `0-7,12`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdigit() and (not last or last.isdigit())):
+            raise RunError(f"--only takes numbers of rows, as in 3, 0-7 or 0-7,12; not {text!r}")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def torch_tables(n_tokens: int, d_head: int, theta: float) -> Any:
     """RoPE's float32 constants as torch makes them: asked for only where a model has them."""
     import torch
 
@@ -164,7 +191,7 @@ def _rotary_tables(n_tokens: int, d_head: int, theta: float) -> Any:
     return tuple(table.numpy() for table in tables)
 
 
-def _rotary_powers(theta: float, width: int) -> Any:
+def torch_powers(theta: float, width: int) -> Any:
     """The powers of RoPE's base as torch makes them, in float32."""
     import torch
 
@@ -181,7 +208,7 @@ def _recount(document: Path, weights: Path | None, as_json: bool) -> None:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{document} is no file of `vocabulary -o`: {error}") from error
         weights = _folder_of(name, None)
-    found = recount(document, weights, _rotary_tables, _rotary_powers)
+    found = recount(document, weights, torch_tables, torch_powers)
     if as_json:
         rows = [asdict(finding) for finding in found.findings]
         print_json({"rows": rows, "ok": found.ok, "problems": found.problems, "weights": str(weights)})

@@ -197,8 +197,8 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
 
 
 VERDICT_COLUMNS = (
-    "layer", "head", "position", "query", "top", "eps", "verdict", "guarantee", "lower", "attack", "clean",
-    "engine", "unit", "reason", "circuit",
+    "layer", "head", "position", "query", "top", "eps", "verdict", "checked", "guarantee", "lower", "attack",
+    "clean", "engine", "unit", "reason", "circuit",
 )  # fmt: skip
 RADIUS_COLUMNS = (
     "layer", "head", "position", "query", "token", "certified", "of_nearest", "of_length", "attack", "clean", "engine",

@@ -232,7 +232,8 @@ def footer(said: Sequence[str]) -> str:
         + "<p><b>holds</b> is a proof about real numbers for every point of the region, rounding "
         "included. <b>fails</b> comes with a point of the region that was run through the model. <b>unknown</b> is "
         "neither. <b>estimated</b> is not a proof. Check a run without trusting this program's engines: "
-        f"<code>prooflens check RUN</code>. Made by prooflens {escaped(__version__)}.</p></footer>"
+        "<code>prooflens check RUN</code>; where that was done, the column <b>checked</b> has its word for each row. "
+        f"Made by prooflens {escaped(__version__)}.</p></footer>"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prooflens.errors import ProoflensError, RunError
+from prooflens.json_files import read_json
 
 if TYPE_CHECKING:
     from prooflens.results.frame import Frame
@@ -162,7 +164,7 @@ def _from_run(path: Path) -> RowSource:
     return RowSource(
         str(path),
         kind,
-        run.rows,
+        _with_badges(run.rows, path),
         model["name"],
         model["sha256"],
         model.get("source"),
@@ -174,6 +176,20 @@ def _from_run(path: Path) -> RowSource:
         eps_in_words=_text((info.get("configuration") or {}).get("eps_in_words")),
         advice=_text((info.get("effort") or {}).get("advice")),
     )
+
+
+def _with_badges(rows: pa.Table, path: Path) -> pa.Table:
+    """The rows of a run with what `prooflens check` last said of each, where its check.json is about this very run."""
+    try:
+        found = read_json(path / "check.json")
+        same = found["run_sha256"] == hashlib.sha256((path / "run.json").read_bytes()).hexdigest()
+        words = {int(row): str(word) for row, (word, _) in found["rows"].items()} if same else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        words = {}
+    if not words or "row" not in rows.column_names:
+        return rows
+    badges = [words.get(row) for row in rows.column("row").to_pylist()]
+    return rows.append_column("checked", pa.array(badges, pa.string()))
 
 
 def _text(value: object) -> str | None:

@@ -17,6 +17,9 @@ from prooflens.regions import Region
 HALVINGS = 40
 """How often the first break is bisected."""
 
+SURE = 1e-9
+"""The margin by which a break is bisected: nearer to 0 its sign in float64 may not be that over the reals."""
+
 SCANNED = 129
 """How many points before a known break are looked at."""
 
@@ -66,12 +69,13 @@ def first_break(
     if place == 0:
         return float(shares[0])
     good, bad = float(shares[place - 1]), float(shares[place])
+    broken = max(float(margins[place]), -SURE)
     for _ in range(HALVINGS):
         middle = 0.5 * (good + bad)
         if middle in (good, bad):
             break
         value = margins_at(problem, claim, torch.tensor([middle], dtype=torch.float64))
-        good, bad = (good, middle) if bool(value[0] <= 0.0) else (middle, bad)
+        good, bad = (good, middle) if bool(value[0] <= broken) else (middle, bad)
     return bad
 
 
@@ -91,7 +95,7 @@ def moved_to_first_break(problem: Problem, claim: Claim, witness: Witness) -> tu
     if not bool((margins <= 0.0).any()):
         return None
     share = first_break(problem, claim, shares, margins)
-    alpha = torch.tensor([2.0 * share - 1.0]).to(witness.alpha)
+    alpha = torch.tensor([2.0 * share - 1.0], dtype=torch.float64).to(witness.alpha)
     values = _values(problem, claim, torch.tensor([share], dtype=torch.float64))[0]
     return replace(
         witness, x=problem.region.point(alpha), alpha=alpha, values=values.to(witness.values)

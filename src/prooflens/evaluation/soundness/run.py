@@ -21,6 +21,7 @@ from prooflens.evaluation.soundness.effects import try_effects
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.planted import planted_case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
+from prooflens.evaluation.soundness.second import SecondProof
 from prooflens.verdicts.decide import is_proved
 
 KINDS = ("claims", "forms", "planted", "counts", "effects")
@@ -54,9 +55,9 @@ def run(
     if cases < 1 or not seconds > 0:
         raise EngineError("a run without cases attacks nothing: give at least one case and some time")
     report, start = SoundnessReport(), time.perf_counter()
-    chosen = [modest(name) for name in engines or engine_names()]
+    chosen = [modest(name) for name in engines or engine_names() if name != SecondProof.name]
     proved = [engine for engine in chosen if engine.guarantee is Guarantee.PROVED]
-    if not proved:
+    if not proved and SecondProof.name not in (engines or ()):
         raise EngineError(
             f"{', '.join(engine.name for engine in chosen)} only estimates: there is no proof to attack"
         )
@@ -73,7 +74,8 @@ def run(
         if "claims" in kinds:
             try_case(random_case(seed + number), proved, budget or AttackBudget(200, 4, 20), report)
         if "forms" in kinds:
-            try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
+            second = [SecondProof()] if engines is None or SecondProof.name in engines else []
+            try_forms(random_case(seed + number), [*proved, *second], budget or FORMS_BUDGET, report)
         if "effects" in kinds:
             try_effects(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
         if "planted" in kinds:

@@ -115,6 +115,7 @@
           const cell = document.createElement("td");
           cell.textContent = figures(row[name]);
           if (name === "verdict") cell.className = `verdict ${row[name]}`;
+          if (name === "checked" && row[name]) cell.className = `checked ${row[name].replace(" ", "-")}`;
           if (name === "reason") cell.className = "reason";
           line.append(cell);
         }

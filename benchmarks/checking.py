@@ -1,0 +1,103 @@
+"""How long a run takes to prove and how long to check, and what the checker says of its rows.
+
+    python benchmarks/checking.py peer-tiny --eps 0.002
+    python benchmarks/checking.py minilm --text "the movie was long but good" --layer 1 --eps 0.0005 0.001
+    python benchmarks/checking.py smollm2 --text "…" --layer 1 --eps 0.0001 --positions -1 --json FILE
+
+One JSON line per ε. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
+A peer model is exported to prooflens' own layout first, which is what the checker reads.
+"""
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from torch import Tensor
+
+from measuring import tell
+from peer_models import PEERS, peer_model
+from prooflens import Ball, Transformer, certify, load
+from prooflens.checker import check
+from prooflens.cli.view import torch_powers, torch_tables
+from prooflens.models.cache import model_folder
+from prooflens.models.export import export
+from prooflens.models.prompt import Prompt
+
+
+def find(
+    name: str, text: str | None, peers: Path, scratch: Path
+) -> tuple[Transformer, Prompt | Tensor, Path]:
+    """A model, a prompt, and the folder that the checker reads."""
+    if name.startswith("peer-"):
+        model, x = peer_model(peers / name)
+        return model, x, export(model, scratch / name)
+    model = load(name)
+    prompt = model.prompt(text) if text is not None else model.example(0)
+    embedded = Path(__file__).parents[1] / "src" / "prooflens" / "models" / "embedded" / name
+    return model, prompt, embedded if embedded.is_dir() else model_folder(name)
+
+
+def main() -> None:
+    """Prove and check, ε by ε."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--eps", type=float, nargs="+", required=True)
+    parser.add_argument("--text")
+    parser.add_argument("--layer", type=int)
+    parser.add_argument("--positions", type=int, nargs="+")
+    parser.add_argument("--query", nargs="+", default=["top1"])
+    parser.add_argument("--engine", default=None)
+    parser.add_argument("--memory", default=None, help="GiB for the engines")
+    parser.add_argument(
+        "--time", default=None, help="time for the engines, as `prooflens certify --time` takes it"
+    )
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    options = {
+        name: value for name in ("engine", "memory", "time") if (value := getattr(args, name)) is not None
+    }
+    for eps in args.eps:
+        with tempfile.TemporaryDirectory() as place:
+            model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
+            begun = time.perf_counter()
+            found = certify(
+                model,
+                prompt,
+                Ball(eps),
+                layer=args.layer,
+                queries=args.query,
+                positions=args.positions,
+                **options,
+            )
+            proving = time.perf_counter() - begun
+            run = Path(place, "run")
+            found.save(run)
+            begun = time.perf_counter()
+            report = check(run, folder, torch_tables, torch_powers)
+            checking = time.perf_counter() - begun
+            size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+        deep = Counter(
+            finding.status
+            for row, finding in zip(found.rows, report.findings, strict=True)
+            if row["layer"] and row["verdict"] == "holds"
+        )
+        line = {
+            "model": args.model,
+            "layer": args.layer,
+            "eps": eps,
+            "query": args.query,
+            "rows": len(found.rows),
+        }
+        line |= {"verdicts": found.counts, "checked": report.counts, "held_beyond_layer_0": dict(deep)}
+        line |= {"proving_s": round(proving, 2), "checking_s": round(checking, 2), "run_bytes": size}
+        notes = Counter(f.note for f in report.findings if f.status in ("not checkable", "WRONG"))
+        tell(line | {"problems": report.problems, "notes": dict(notes.most_common(3))}, args.json)
+
+
+if __name__ == "__main__":
+    main()

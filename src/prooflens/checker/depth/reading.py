@@ -1,0 +1,309 @@
+"""Linear forms of a layer's scores, bounded on the whole region.
+
+A form f = Σ w·a_hij + constant is, exactly, f(0) + a·α + Σ_s v_s·r_s + products of moves, v_s its covector at the
+output of site s. Two readings, the second only where the first leaves a sign open:
+
+1. v_s·r_s by the ellipsoids of the last chain, root included.
+2. Covectors are walked back to the input. The second orders of all sites on the way add up to one quadratic form of
+   the factors, ½αᵀHα, in which tokens, heads and sites cancel; what sites leave beyond it is bounded one by one. With
+   a diagonal D ⪰ H, D ≥ 0,
+
+       a·α + ½αᵀHα ≤ ‖a‖₁ + ½ΣD,   and   ≤ m(s) + Σ max(0, 2(D − G))   at the corner s = sign a, G = s ⊙ (a + Hs),
+
+   m(s) the left-hand side there: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is at most m(s) + Σ(−G_kβ_k + ½D_kβ_k²), which is
+   convex in each β_k.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.quadratics import Quadratic
+from prooflens.checker.depth.scores import ScoreSite
+from prooflens.checker.depth.shapes import (
+    Array,
+    ball,
+    frobenius,
+    gamma,
+    gram,
+    length,
+    meeting,
+    scaled,
+    support,
+    supports,
+    top_eigenvalue,
+    total,
+    up,
+)
+from prooflens.checker.depth.values import ROOT, factor_weights
+from prooflens.checker.depth.walk import End, Layer, Walk
+
+Term = tuple[float, int, int, int]
+"""A weight, and the head, query and key of a score."""
+Covectors = dict[int, Array]
+"""By token."""
+EVEN = 0.05
+"""Rows of H shorter than this share of the mean are weighed as if they were not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quadric:
+    """H, symmetric, as it is computed, and a bound of its error in the 2-norm."""
+
+    H: Array
+    error: float
+
+    def plus(self, form: Quadratic, v: Array, A: Array | None = None) -> Quadric:
+        """With v·q(Ax) added; A is the identity where it is not given."""
+        own = Quadric(*form.hessian(v))
+        return self.with_image(own, A) if A is not None else self._sum(own)
+
+    def with_image(self, other: Quadric, A: Array) -> Quadric:
+        """With ½(Ax)ᵀH(Ax) of another form added."""
+        size = float(frobenius(A)) ** 2
+        error = other.error * size + gamma(2 * len(A) + 16) * 2.0 * float(frobenius(other.H)) * size
+        return self._sum(Quadric(A.T @ other.H @ A, float(up(np.asarray(error)))))
+
+    def _sum(self, other: Quadric) -> Quadric:
+        H = self.H + 0.5 * (other.H + other.H.T)
+        error = self.error + other.error + gamma(8) * (frobenius(other.H) + frobenius(H))
+        return Quadric(H, float(up(np.asarray(error))))
+
+
+def largest_on_box(a: Array, form: Quadric) -> float:
+    """At least a·α + ½αᵀHα for |α_k| ≤ 1."""
+    H, p = form.H, len(a)
+    lengths = np.sqrt(np.square(H).sum(-1))
+    x = lengths + EVEN * lengths.mean() + 2.0**-300
+    root = np.sqrt(x)
+    even = H / root[:, None] / root
+    # The quotients round, and so does x against root²: γ_16 of each entry.
+    D = (top_eigenvalue(0.5 * (even + even.T)) + gamma(16) * float(frobenius(even))) * x
+    steep, s = np.abs(a).sum(), np.where(a >= 0.0, 1.0, -1.0)
+    y = s * (H @ s)
+    blur = gamma(p + 8) * np.abs(H).sum(-1)
+    G = np.abs(a) + y - blur
+    flat = steep + 0.5 * D.sum()
+    corner = steep + 0.5 * (y + blur).sum() + 2.0 * np.maximum(D - G, 0.0).sum()
+    rounding = gamma(4 * p + 64) * (steep + np.abs(y).sum() + D.sum() + np.abs(G).sum())
+    # ½αᵀΔα ≤ ½p‖Δ‖ for an error Δ of H.
+    return float(up(np.asarray(min(flat, corner) + rounding + 0.5 * p * form.error)))
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A linear form of scores or of outputs: f = center + slope·α + Σ_s v_s·r_s + products of moves + noise.
+
+    Attributes:
+        walk: the network on the region.
+        place: the chain that the form is read at.
+        number: the number of the layer whose chain that is, or of layers for outputs.
+        center: f at the centre, as it is computed.
+        slope: its linear part [p].
+        noise: what rounding makes of `center` and `slope`.
+        seeds: covectors at the values that f reads.
+        second: sup of the products of moves, at Aα.
+        beyond: what e adds to them.
+        products: the products at Aα as quadratic maps of the factors, and their weights.
+    """
+
+    walk: Walk
+    place: Layer | End
+    number: int
+    center: float
+    slope: Array
+    noise: float
+    seeds: dict[str, Covectors]
+    second: float = 0.0
+    beyond: float = 0.0
+    products: tuple[tuple[Quadratic, float], ...] = ()
+
+    def bounds(self) -> tuple[float, float]:
+        """The first reading: f from below and from above."""
+        found, lost = _at_sources(self.place, self.seeds)
+        shapes = self.place.chain.shapes
+        missed = sum(float(support(shapes[s][t], v)) for (s, t), v in found.items() if s in shapes)
+        far = float(np.abs(self.slope).sum()) * (1.0 + gamma(len(self.slope) + 8)) + missed + lost
+        return self._around(
+            far + self.second + self.beyond + self.noise, far + self.second + self.beyond + self.noise
+        )
+
+    def tight_bounds(self) -> tuple[float, float]:
+        """The second reading: f from below and from above."""
+        form, rest = self.expanded()
+        ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
+        return self._around(ends[0] + rest, ends[1] + rest)
+
+    def expanded(self) -> tuple[Quadric, float]:
+        """H and a bound of |f(α) − center − slope·α − ½αᵀHα| over the region."""
+        p = len(self.slope)
+        form, rest = Quadric(np.zeros((p, p)), 0.0), self.beyond + self.noise
+        for product, w in self.products:
+            form = form.plus(product, np.array([w]))
+        place, seeds, number = self.place, self.seeds, self.number
+        while True:
+            found, lost = _at_sources(place, seeds)
+            rest += lost
+            roots: dict[int, Quadric] = {}
+            for (s, t), v in found.items():
+                if s != ROOT:
+                    site = place.sites[s]
+                    d = site.source.J.shape[-1]
+                    before = roots.get(t) or Quadric(np.zeros((d, d)), 0.0)
+                    roots[t] = before.plus(site.quadratic(t), v, site.source.J[t])
+                    rest += site.rest(v, t)
+            for t, at_root in roots.items():
+                form = form.with_image(at_root, place.chain.N[t])
+            if number == 0:
+                blurred = place.chain.shapes.get(ROOT)
+                if blurred is not None:
+                    rest += sum(float(support(blurred[t], v)) for (s, t), v in found.items() if s == ROOT)
+                return form, float(up(np.asarray(rest)))
+            number -= 1
+            place = self.walk.layers[number]
+            form, lost, seeds = _through(place.mix, {t: v for (s, t), v in found.items() if s == ROOT}, form)
+            rest += lost
+
+    def _around(self, below: float, above: float) -> tuple[float, float]:
+        """center − below and center + above, rounded outward; nothing where they are not finite."""
+        low, high = (
+            self.center + sign * float(up(np.asarray(far))) for sign, far in ((-1.0, below), (1.0, above))
+        )
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return -np.inf, np.inf
+        return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
+
+
+def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
+    """Σ w·a_hij of one layer's scores."""
+    place = walk.layer(layer)
+    scores = place.scores
+    rows = [w * scores.row(h, i, j) for w, h, i, j in terms]
+    values = [w * float(scores.center[h, i, j]) for w, h, i, j in terms]
+    noise = sum(abs(w) * float(scores.noise[h, i, j]) for w, h, i, j in terms)
+    # Products with w and their sum round by γ of themselves, at the centre and in the slope.
+    noise += gamma(len(terms) + 8) * float(sum(map(abs, values)) + sum(np.abs(row).sum() for row in rows))
+    seeds: dict[str, Covectors] = {"q": {}, "k": {}}
+    n, products = scores.q.width, []
+    for w, h, i, j in terms:
+        g = int(scores.k.groups[h])
+        for name, heads, t, part, other in (
+            ("q", scores.q, i, h, scores.k.c[j, h]),
+            ("k", scores.k, j, g, scores.q.c[i, h]),
+        ):
+            held = seeds[name].setdefault(t, np.zeros(heads.value.c.shape[1]))
+            held[part * n : (part + 1) * n] += w * scores.scale * other
+        products.append((Quadratic(np.full((1, n), scores.scale), scores.q.A[i, h], scores.k.A[j, g]), w))
+    second, beyond = _moves(scores, terms)
+    slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
+    return Form(walk, place, layer, float(sum(values)), slope, noise, seeds, second, beyond, tuple(products))
+
+
+def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
+    """What products of moves add: at Aα, and through e. Terms of one head and query are taken together."""
+    groups = defaultdict[tuple[int, int], list[tuple[float, int]]](list)
+    for w, h, i, j in terms:
+        groups[h, i].append((w, j))
+    second = beyond = 0.0
+    E_q, E_k, P_q = scores.q.blocks("E"), scores.k.blocks("E"), scores.q.blocks("P")
+    for (h, i), held in groups.items():
+        A = np.asarray(sum(w * scores.k.A[j, scores.k.groups[h]] for w, j in held))
+        error = gamma(len(held) + 4) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
+        slip = error + sum(abs(w) * float(scores.k.value.slip[j]) for w, j in held)
+        P = total([gram(A * factor_weights(A)), ball(np.asarray(slip), len(A))])
+        E = total([scaled(E_k[j, h], w * w) for w, j in held])
+        whole = total([P_q[i, h], E_q[i, h]])
+        second += float(meeting(P_q[i, h], P)) * scores.scale
+        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P)) * scores.scale
+    return float(up(np.asarray(second))), float(up(np.asarray(beyond)))
+
+
+def output_form(walk: Walk, weights: dict[int, float]) -> Form:
+    """Σ w·output_index."""
+    end = walk.end()
+    W, bias = end.head
+    rows = np.array(list(weights))
+    w = np.array(list(weights.values()))
+    covector, constant = w @ W[rows], float(w @ bias[rows])
+    error = gamma(len(rows) + 8) * float(np.abs(w) @ length(W[rows]))
+    size = float(length(covector)) + error
+    center, slope, noise, seeds = constant, np.zeros(walk.generators.shape[-1]), 0.0, Covectors()
+    for t, share in enumerate(end.shares.tolist()):
+        if share:
+            seeds[t] = share * covector
+            center += float(seeds[t] @ end.value.c[t])
+            slope = slope + seeds[t] @ end.value.linear[t]
+            # The covector errs by `error`, which meets the whole value; its products with centre and slope round.
+            moved = float(end.value.size[t]) * abs(share)
+            noise += (error + gamma(len(covector) + len(rows) + 32) * 4.0 * size) * moved
+    noise += gamma(len(rows) + 8) * float(np.abs(w) @ np.abs(bias[rows]))
+    return Form(walk, end, end.number, center, slope, float(up(np.asarray(noise))), {"value": seeds})
+
+
+def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: list[int]) -> Array:
+    """Lower bounds of Σ w·output_index + rival·output_other for many others at once, by two ellipsoids per token.
+
+    The linear part is bounded by its ellipsoid and not exactly, so a floor may be lower than `Form.bounds`.
+    """
+    end = walk.end()
+    W, bias = end.head
+    rows, w = np.array(list(weights), dtype=int), np.array(list(weights.values()))
+    D = w @ W[rows] + rival * W[others]
+    # Sums of len(rows) + 1 products, in the covectors and in the constants; then products with the value, as above.
+    terms = np.abs(w) @ length(W[rows]) + abs(rival) * length(W[others])
+    error = gamma(len(rows) + 16) * terms
+    lows = w @ bias[rows] + rival * bias[others]
+    far = gamma(len(rows) + 16) * (np.abs(w) @ np.abs(bias[rows]) + abs(rival) * np.abs(bias[others]))
+    for t, share in enumerate(end.shares.tolist()):
+        if share:
+            value, size = end.value, float(end.value.size[t])
+            lows = lows + share * (D @ value.c[t])
+            moved = supports(value.P[t], D) + supports(value.E[t], D)
+            far = far + abs(share) * (moved + (error + gamma(D.shape[1] + 32) * 4.0 * terms) * size)
+    found = np.nextafter(lows - up(far), -np.inf)
+    return np.where(np.isfinite(found), found, -np.inf)
+
+
+def _at_sources(
+    place: Layer | End, seeds: dict[str, Covectors]
+) -> tuple[dict[tuple[str, int], Array], float]:
+    """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
+    found: dict[tuple[str, int], Array] = {}
+    lost = 0.0
+    for name, held in seeds.items():
+        value = place.read[name]
+        for t, w in held.items():
+            size = float(length(w))
+            lost += size * float(value.slip[t])
+            for s, J in value.jacobians.items():
+                v = w @ J[t]
+                found[s, t] = found[s, t] + v if (s, t) in found else v
+                if s in value.spans:
+                    lost += gamma(len(w) + 16) * size * float(value.spans[s][t])
+    return found, float(up(np.asarray(lost)))
+
+
+def _through(
+    mix: MixSite | None, roots: Covectors, form: Quadric
+) -> tuple[Quadric, float, dict[str, Covectors]]:
+    """Covectors behind a mixing, taken to what it reads: with its second order, and a bound of what is beyond."""
+    assert mix is not None
+    found: dict[str, Covectors] = {"q": {}, "k": {}, "v": {}, "stream": {}}
+    rest = 0.0
+    for place, v in roots.items():
+        t = mix.tokens[place]
+        own, error = mix.form(v, t)
+        form = form.plus(own, np.ones(1))
+        form = Quadric(form.H, form.error + 2.0 * error)
+        # Taking v back rounds by no more than the mixing's own noise.
+        rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
+        back = mix.pull(v, t)
+        found["q"][t], found["stream"][t] = back["q"], back["stream"]
+        for name in ("k", "v"):
+            for j, w in enumerate(back[name]):
+                found[name][j] = found[name][j] + w if j in found[name] else w
+    return form, rest, found

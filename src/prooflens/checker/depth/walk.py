@@ -1,0 +1,288 @@
+"""Forward through a network: chains of values, and the sites between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prooflens.checker.depth.activations import KINKED, SMOOTH
+from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.networks import Affine, NetworkSite
+from prooflens.checker.depth.norms import NormSite
+from prooflens.checker.depth.scores import Heads, ScoreSite
+from prooflens.checker.depth.shapes import Array, ball, up
+from prooflens.checker.depth.values import ROOT, Chain, Value
+from prooflens.checker.network import Network
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer's scores, its mixing if the walk goes on, and the chain that both stand at the end of."""
+
+    chain: Chain
+    sites: dict[str, NormSite | NetworkSite]
+    scores: ScoreSite
+    mix: MixSite | None = None
+
+    @property
+    def read(self) -> dict[str, Value]:
+        """The values that scores and mixing read, by name."""
+        held = {"q": self.scores.q.value, "k": self.scores.k.value}
+        return held if self.mix is None else held | {"v": self.mix.v.value, "stream": self.mix.stream}
+
+
+@dataclass(eq=False)
+class End:
+    """What the outputs read: Σ_t shares_t value_t, which the head maps."""
+
+    chain: Chain
+    sites: dict[str, NormSite | NetworkSite]
+    value: Value
+    shares: Array
+    head: tuple[Array, Array]
+    number: int
+    """How many mixings stand before the chain."""
+
+    @property
+    def read(self) -> dict[str, Value]:
+        """The value that the outputs read."""
+        return {"value": self.value}
+
+
+@dataclass(eq=False)
+class Walk:
+    """A network on c + Gα, |α| ≤ 1, as deep as it is asked.
+
+    Attributes:
+        net: the network.
+        center: c [S, d].
+        generators: G [S, d, p].
+        tell: called with a layer's number before it is walked.
+        blur: by how much the centre of each token may be off, in the 2-norm [S]; None if it is exact.
+    """
+
+    net: Network
+    center: Array
+    generators: Array
+    tell: Callable[[int], None] = lambda layer: None
+    blur: Array | None = None
+    layers: list[Layer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
+        self._chain = Chain(self.center, self.generators, off)
+        self._sites: dict[str, NormSite | NetworkSite] = {}
+        self._stream = self._chain.start
+        self._end: End | None = None
+
+    @staticmethod
+    def refuses(net: Network) -> str:
+        """Why a network is not one that is known here; empty if it is."""
+        if net.arch.get("score_cap") is not None:
+            return "its scores are capped"
+        if not net.arch.get("has_attention", True):
+            return "its blocks have no attention"
+        known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
+        if net.arch["activation"] not in known:
+            return f"its activation is {net.arch['activation']}"
+        if net.arch["pooler"] and net.arch["pool"] == "mean":
+            return "its pooler reads a mean of tokens"
+        return ""
+
+    def layer(self, number: int) -> Layer:
+        """The scores of a layer, walked to if need be."""
+        while len(self.layers) <= number:
+            if self.layers:
+                self._finish(self.layers[-1], len(self.layers) - 1)
+            self.tell(len(self.layers))
+            self.layers.append(self._attend(len(self.layers)))
+        return self.layers[number]
+
+    def _attend(self, number: int) -> Layer:
+        """The chain's end at a layer's scores."""
+        net, S, heads = self.net, len(self.center), int(self.net.arch["n_heads"])
+        self._note(f"blocks.{number}.hook_resid_pre", self._stream)
+        self._inner = self._before(number, self._stream, 1)
+        if self._inner is not self._stream:
+            self._note(f"blocks.{number}.ln1.hook_normalized", self._inner)
+        groups = int(net.arch["n_kv_heads"] or heads)
+        q, k = self._queries(number, "q"), self._queries(number, "k")
+        held = Heads(q, heads, heads), Heads(k, groups, heads)
+        scores = ScoreSite(*held, net.scale(number), net.score_bias(S), net.mask(S, number))
+        return Layer(self._chain, self._sites, scores)
+
+    def end(self) -> End:
+        """The outputs, walked to if need be."""
+        if self._end is None:
+            self._end = self._read_out()
+        return self._end
+
+    def _note(self, hook: str, x: Value) -> Value:
+        """A value, kept if the network ends at it."""
+        if self.net.arch.get("read_hook") == hook:
+            token = np.zeros(len(x.c))
+            token[int(self.net.arch["read_position"])] = 1.0
+            mixings = len([layer for layer in self.layers if layer.mix is not None])
+            self._end = End(self._chain, self._sites, x, token, self._weights("read"), mixings)
+        return x
+
+    def _read_at_hook(self) -> End:
+        """The end of a network that ends at a hook of its last block."""
+        last = int(self.net.arch["n_layers"]) - 1
+        layer = self.layer(last)
+        if self._end is None:
+            self._finish(layer, last)
+        if self._end is None:
+            raise ValueError(f"the checker's walk does not pass {self.net.arch['read_hook']}")
+        return self._end
+
+    def _read_out(self) -> End:
+        if self.net.arch.get("read_hook") is not None:
+            return self._read_at_hook()
+        net, last, pool = self.net, int(self.net.arch["n_layers"]) - 1, self.net.arch["pool"]
+        S = len(self.center)
+        tokens = list(range(S)) if pool == "mean" else [0] if pool == "first" else [S - 1]
+        self._finish(self.layer(last), last, tokens)
+        x = self._stream
+        if net.arch["norm_place"] in ("pre", "sandwich", "output"):
+            x = self._norm("final_norm", x)
+        d = x.c.shape[1]
+        if net.arch["pooler"]:
+            site = NetworkSite(
+                x,
+                net.arch.get("pooler_activation", "tanh"),
+                self._weights("pooler"),
+                (np.eye(d), np.zeros(d)),
+            )
+            self._sites["pooler"] = site
+            x = site.made("pooler")
+        shares = np.full(len(tokens), 1.0 / len(tokens))
+        head = (np.eye(d), np.zeros(d))
+        if net.arch["d_out"] is not None:
+            tied = "head.weight" not in net.weights
+            W = net.weights["embed.tokens" if tied else "head.weight"]
+            head = W, np.zeros(len(W)) if tied else net.weights.get("head.bias", np.zeros(len(W)))
+        return End(self._chain, self._sites, x, shares, head, last + 1)
+
+    def _finish(self, layer: Layer, number: int, tokens: list[int] | None = None) -> None:
+        """Behind a layer's scores: its mixing, a new chain from there, and the network; at some tokens, or at all."""
+        net, block, place = self.net, f"blocks.{number}", self.net.arch["norm_place"]
+        heads, feeds = int(net.arch["n_heads"]), net.arch.get("has_network", True)
+        projected = self._note(f"{block}.attn.hook_v", self._affine(f"{block}.v", self._inner))
+        v = Heads(projected, int(net.arch["n_kv_heads"] or heads), heads)
+        (W, bias), stream, behind = self._weights(f"{block}.o"), self._stream, place in ("sandwich", "output")
+        parallel = bool(net.arch.get("parallel")) and feeds
+        if parallel:
+            second = self._inner if net.arch.get("shared_norm") else self._before(number, stream, 2)
+            stream = stream.plus(self._behind(block, self._network(block, second), 2))
+        if behind:
+            # What is added goes through a norm first: the new root holds the stream and it side by side.
+            d = len(W)
+            W, bias = np.concatenate((np.zeros_like(W), W)), np.concatenate((np.zeros(d), bias))
+            stream = stream.mapped(np.eye(2 * d, d))
+        layer.mix = MixSite(layer.scores, v, stream, W, bias)
+        self._chain, self._sites = layer.mix.next(tokens or list(range(len(self.center)))), {}
+        x = self._chain.start
+        if behind:
+            d = len(W) // 2
+            added = x.mapped(np.eye(d, 2 * d, d))
+            x = x.mapped(np.eye(d, 2 * d)).plus(self._behind(block, added, 1))
+        if not parallel:
+            self._note(f"{block}.hook_resid_mid", x)
+        if place == "post":
+            x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
+        if feeds and not parallel:
+            second = self._before(number, x, 2)
+            if second is not x:
+                self._note(f"{block}.ln2.hook_normalized", second)
+            x = x.plus(self._behind(block, self._network(block, second), 2))
+        self._note(f"{block}.hook_resid_post", x)
+        if feeds and place == "post":
+            x = self._norm(f"{block}.norm2", x)
+        self._stream = x if parallel else self._note(f"{block}.hook_normalized_resid_post", x)
+
+    def _behind(self, block: str, added: Value, part: int) -> Value:
+        """What a part of a block adds: its output, or the norm of that."""
+        normed = self.net.arch["norm_place"] in ("sandwich", "output")
+        return self._norm(f"{block}.norm{part}_out", added) if normed else added
+
+    def _before(self, number: int, x: Value, part: int) -> Value:
+        """What a part of a block reads: the stream, or its norm."""
+        bare = part == 1 and number == 0 and not self.net.arch.get("first_norm", True)
+        if bare or self.net.arch["norm_place"] not in ("pre", "sandwich"):
+            return x
+        return self._norm(f"blocks.{number}.norm{part}", x)
+
+    def _norm(self, name: str, x: Value, site_name: str | None = None) -> Value:
+        arch, weights, d = self.net.arch, self.net.weights, x.c.shape[-1]
+        gain, bias = weights.get(f"{name}.weight", np.ones(d)), weights.get(f"{name}.bias", np.zeros(d))
+        site = NormSite(x, gain, bias, float(arch["norm_eps"]), arch["norm_kind"] == "layer")
+        self._sites[site_name or name] = site
+        return site.made(site_name or name)
+
+    def _normed_heads(self, name: str, x: Value, width: int) -> Value:
+        """The norm of every head by itself: parts of x, normed, side by side again."""
+        total = x.c.shape[1]
+        if width == total:
+            return self._norm(name, x)
+        parts = []
+        for first in range(0, total, width):
+            take = np.eye(width, total, first)
+            parts.append(self._norm(name, x.mapped(take), f"{name}.{first}").mapped(take.T))
+        found = parts[0]
+        for part in parts[1:]:
+            found = found.plus(part)
+        return found
+
+    def _network(self, block: str, x: Value) -> Value:
+        gated, hook = bool(self.net.arch["gated"]), self.net.arch.get("read_hook")
+        bent = self._weights(f"{block}.{'gate' if gated else 'up'}")
+        other = self._weights(f"{block}.up") if gated else None
+        for name, affine in (("hook_pre", bent), ("hook_pre_linear", other)):
+            if hook == f"{block}.mlp.{name}" and affine is not None:
+                self._note(hook, x.mapped(*affine))
+        if hook == f"{block}.mlp.hook_post":
+            n = len(bent[0])
+            self._note(hook, self._neurons(f"{block}.neurons", x, bent, (np.eye(n), np.zeros(n)), other))
+        made = self._neurons(f"{block}.network", x, bent, self._weights(f"{block}.down"), other)
+        return self._note(f"{block}.hook_mlp_out", made)
+
+    def _neurons(self, name: str, x: Value, bent: Affine, down: Affine, other: Affine | None) -> Value:
+        self._sites[name] = site = NetworkSite(x, self.net.arch["activation"], bent, down, other)
+        return site.made(name)
+
+    def _weights(self, name: str) -> tuple[Array, Array]:
+        W = self.net.weights[f"{name}.weight"]
+        return W, self.net.weights.get(f"{name}.bias", np.zeros(len(W)))
+
+    def _affine(self, name: str, x: Value) -> Value:
+        return x.mapped(*self._weights(name))
+
+    def _queries(self, number: int, name: str) -> Value:
+        """Queries or keys of a layer, with positions added, normed and turned where the model does so."""
+        net, S = self.net, len(self.center)
+        x = self._affine(f"blocks.{number}.{name}", self._inner)
+        if net.arch.get("head_positions"):
+            x = x.shifted(net.weights[f"blocks.{number}.{name}.positions"][:S])
+        self._note(f"blocks.{number}.attn.hook_{name}", x)
+        if (kind := net.arch.get("qk_norm", "none")) != "none":
+            x = self._normed_heads(
+                f"blocks.{number}.{name}_norm", x, net.head_dim if kind == "head" else x.c.shape[1]
+            )
+        tables = net.rotary(S, number)
+        if tables is None:
+            return self._note(f"blocks.{number}.attn.hook_rot_{name}", x)
+        cos, sin, radius = tables
+        n, half = net.head_dim, net.head_dim // 2
+        swap = np.zeros((n, n))
+        swap[np.arange(half), np.arange(half) + half] = -1.0
+        swap[np.arange(half) + half, np.arange(half)] = 1.0
+        turns = cos[:, :, None] * np.eye(n) + sin[:, :, None] * swap
+        whole = np.stack([np.kron(np.eye(x.c.shape[1] // n), turn) for turn in turns])
+        # |cos| and |sin| in every row and column of |W| once each: its 2-norm is at most their largest sum.
+        turned = x.mapped(whole, most=float(up(2.0 * np.maximum(np.abs(cos).max(), np.abs(sin).max()))))
+        noise = up(turned.noise + 2.0 * radius * x.size)
+        turned = Value(turned.chain, turned.c, turned.jacobians, noise)
+        return self._note(f"blocks.{number}.attn.hook_rot_{name}", turned)

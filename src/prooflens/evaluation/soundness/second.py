@@ -1,0 +1,72 @@
+"""The checker's own proofs as one more engine of the soundness run, so that they are attacked as the engines' are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prooflens.checker.depth import Form, Walk, output_form, score_form
+from prooflens.checker.network import Network
+from prooflens.engines import FormBounds, Forms, Guarantee
+from prooflens.engines.protocol import EngineBase, EngineOptions
+from prooflens.models.sites import rotary_tables
+from prooflens.problem import Problem
+
+UNREAD = (".attn.hook_z", ".hook_attn_out")
+"""Hooks that the checker's walk does not pass."""
+
+
+class SecondProof(EngineBase):
+    """Bounds of `prooflens.checker.depth`: the better of its two readings of every form."""
+
+    name: str = "checker"
+    guarantee: Guarantee = Guarantee.PROVED
+
+    def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
+        """Refuse what the checker refuses."""
+        if problem.padding is not None:
+            return "the checker knows no padding"
+        net = _network(problem)
+        if (net.arch.get("read_hook") or "").endswith(UNREAD):
+            return "the checker's walk does not pass this hook"
+        return Walk.refuses(net) or None
+
+    def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
+        """Bound every form, with the corners that its slope points to."""
+        region = problem.region
+        G = np.moveaxis(region.dense_generators().numpy(), 0, -1) if region.n_factors else None
+        center = region.center.numpy()
+        walk = Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G)
+        found, corners = [], []
+        with np.errstate(all="ignore"):
+            for number in range(forms.size):
+                form = _form(walk, forms, number)
+                low, high = zip(form.bounds(), form.tight_bounds(), strict=True)
+                found.append((max(low), min(high)))
+                corners.append(np.where(form.slope >= 0.0, 1.0, -1.0)[: region.n_factors])
+        lower, upper = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
+        corner = torch.tensor(np.array(corners), dtype=torch.float64)
+        return FormBounds(lower, upper, -corner, corner)
+
+
+def _network(problem: Problem) -> Network:
+    model = problem.model
+    weights = {name: tensor.numpy() for name, tensor in model.weights.items()}
+    return Network.made(model.architecture.to_dict(), weights, _tables)
+
+
+def _tables(n_tokens: int, width: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+    cos, sin = rotary_tables(n_tokens, width, theta, torch.zeros(1, dtype=torch.float64))
+    return cos.numpy(), sin.numpy()
+
+
+def _form(walk: Walk, forms: Forms, number: int) -> Form:
+    """One of the forms; the soundness run asks about one layer's scores or about outputs."""
+    if forms.logits is not None:
+        row: Tensor = forms.logits[number]
+        return output_form(walk, {i: float(row[i]) for i in row.nonzero()[:, 0].tolist()})
+    here = (forms.index == number).nonzero()[:, 0].tolist()
+    places = [tuple(int(x[n]) for x in (forms.head, forms.position, forms.key)) for n in here]
+    terms = [(float(forms.weight[n]), h, i, j) for n, (h, i, j) in zip(here, places, strict=True)]
+    return score_form(walk, int(forms.layer[here[0]]), terms)
