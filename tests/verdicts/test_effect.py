@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -123,3 +125,14 @@ def test_what_cannot_be_asked_says_why(
     given = {"edited": "a0.h0", "metric": "logit0-logit1"} | asked
     with pytest.raises(error, match=says):
         pl.effect(toy, prompt=toy.example(), region=pl.Ball(0.01), **given)  # type: ignore[arg-type]
+
+
+def test_logits_behind_a_cap_are_not_measured(toy: pl.Transformer) -> None:
+    capped = replace(toy, architecture=replace(toy.architecture, logit_cap=0.5))
+    for metric in ("logit0-logit1", "logit0"):
+        with pytest.raises(QueryError, match="cap"):
+            pl.effect(capped, "a0.h0", toy.example(), pl.Ball(0.01), metric)
+    found = pl.effect(capped, "a0.h0", toy.example(), pl.Ball(0.01), "neuron 1.3@2", sufficient=True)
+    assert found.lower <= found.least.effect
+    same = [int(model(toy.example()).argmax()) for model in (capped, pl.edit(capped, "a0.h0"))]
+    assert (found.claims[0].verdict is Verdict.HOLDS) <= (same[0] == same[1])

@@ -28,7 +28,7 @@ from prooflens.queries import Beats, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results.effects import FamilyEffect, FamilyEffects
 from prooflens.results.families import ENUMERATED, ESTIMATED
-from prooflens.verdicts.effect import Edits, check_thresholds
+from prooflens.verdicts.effect import Edits, check_metric, check_thresholds
 from prooflens.verdicts.settings import checked_device
 
 
@@ -88,6 +88,7 @@ def family_effects(
             f"over a family a difference of outputs is measured, not {metric!r}: logit{{A}}-logit{{B}}"
         )
     check_query(query)
+    check_metric(held, query)
     made = [one.to(held.device) if isinstance(one, Transformer) else edit(held, one) for one in edits]
     if not made:
         raise ModelError("no edit is given: give at least one, as in ['a9.h6']")

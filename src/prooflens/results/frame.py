@@ -300,9 +300,7 @@ class Frame:
     def _subject(self) -> Subject:
         """Return what the rows are about; rows that were read from a run have no subject to write again."""
         if self.subject is None:
-            raise QueryError(
-                "these rows were read from a run (copy its folder) or are about several prompts (save each one's)"
-            )
+            raise QueryError("these rows were read from a run: copy its folder")
         return self.subject
 
     def __repr__(self) -> str:

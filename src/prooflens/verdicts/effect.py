@@ -35,7 +35,7 @@ from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import Edit, edit
 from prooflens.problem import Problem
 from prooflens.progress import shown
-from prooflens.queries import Argmax, Query, parse_metric
+from prooflens.queries import Argmax, Query, SiteQuery, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results import Verdict
 from prooflens.results.effects import Effect, EffectClaim, EffectPoint
@@ -183,6 +183,7 @@ class Pair:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
         held = as_prompt(first, prompt)
         query = as_metric(metric, first, held)
+        check_metric(first, query)
         source = source_of(model)
         asked = [
             ask(one, held, region, queries=[query], source=source, vectors=vectors) for one in (first, second)
@@ -249,6 +250,22 @@ def as_metric(metric: str | Query, model: Transformer, prompt: Prompt) -> Query:
         return f"logit{found[0]}"
 
     return parse_metric(re.sub(r"logit\{([^{}]*)\}", index, metric), prompt.roles)
+
+
+def check_metric(model: Transformer, metric: Query) -> None:
+    """Raise a `QueryError` where a metric would be measured on logits that the model caps afterwards.
+
+    The order of logits is the same before and after a cap, and their differences are not.
+
+    Args:
+        model: the model that is edited.
+        metric: what is measured.
+    """
+    if model.architecture.logit_cap and not isinstance(metric, SiteQuery):
+        raise QueryError(
+            f"logits of {model.name} go through a cap, which changes their differences: measure a readout, "
+            "as in 'read(blocks.1.hook_resid_post@-1,DIR)'"
+        )
 
 
 def check_thresholds(necessary: float | None, faithful: float | None) -> None:

@@ -57,7 +57,14 @@ def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
 
 
 def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
-    """All engines on the effect of one random edit on many forms of the output, or of a value inside the model."""
+    """Ask engines for the effect of one random edit on many forms of the output, or of a value inside the model.
+
+    Args:
+        case: a random model and region.
+        engines: who is asked; those that refuse, or would take too long, are left out.
+        budget: how hard what they prove is attacked.
+        report: gets the counts and what was violated.
+    """
     report.cases["effects"] += 1
     problem, choose = case.problem, random.Random(f"edit of case {case.seed}")
     if choose.random() < READS:

@@ -97,7 +97,14 @@ def random_readout(problem: Problem, choose: random.Random) -> Transformer:
 
 
 def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
-    """All engines on many forms of a case's model and region; one attack on everything they prove."""
+    """Ask engines for many forms of a case's model and region; one attack is on everything that they prove.
+
+    Args:
+        case: a random model and region.
+        engines: who is asked; those that refuse, or would take too long, are left out.
+        budget: how hard what they prove is attacked.
+        report: gets the counts and what was violated.
+    """
     report.cases["forms"] += 1
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
@@ -158,7 +165,17 @@ def compare(
     high: Tensor,
     report: SoundnessReport,
 ) -> None:
-    """What was attained must lie within the bounds, up to the rounding of the attained value itself."""
+    """Check that what was attained lies within the bounds, up to the rounding of the attained value itself.
+
+    Args:
+        case: the random model and region.
+        engine: the name of whose bounds they are.
+        functionals: what was bounded.
+        bounds: the proved bounds.
+        low: the least value of each that was attained.
+        high: the largest one.
+        report: gets the counts and what was violated.
+    """
     known = bounds.lower.isfinite().int() + bounds.upper.isfinite().int()
     for functional, count in zip(functionals, known.tolist(), strict=True):
         report.attacked[(case.family, engine, functional.name)] += count

@@ -46,7 +46,18 @@ def run(
 ) -> SoundnessReport:
     """Try so many random cases of every kind (or stop after so many seconds) with all proved engines.
 
-    `keep` is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
+    Args:
+        cases: how many cases of every kind.
+        seed: the number of the first case.
+        engines: names of engines; None for all.
+        budget: how hard cases are attacked; None for the usual effort of each kind.
+        seconds: when to stop.
+        progress: is told what is done and its share; None for silence.
+        kinds: kinds of cases, of `KINDS`.
+        keep: is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
+
+    Raises:
+        EngineError: if a kind or an engine is not known, no engine proves, or there would be no case.
     """
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise EngineError(f"there is no kind of case {unknown[0]!r}: kinds are {', '.join(KINDS)}")
