@@ -87,6 +87,14 @@ def test_no_bound_of_many_forms_is_broken() -> None:
     assert {"margin", "output margin", "sum of rows"} <= {query for _, _, query in report.attacked}
 
 
+def test_no_readout_and_no_effect_is_broken() -> None:
+    report = run(4, seed=4_000, engines=["interval", "crown"], kinds=["reads", "effects"])
+    assert report.violations == []
+    assert report.cases == {"reads": 4, "effects": 4}
+    queries = {query for _, _, query in report.attacked}
+    assert {"readout", "readout margin", "effect on weighted output"} <= queries
+
+
 def test_every_family_is_tried() -> None:
     report = run(160, seed=500, engines=["interval"], budget=AttackBudget(20, 1, 2))
     assert {family for family, _, _ in report.attacked} == {NETWORKS, *FAMILIES}

@@ -96,7 +96,9 @@ def random_readout(problem: Problem, choose: random.Random) -> Transformer:
     return read.with_head(W, W[:, 0]) if choose.random() < 0.5 else read
 
 
-def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
+def try_forms(
+    case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport, kind: str = "forms"
+) -> None:
     """Ask engines for many forms of a case's model and region; one attack is on everything that they prove.
 
     Args:
@@ -104,11 +106,12 @@ def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, repor
         engines: who is asked; those that refuse, or would take too long, are left out.
         budget: how hard what they prove is attacked.
         report: gets the counts and what was violated.
+        kind: `forms` of scores, outputs and values inside the model, as the case has it; or `reads` of the last alone.
     """
-    report.cases["forms"] += 1
+    report.cases[kind] += 1
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
-    if case.queries == ("argmax",) and choose.random() < READS:
+    if kind == "reads" or (case.queries == ("argmax",) and choose.random() < READS):
         problem = replace(problem, model=random_readout(problem, choose))
         outputs = DIRECTIONS
         functionals = [

@@ -22,10 +22,10 @@ from prooflens.evaluation.soundness.planted import planted_case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.verdicts.decide import is_proved
 
-KINDS = ("claims", "forms", "planted", "counts", "effects")
+KINDS = ("claims", "forms", "planted", "counts", "effects", "reads")
 """claims: queries and their bounds, one engine at a time; forms: hundreds of linear forms, all engines at once;
 planted: false claims that look true; counts: layer 0 over a whole vocabulary, against every prompt; effects: random
-edits of random models, jointly and alone."""
+edits of random models, jointly and alone; reads: forms of values inside random models."""
 
 EVERY = 60.0
 """Seconds between two reports to `keep`."""
@@ -84,6 +84,8 @@ def run(
             try_case(random_case(seed + number), proved, budget or AttackBudget(200, 4, 20), report)
         if "forms" in kinds:
             try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
+        if "reads" in kinds:
+            try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report, "reads")
         if "effects" in kinds:
             try_effects(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
         if "planted" in kinds:
