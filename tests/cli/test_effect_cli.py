@@ -51,6 +51,21 @@ def test_circuits_that_are_no_part_of_a_model_say_so() -> None:
         outside(["b0"], architecture)
 
 
+def test_a_run_is_kept_checked_and_reported(call: Call, tmp_path: Path) -> None:
+    out, page = str(tmp_path / "run"), str(tmp_path / "report.html")
+    code, _, _ = call(*ASKED, "--eps", "0.01", "--without", "a1.h0", "--faithful", "0", "-o", out)
+    assert code == 3
+    code, told, _ = call("check", out, "--json")
+    assert code == 0, told
+    assert json.loads(told)["summary"]["witness confirmed"] == 1
+    assert call("report", out, "-o", page)[0] == 0
+    assert "without a1.h0" in Path(page).read_text()
+    code, told, _ = call("query", out, "select query, verdict from rows", "--json")
+    assert (code, "|effect(logit0-logit1)|<=0.0 without a1.h0" in told) == (0, True)
+    code, _, err = call(*ASKED, "--eps", "0.01", "--without", "a1.h0", "-o", out)
+    assert (code, "not empty" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -68,7 +68,9 @@ def test_a_witness_is_a_point_of_the_region_run_through_both(toy: pl.Transformer
     x = claim.witness.x
     assert float((x - toy.example().x).abs().max()) <= 0.02
     margins = [model(x) @ torch.tensor([1.0, -1.0]).double() for model in (toy, pl.edit(toy, "m1"))]
-    assert abs(float(margins[0] - margins[1]) - claim.witness.effect) < 1e-12
+    effect = float(margins[0] - margins[1])
+    expected = torch.tensor([effect, -effect], dtype=torch.float64)
+    assert torch.allclose(claim.witness.values, expected, atol=1e-12)
 
 
 def test_the_same_answer_is_proved_or_broken(toy: pl.Transformer) -> None:

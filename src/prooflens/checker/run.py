@@ -148,7 +148,11 @@ def check(
         same = all(counts[verdict] == n for verdict, n in summary.items())
         _need(same or not info["complete"], "run.json counts other verdicts")
         names = [] if read is None else list(read["names"])
-        found = _Checker(net, tensors, claimed, info["region"]["eps"], names).judge_all() if claimed else {}
+        if info.get("edited") is not None:
+            from prooflens.checker.effects import judge_effects
+
+            return CheckReport([], judge_effects(net, info, tensors, claimed, names))
+        found = RowChecker(net, tensors, claimed, info["region"]["eps"], names).judge_all() if claimed else {}
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in rows])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])
@@ -180,8 +184,10 @@ def covers(low: Any, high: Any) -> bool:
     return volume == Fraction(2) ** int(low.shape[1])
 
 
-class _Checker:
+class RowChecker:
     """The rows of one run that hold claims; all of them are about one prompt and one region."""
+
+    reader: type[QueryReader] = QueryReader
 
     def __init__(
         self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None, names: list[str]
@@ -194,7 +200,7 @@ class _Checker:
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([self.region.reference], *_reads(functionals))[0]
-        self.asked = QueryReader(net, rows[0]["tokens"], self.clean, names)
+        self.asked = self.reader(net, rows[0]["tokens"], self.clean, names)
 
     @cached_property
     def first(self) -> FirstLayer:
@@ -224,8 +230,7 @@ class _Checker:
                 own = layers != {0} or all(t[1] == "score" for f in functionals for t in f["terms"])
                 if alpha is not None and functionals and not (kind == "lower_corner" and own):
                     alpha = alpha if alpha.ndim == 1 else alpha[self._weakest(row)]
-                    listed = jobs.setdefault((layers, output), [])
-                    listed.append((row, kind, self.region.point(alpha)))
+                    jobs.setdefault((layers, output), []).append((row, kind, self.region.point(alpha)))
         for (layers, output), listed in jobs.items():
             for start in range(0, len(listed), BATCH):
                 batch = listed[start : start + BATCH]
@@ -267,8 +272,7 @@ class _Checker:
         _need(named is not False, "the stored region is not the one that is named")
         place = tuple(row[column] for column in ("layer", "head", "position"))
         try:
-            wrong = self.asked.differs(row["query"], place, functionals)
-            _need(not wrong, wrong)
+            _need(not (wrong := self.asked.differs(row["query"], place, functionals)), wrong)
         except ValueError as error:
             return f"query: {error}"
         except (LookupError, TypeError, AttributeError) as error:
@@ -280,9 +284,8 @@ class _Checker:
         fit = len(low) == len(high) == len(functionals) and np.all(low <= high)
         _need(fit, "the bounds do not fit the claim")
         for column, bound in (("lower", low), ("upper", high)):
-            _need(
-                row[column] in _least(functionals, bound.tolist()), f"column {column} is not the stored bound"
-            )
+            stated = row[column] in _least(functionals, bound.tolist())
+            _need(stated, f"column {column} is not the stored bound")
         _need(row["eps"] == self.region.eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
         same = place == [None] * 3 or all(term[2:5] == place for f in functionals for term in f["terms"])

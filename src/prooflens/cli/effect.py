@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,9 @@ import typer
 
 from prooflens.cli.common import app, print_json, say
 from prooflens.cli.groups import grouped
-from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, Json, limit_memory
+from prooflens.cli.keep import configuration, make_room, tell_written
+from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
+from prooflens.cli.prove import exit_code
 from prooflens.errors import QueryError
 from prooflens.progress import shown
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 def effect(
     given: InputOptions,
     effort: EffortOptions,
+    keep: KeepOptions,
     metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')],
     eps: Eps = None,
     without: Annotated[
@@ -45,7 +49,6 @@ def effect(
             "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
         ),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """What taking parts out of a model does to a metric, proved on a whole region.
 
@@ -53,7 +56,8 @@ def effect(
     """
     from prooflens.verdicts.effect import effect as bound
 
-    with shown(not as_json) as tell:
+    make_room(keep.out)
+    with shown(not keep.as_json) as tell:
         held, prompt = given.load(tell)
         limit_memory(effort.memory)
         found = bound(
@@ -68,12 +72,15 @@ def effect(
             vectors=ClaimOptions(vector=vector).vectors,
             **effort.options(tell),
         )
-    if as_json:
+    if keep.as_json:
         print_json(found.to_dict())
     else:
         say(str(found))
-    words = [row.verdict for row in found.claims]
-    raise typer.Exit(3 if "fails" in words else 2 if "unknown" in words else 0)
+    if keep.out is not None:
+        asked = configuration(given, effort, eps=eps, metric=metric, without=without, circuit=circuit)
+        found.save(keep.out, **asked)
+        tell_written(keep)
+    raise typer.Exit(exit_code(Counter(row.verdict for row in found.claims)))
 
 
 def _parts(model: Transformer, without: str | None, circuit: Path | None) -> list[str]:

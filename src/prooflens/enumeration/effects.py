@@ -28,7 +28,8 @@ from prooflens.queries import Beats, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results.effects import FamilyEffect, FamilyEffects
 from prooflens.results.families import ENUMERATED, ESTIMATED
-from prooflens.verdicts.effect import Edits, check_metric, check_thresholds
+from prooflens.verdicts.effect import check_thresholds
+from prooflens.verdicts.pair import Edits, check_metric
 from prooflens.verdicts.settings import checked_device
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from prooflens.engines.attack import Witness
+from prooflens.queries.effects import EffectQuery
 from prooflens.results.frame import Subject
-from prooflens.results.outcome import Verdict
+from prooflens.results.outcome import Outcome, Verdict
+from prooflens.results.tables import Results
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +23,12 @@ class EffectPoint:
 
     Attributes:
         x: the point, shape [S, d].
+        alpha: its factors, shape [p].
         effect: the metric of the model minus that of the edited one, there.
     """
 
     x: Float[Tensor, "S d"]
+    alpha: Float[Tensor, " p"]
     effect: float
 
 
@@ -40,7 +46,7 @@ class EffectClaim:
     claim: str
     verdict: Verdict
     reason: str
-    witness: EffectPoint | None = None
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +54,7 @@ class Effect:
     """The effect of an edit on a metric over a region: m(M(x)) − m(M′(x)).
 
     Attributes:
-        subject: the model, the prompt and the region.
-        edited: the edited model's name.
-        edited_sha256: its fingerprint.
+        subject: the model, the edited model, the prompt and the region.
         metric: what is measured.
         clean: the metric of the model and of the edited one at the prompt.
         lower: no point of the region has a smaller effect; proved.
@@ -59,12 +63,10 @@ class Effect:
         most: the largest one.
         engine: whose bounds they are.
         seconds: time spent.
-        claims: what was claimed, and how it ended.
+        outcomes: the range of the effect, and behind it every claim, with bounds and witnesses.
     """
 
     subject: Subject
-    edited: str
-    edited_sha256: str
     metric: str
     clean: tuple[float, float]
     lower: float
@@ -73,7 +75,42 @@ class Effect:
     most: EffectPoint
     engine: str
     seconds: float
-    claims: Sequence[EffectClaim] = ()
+    outcomes: Sequence[Outcome]
+
+    @property
+    def edited(self) -> str:
+        """The edited model's name."""
+        assert self.subject.edited is not None
+        return self.subject.edited.name
+
+    @property
+    def edited_sha256(self) -> str:
+        """Its fingerprint; that of its readout, where a value inside the model is measured."""
+        assert self.subject.edited is not None
+        return self.subject.edited.sha256
+
+    @property
+    def claims(self) -> list[EffectClaim]:
+        """What was claimed, and how it ended."""
+        return [
+            EffectClaim(outcome.claim.query.words, outcome.verdict, outcome.reason, outcome.witness)
+            for outcome in self.outcomes
+            if isinstance(outcome.claim.query, EffectQuery) and outcome.claim.query.kind != "range"
+        ]
+
+    @property
+    def results(self) -> Results:
+        """The range of the effect and every claim as rows, as `certify` returns them."""
+        return Results.of(self.outcomes, self.subject)
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory with rows, bounds, witnesses and both fingerprints (`docs/interventions.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
+        self.results.save(path, **configuration)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the points, as plain numbers and texts."""
@@ -99,7 +136,7 @@ class Effect:
                     "claim": row.claim,
                     "verdict": row.verdict.value,
                     "reason": row.reason,
-                    "witness": None if row.witness is None else row.witness.effect,
+                    "witness": None if row.witness is None else row.witness.values.tolist(),
                 }
                 for row in self.claims
             ],

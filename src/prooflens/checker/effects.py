@@ -1,0 +1,178 @@
+"""Runs about the effect of an edit: two networks side by side, output i that of the model, output C + i of its edit.
+
+The edited network is made from the model's weights and from what the run says was changed; its fingerprint must be the
+stated one. Where words such as `without a1.h0` say all of the edit, the network that they describe must have that
+fingerprint, too. Values at the clean input and at witnesses are computed in balls; proofs of effects are not repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from prooflens.checker.claims import Functional
+from prooflens.checker.network import Balls, Network
+from prooflens.checker.query_reader import Form, QueryReader, same_form
+from prooflens.checker.run import WORTH, Finding, Row, RowChecker, WrongError
+
+_QUERY = re.compile(
+    r"(?P<bar>\|)?effect\((?P<metric>.+?)\)(?(bar)\|<=(?P<most>[^ ]+)|(?:>=(?P<least>[^ ]+))?) (?P<edit>.+)"
+    r"|same answer (?P<answers>.+)",
+    re.DOTALL,
+)
+_PLACE = re.compile(r"a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?")
+
+
+class PairNetwork:
+    """A network and an edit of it that read the same points."""
+
+    def __init__(self, first: Network, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+        weights = {name: t for name, t in first.weights.items() if name not in stated["removed"]}
+        for name, ranges in stated["zeroed"].items():
+            weights[name] = weights[name].copy()
+            for start, stop in ranges:
+                _need(0 <= start < stop <= weights[name].shape[1], "columns are zero that there are not")
+                weights[name][:, start:stop] = 0.0
+        for name in stated["replaced"]:
+            weights[name] = np.ascontiguousarray(tensors[f"edited/{name}"], dtype=np.float64)
+        self.first, self.second = first, Network(first.arch, weights, first.tables)
+        _need(self.second.sha256 == stated["sha256"], "the edited model does not have the stated fingerprint")
+        self.arch, self.weights, self.edit = first.arch, first.weights, stated["edit"]
+        told = _without(first, self.edit)
+        self.named = told is not None
+        _need(told in (None, stated["sha256"]), "other parts are taken out than the edit names")
+
+    def run(
+        self, points: list[Balls], layers: Iterable[int], output: bool = False
+    ) -> list[dict[int | str, Balls]]:
+        """The outputs of both at points, one after the other."""
+        pairs = zip(*(net.run(points, layers, output) for net in (self.first, self.second)), strict=True)
+        return [{"logits": np.concatenate((a["logits"], b["logits"]))} for a, b in pairs]
+
+
+def _without(net: Network, edit: str) -> str | None:
+    """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
+    match = re.fullmatch(r"without ([\w., ]+)", edit)
+    places = [_PLACE.fullmatch(name) for name in match[1].split(", ")] if match else []
+    if not places or None in places:
+        return None
+    weights = dict(net.weights)
+    for a, h, m, n in (place.groups() for place in places if place is not None):
+        block = f"blocks.{a or m}.{'o' if a else 'down'}"
+        if int(a or m) >= net.arch["n_layers"]:
+            continue  # behind the hook that is read
+        weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
+        index, width = (h, net.head_dim) if a else (n, 1)
+        some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
+        weights[f"{block}.weight"][:, some] = 0.0
+        if index is None:
+            weights.pop(f"{block}.bias", None)
+    return Network(net.arch, weights).sha256
+
+
+class EffectReader(QueryReader):
+    """Reads claims about effects: `net` is the pair."""
+
+    net: Any
+
+    def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
+        """Why the functionals are not those of the query ('' if they are)."""
+        match = _QUERY.fullmatch(query)
+        if match is None or self.net.edit not in (match["edit"], match["answers"]):
+            return "the query is not about the effect of this edit"
+        forms = [] if match["answers"] else self._effect(match)
+        same = len(stored) == len(forms) and all(map(same_form, stored, forms))
+        return "" if same else "the claim is not what its query asks for"
+
+    def _effect(self, match: re.Match[str]) -> list[Form]:
+        """The functionals of a claim about the size of an effect."""
+        both = re.fullmatch(r"logit(\d+)-logit(\d+)", match["metric"])
+        if both:
+            metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
+        else:
+            ((metric, _, _),) = self.forms(match["metric"])
+        size = len(self.clean["logits"]) // 2
+        _need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+        effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
+        parts = [(1, arb(0), "range")]
+        if match["bar"]:
+            parts = [(sign, arb(float(match["most"])), ">=0") for sign in (1, -1)]
+        elif match["least"]:
+            parts = [(1, -arb(float(match["least"])), ">=0")]
+        return [({atom: s * w for atom, w in effect.items()}, c, sense) for s, c, sense in parts]
+
+
+class EffectChecker(RowChecker):
+    """The rows of a run about one effect."""
+
+    reader = EffectReader
+    net: Any
+
+    def _judge(self, row: Row) -> tuple[str, str]:
+        word, note = self._answers(row) if row["query"].startswith("same answer") else super()._judge(row)
+        return word, note if self.net.named else f"{note}; the edit is the stored one: its name is free text"
+
+    def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
+        holds = row["verdict"] == "holds"
+        return "not checkable", f"{'proofs of effects are not repeated' if holds else 'nothing is claimed'}"
+
+    def _answers(self, row: Row) -> tuple[str, str]:
+        """The claim that both answers are the same: a witness gives two."""
+        bare = all(row[column] is None for column in ("lower", "upper", "clean", "attack", "layer", "top"))
+        _need(bare and not row["claim"]["functionals"], "the claim is not what its query asks for")
+        _need(
+            (row["verdict"], row["guarantee"]) in WORTH, "an estimate or an unknown word is called a verdict"
+        )
+        unread = self._about(row, [])
+        if row["verdict"] != "fails":
+            return "not checkable", unread or "proofs of answers are not repeated"
+        if self.net.arch.get("read_hook") is not None:
+            return "not checkable", "the run ends at a hook, in front of the answers"
+        alpha = self.tensors.get(f"row/{row['row']}/witness_alpha")
+        _need(alpha is not None and np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
+        if not self.region.meets(alpha):
+            return "not checkable", "the witness's factors break the constraints: others may give it"
+        (found,) = self.net.run([self.region.point(alpha)], (), output=True)
+        first, second = (_largest(half) for half in np.split(found["logits"], 2))
+        if first is None or second is None:
+            return "not checkable", "the balls around the largest outputs meet"
+        _need(first != second, "the witness has the same answer in both models")
+        return "witness confirmed", f"answers {first} and {second}"
+
+
+def judge_effects(
+    net: Network, info: Mapping[str, Any], tensors: dict[str, Any], rows: list[Row], names: list[str]
+) -> list[Finding]:
+    """A finding per row of a run about an effect.
+
+    Args:
+        net: the network that was edited.
+        info: the content of run.json.
+        tensors: the tensors of the run.
+        rows: its rows.
+        names: of the outputs of a network that ends at a hook.
+    """
+    _need(len(rows) == info["rows"], "a verdict without the claim that it is about")
+    stated = info["edited"]
+    where = f", read at {net.arch['read_hook']}@" if "read_hook" in net.arch else ""
+    base = info["model"]["name"].partition(where)[0] if where else info["model"]["name"]
+    _need(stated["name"].removeprefix(base).strip() == stated["edit"], "the edited model has another name")
+    pair: Any = PairNetwork(net, stated, tensors)
+    found = EffectChecker(pair, tensors, rows, info["region"]["eps"], names).judge_all()
+    return [found[row["row"]] for row in rows]
+
+
+def _largest(logits: Balls) -> int | None:
+    """The largest output; None if balls do not say."""
+    best = max(range(len(logits)), key=lambda i: float(logits[i].mid()))
+    return best if all(logits[best] > x for i, x in enumerate(logits) if i != best) else None
+
+
+def _need(condition: object, otherwise: str) -> None:
+    if not condition:
+        raise WrongError(otherwise)
