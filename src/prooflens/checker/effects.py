@@ -17,6 +17,8 @@ from flint import arb
 
 from prooflens.checker.claims import Functional
 from prooflens.checker.network import Balls, Network
+from prooflens.checker.plain import PlainNetwork
+from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word
 from prooflens.checker.query_reader import Form, QueryReader, same_form
 from prooflens.checker.run import WORTH, Finding, Row, RowChecker, WrongError
 
@@ -29,17 +31,19 @@ _PLACE = re.compile(r"a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?")
 
 
 class PairNetwork:
-    """A network and an edit of it that read the same points."""
+    """A network and an edit of it that read the same points; `name` is what its tensors' names start with."""
 
-    def __init__(self, first: Network, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-        weights = {name: t for name, t in first.weights.items() if name not in stated["removed"]}
-        for name, ranges in stated["zeroed"].items():
-            weights[name] = weights[name].copy()
+    def __init__(
+        self, first: Network, stated: Mapping[str, Any], tensors: Mapping[str, Any], name: str = "edited"
+    ) -> None:
+        weights = {weight: t for weight, t in first.weights.items() if weight not in stated["removed"]}
+        for weight, ranges in stated["zeroed"].items():
+            weights[weight] = weights[weight].copy()
             for start, stop in ranges:
-                _need(0 <= start < stop <= weights[name].shape[1], "columns are zero that there are not")
-                weights[name][:, start:stop] = 0.0
-        for name in stated["replaced"]:
-            weights[name] = np.ascontiguousarray(tensors[f"edited/{name}"], dtype=np.float64)
+                _need(0 <= start < stop <= weights[weight].shape[1], "columns are zero that there are not")
+                weights[weight][:, start:stop] = 0.0
+        for weight in stated["replaced"]:
+            weights[weight] = np.ascontiguousarray(tensors[f"{name}/{weight}"], dtype=np.float64)
         self.first, self.second = first, Network(first.arch, weights, first.tables)
         _need(self.second.sha256 == stated["sha256"], "the edited model does not have the stated fingerprint")
         self.arch, self.weights, self.edit = first.arch, first.weights, stated["edit"]
@@ -165,6 +169,87 @@ def judge_effects(
     pair: Any = PairNetwork(net, stated, tensors)
     found = EffectChecker(pair, tensors, rows, info["region"]["eps"], names).judge_all()
     return [found[row["row"]] for row in rows]
+
+
+class FamilyEffectChecker(FamilyChecker):
+    """The rows of a run about effects over one family: members are run again through both networks, in float64."""
+
+    def __init__(self, net: Network, info: Mapping[str, Any], tensors: Any, rows: list[Row]) -> None:
+        super().__init__(net, info, tensors, [row | {"query": row["metric"]} for row in rows])
+        self.edits, self.claimed = info["edits"], info["claimed"]
+        _need(len(self.edits) == len(rows), "there is not one row per edit")
+        self.base = info["model"]["name"]
+
+    def judge_all(self) -> dict[int, Word]:
+        """One word and a note per row."""
+        wrong = self.miscounted()
+        pairs = zip(self.rows, self.edits, strict=True)
+        return {row["row"]: self._word(row, stated, wrong) for row, stated in pairs}
+
+    def _word(self, row: Row, stated: Mapping[str, Any], wrong: str) -> Word:
+        try:
+            _need(not wrong, wrong)
+            _need(row["edited"] == stated["name"], "the row is about another edit than run.json")
+            _need(row["edited_sha256"] == stated["sha256"], "the row states another fingerprint")
+            named = stated["name"].removeprefix(self.base).strip() == stated["edit"]
+            _need(named, "the edited model has another name")
+            pair = PairNetwork(self.net, stated, self.tensors, f"edit/{row['row']}")
+            note = self._effects(row, PlainNetwork(pair.second))
+        except WrongError as error:
+            return "WRONG", str(error)
+        return "re-run", note if pair.named else f"{note}; the edit is the stored one: its name is free text"
+
+    def _effects(self, row: Row, second: PlainNetwork) -> str:
+        """Counts that the ends allow, and the effects of listed members and of some drawn by chance."""
+        asked, least, most, word = (row[name] for name in ("asked", "least", "most", "word"))
+        _need(word in ("enumerated", "estimated"), "there is no such word")
+        stated = self.members if self.members < 2**63 else None
+        _need(row["members"] == stated, "it states another number of members")
+        _need(word == "estimated" or asked == self.members, "not every member was run")
+        near = NEAR * (1.0 + abs(least) + abs(most))
+        _need(least - near <= row["mean"] <= most + near, "the mean lies outside the ends")
+        for name in ("necessary", "faithful"):
+            delta = self.claimed.get(name)
+            _need((delta is None) == (row[name] is None), f"{name} is counted, or not, against run.json")
+            if delta is not None:
+                low, high = (delta, np.inf) if name == "necessary" else (-delta, delta)
+                _need(_can_be(row[name], asked, least, most, low, high), f"{name} is miscounted")
+        _need(
+            row["same"] is None or 0 <= row["same"] <= asked,
+            "more answers are the same than members were run",
+        )
+        chance = np.random.default_rng(row["row"])
+        listed = [list(row["least_ids"]), list(row["most_ids"])]
+        drawn = [self.shapes[chance.integers(len(self.shapes))].draw(chance) for _ in range(DRAWN)]
+        effects = self._both(row["metric"], listed + drawn, second)
+        for own, told in zip(effects[:2], (least, most), strict=True):
+            _need(own is not None, "a listed prompt is no member of the family")
+            _need(abs((own or 0.0) - told) <= near, f"a listed member has the effect {own}")
+        for own in effects[2:] if word == "enumerated" else []:
+            inside = own is None or least - near <= own <= most + near
+            _need(inside, f"a member has the effect {own}, outside the ends")
+        return f"both ends were run again, and {DRAWN} members by chance lie between them"
+
+    def _both(self, metric: str, every: list[list[int]], second: PlainNetwork) -> list[float | None]:
+        """The effect on every member; None for what is no member."""
+        margin = metric.replace("-", ">", 1)
+        first, self.plain = self.plain, second
+        try:
+            other = self._rerun(margin, every)
+        finally:
+            self.plain = first
+        pairs = zip(self._rerun(margin, every), other, strict=True)
+        return [None if a is None or b is None else a[0] - b[0] for a, b in pairs]
+
+
+def _can_be(count: int, asked: int, least: float, most: float, low: float, high: float) -> bool:
+    """Whether so many of `asked` numbers, whose ends are known, can lie within [low, high]."""
+    inside = [low <= end <= high for end in (least, most)]
+    if all(inside):
+        return count == asked
+    if most < low or least > high:
+        return count == 0
+    return any(inside) <= count < asked
 
 
 def _largest(logits: Balls) -> int | None:

@@ -108,6 +108,8 @@ def check(
         ...     check(Path(folder, "run"), weights).counts["re-proved"]
         1
     """
+    from prooflens.checker.effects import FamilyEffectChecker, judge_effects
+
     try:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
         _need(isinstance(info, dict), "run.json must hold one JSON object")
@@ -134,10 +136,10 @@ def check(
             net = net.read_at(read["hook"], read["position"], *held)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         _need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
-        numbers = [row["row"] for row in rows]
-        _need(numbers == list(range(info["rows"])), "rows are missing or numbered wrongly")
-        if info["kind"] == "family":
-            judged = FamilyChecker(net, info, tensors, rows).judge_all()
+        _need([row["row"] for row in rows] == list(range(info["rows"])), "rows are missing or misnumbered")
+        kinds = {"family": FamilyChecker, "family effects": FamilyEffectChecker}
+        if (counted := kinds.get(info["kind"])) is not None:
+            judged = counted(net, info, tensors, rows).judge_all()
             return CheckReport([], [Finding(row["row"], *judged[row["row"]]) for row in rows])
         claimed = [row for row in rows if row.get("claim")]
         named = [info["model"]["name"], info["tokens"], info["region"]["label"], 0]
@@ -149,8 +151,6 @@ def check(
         _need(same or not info["complete"], "run.json counts other verdicts")
         names = [] if read is None else list(read["names"])
         if info.get("edited") is not None:
-            from prooflens.checker.effects import judge_effects
-
             return CheckReport([], judge_effects(net, info, tensors, claimed, names))
         found = RowChecker(net, tensors, claimed, info["region"]["eps"], names).judge_all() if claimed else {}
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in rows])

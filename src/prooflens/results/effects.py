@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
+from prooflens.certificate.store import RunWriter
 from prooflens.engines.attack import Witness
+from prooflens.families import Family
 from prooflens.queries.effects import EffectQuery
-from prooflens.results.frame import Subject
+from prooflens.results.families import family_header, shape_tensors
+from prooflens.results.frame import EditedModel, Subject
 from prooflens.results.outcome import Outcome, Verdict
+from prooflens.results.record import edited_entry, edited_tensors
 from prooflens.results.tables import Results
 
 
@@ -155,29 +160,69 @@ class Effect:
     __repr__ = __str__
 
 
+FAMILY_EFFECTS = pa.schema(
+    [
+        *(
+            (name, pa.string())
+            for name in ("model", "model_sha256", "edited", "edited_sha256", "metric", "word")
+        ),
+        *((name, pa.int64()) for name in ("members", "asked")),
+        *((name, pa.float64()) for name in ("least", "most", "mean")),
+        *((name, pa.string()) for name in ("least_text", "most_text")),
+        *((name, pa.list_(pa.int64())) for name in ("least_ids", "most_ids")),
+        *((name, pa.int64()) for name in ("necessary", "faithful", "same")),
+    ]
+)
+"""The columns of a run about effects over a family; the last three are counts of members."""
+
+
 @dataclass(frozen=True)
 class FamilyEffect:
     """The effect of one edit over a family of prompts, every member run through both models in float64.
 
     Attributes:
-        edited: the edited model's name.
-        edited_sha256: its fingerprint.
+        model: the edited model.
         least: the smallest effect, and the prompt that has it.
         most: the largest one, likewise.
+        least_ids: the tokens of the prompt with the smallest effect.
+        most_ids: those of the one with the largest.
         mean: the mean over all members that were run.
         necessary: how many members have an effect of at least δ; None if it was not asked.
         faithful: how many have one within ±δ; None if it was not asked.
         same: on how many both models give the same answer; None if it was not asked.
     """
 
-    edited: str
-    edited_sha256: str
+    model: EditedModel
     least: tuple[float, str]
     most: tuple[float, str]
+    least_ids: tuple[int, ...]
+    most_ids: tuple[int, ...]
     mean: float
     necessary: int | None = None
     faithful: int | None = None
     same: int | None = None
+
+    @property
+    def edited(self) -> str:
+        """The edited model's name."""
+        return self.model.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain numbers and texts, by the names of its columns."""
+        return {
+            "edited": self.model.name,
+            "edited_sha256": self.model.sha256,
+            "least": self.least[0],
+            "least_text": self.least[1],
+            "least_ids": list(self.least_ids),
+            "most": self.most[0],
+            "most_text": self.most[1],
+            "most_ids": list(self.most_ids),
+            "mean": self.mean,
+            "necessary": self.necessary,
+            "faithful": self.faithful,
+            "same": self.same,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,25 +230,25 @@ class FamilyEffects:
     """The effects of some edits, each by itself, over a family of prompts.
 
     Attributes:
-        model: the model's name.
-        model_sha256: its fingerprint.
-        label: the family in one line.
-        members: how many members the family has.
-        asked: how many were run.
+        family: the prompts, as tokens of the model.
+        asked: how many members were run.
         word: `enumerated` if every member was run, `estimated` if a sample was.
         metric: what is measured.
+        necessary: the δ of the counts of that name; None if it was not asked.
+        faithful: likewise.
         seconds: time spent.
+        source: the folder of the model's weights, if it is known.
         rows: one per edit.
     """
 
-    model: str
-    model_sha256: str
-    label: str
-    members: int
+    family: Family
     asked: int
     word: str
     metric: str
+    necessary: float | None
+    faithful: float | None
     seconds: float
+    source: str | None
     rows: Sequence[FamilyEffect]
 
     def __len__(self) -> int:
@@ -212,12 +257,36 @@ class FamilyEffects:
     def __getitem__(self, number: int) -> FamilyEffect:
         return self.rows[number]
 
+    @property
+    def members(self) -> int:
+        """How many members the family has."""
+        return self.family.size
+
+    @property
+    def claimed(self) -> dict[str, float]:
+        """The thresholds of the counts, by name."""
+        asked = {"necessary": self.necessary, "faithful": self.faithful}
+        return {name: delta for name, delta in asked.items() if delta is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts."""
-        return {**vars(self), "rows": [vars(row) for row in self.rows]}
+        model = self.family.model
+        return {
+            "model": model.name,
+            "model_sha256": model.sha256,
+            "family": {"label": self.family.label, "members": self.members},
+            "asked": self.asked,
+            "word": self.word,
+            "metric": self.metric,
+            "claimed": self.claimed,
+            "seconds": self.seconds,
+            "rows": [row.to_dict() for row in self.rows],
+        }
 
     def __str__(self) -> str:
-        lines = [f"{self.metric} over {self.label}: {self.asked:,} of {self.members:,} members, {self.word}"]
+        lines = [
+            f"{self.metric} over {self.family.label}: {self.asked:,} of {self.members:,} members, {self.word}"
+        ]
         for row in self.rows:
             counts = {"necessary": row.necessary, "faithful": row.faithful, "same answer": row.same}
             told = "".join(f", {name} on {n:,}" for name, n in counts.items() if n is not None)
@@ -227,3 +296,24 @@ class FamilyEffects:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory, which `prooflens query` and `check` read (`docs/interventions.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
+        held = family_header("family effects", self.family, self.source, configuration, self.seconds)
+        held |= {"edits": [edited_entry(row.model) for row in self.rows], "claimed": self.claimed}
+        tensors = shape_tensors(self.family)
+        for number, row in enumerate(self.rows):
+            tensors |= edited_tensors(row.model, f"edit/{number}")
+        model = self.family.model
+        about = {"model": model.name, "model_sha256": model.sha256, "metric": self.metric, "word": self.word}
+        about |= {"members": self.members if self.members < 2**63 else None, "asked": self.asked}
+        entries = [about | row.to_dict() for row in self.rows]
+        columns = {name: [entry[name] for entry in entries] for name in FAMILY_EFFECTS.names}
+        writer = RunWriter.create(Path(path), held)
+        writer.append(pa.table(columns, schema=FAMILY_EFFECTS), tensors)
+        writer.finish()

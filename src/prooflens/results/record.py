@@ -19,7 +19,7 @@ from prooflens.certificate.store import Array, RunWriter
 from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
 from prooflens.regions import Region
 from prooflens.results import Results
-from prooflens.results.frame import Frame, Subject
+from prooflens.results.frame import EditedModel, Frame, Subject
 from prooflens.results.outcome import Outcome
 from prooflens.version import __version__
 
@@ -98,20 +98,34 @@ def _read(subject: Subject) -> dict[str, Any]:
 
 def _edited(subject: Subject) -> dict[str, Any]:
     """What `run.json` says of the other model of an effect; weights with other numbers are tensors."""
-    held = subject.edited
-    if held is None:
-        return {}
-    changes = held.changes
+    return {} if subject.edited is None else {"edited": edited_entry(subject.edited)}
+
+
+def edited_entry(edited: EditedModel) -> dict[str, Any]:
+    """Return what `run.json` says of an edited model: how to make it from the model's weights.
+
+    Args:
+        edited: the edited model; its weights with other numbers are tensors of the run (`edited_tensors`).
+    """
+    changes = edited.changes
     return {
-        "edited": {
-            "name": held.name,
-            "sha256": held.sha256,
-            "edit": held.edit,
-            "zeroed": {name: [list(ends) for ends in ranges] for name, ranges in changes.zeroed.items()},
-            "replaced": sorted(changes.replaced),
-            "removed": list(changes.removed),
-        }
+        "name": edited.name,
+        "sha256": edited.sha256,
+        "edit": edited.edit,
+        "zeroed": {name: [list(ends) for ends in ranges] for name, ranges in changes.zeroed.items()},
+        "replaced": sorted(changes.replaced),
+        "removed": list(changes.removed),
     }
+
+
+def edited_tensors(edited: EditedModel, name: str = "edited") -> dict[str, Array]:
+    """Return the weights of an edited model that have other numbers, named `name`/….
+
+    Args:
+        edited: the edited model.
+        name: what their names start with.
+    """
+    return {f"{name}/{weight}": _array(value) for weight, value in edited.changes.replaced.items()}
 
 
 def model_tensors(subject: Subject) -> dict[str, Array]:
@@ -130,8 +144,7 @@ def model_tensors(subject: Subject) -> dict[str, Array]:
         if subject.readout.bias is not None:
             found["read/bias"] = _array(subject.readout.bias)
     if subject.edited is not None:
-        replaced = subject.edited.changes.replaced
-        found |= {f"edited/{name}": _array(value) for name, value in replaced.items()}
+        found |= edited_tensors(subject.edited)
     return found
 
 

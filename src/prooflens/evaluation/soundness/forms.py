@@ -111,13 +111,13 @@ def try_forms(
     report.cases[kind] += 1
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
-    if kind == "reads" or (case.queries == ("argmax",) and choose.random() < READS):
+    if kind == "reads" or (case.about_output and choose.random() < READS):
         problem = replace(problem, model=random_readout(problem, choose))
         outputs = DIRECTIONS
         functionals = [
             replace(f, name=f.name.replace("output", "readout")) for f in output_functionals(outputs, choose)
         ]
-    elif case.queries == ("argmax",):
+    elif case.about_output:
         functionals = output_functionals(outputs, choose)
     else:
         layer = choose.randrange(problem.model.architecture.n_layers)
