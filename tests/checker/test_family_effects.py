@@ -13,12 +13,13 @@ import prooflens as pl
 from prooflens.checker import CheckReport, check
 from prooflens.models.edits import value_on
 from prooflens.models.files import write_model
+from prooflens.verdicts.pair import Edits
 from tests.checker.forging import edit
 from tests.enumeration.test_enumerate import TEMPLATE
 from tests.enumeration.words import reader
 
 Rows = list[dict[str, Any]]
-EDITS = ["a0.h1", "m1", ["a1.h0", "m0.n3"]]
+EDITS: list[Edits] = ["a0.h1", "m1", ["a1.h0", "m0.n3"]]
 
 
 def examined(run: Path) -> CheckReport:

@@ -137,8 +137,8 @@ class EffectChecker(RowChecker):
             return "not checkable", unread or "proofs of answers are not repeated"
         if self.net.arch.get("read_hook") is not None:
             return "not checkable", "the run ends at a hook, in front of the answers"
-        alpha = self.tensors.get(f"row/{row['row']}/witness_alpha")
-        _need(alpha is not None and np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
+        alpha = self.tensors[f"row/{row['row']}/witness_alpha"]
+        _need(np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
         if not self.region.meets(alpha):
             return "not checkable", "the witness's factors break the constraints: others may give it"
         (found,) = self.net.run([self.region.point(alpha)], (), output=True)
@@ -254,8 +254,9 @@ def _can_be(count: int, asked: int, least: float, most: float, low: float, high:
 
 def _largest(logits: Balls) -> int | None:
     """The largest output; None if balls do not say."""
-    best = max(range(len(logits)), key=lambda i: float(logits[i].mid()))
-    return best if all(logits[best] > x for i, x in enumerate(logits) if i != best) else None
+    held: list[arb] = logits.tolist()
+    best = max(range(len(held)), key=lambda i: float(held[i].mid()))
+    return best if all(held[best] > x for i, x in enumerate(held) if i != best) else None
 
 
 def _need(condition: object, otherwise: str) -> None:

@@ -15,7 +15,7 @@ from prooflens.certificate.store import RunWriter
 from prooflens.engines.attack import Witness
 from prooflens.families import Family
 from prooflens.queries.effects import EffectQuery
-from prooflens.results.families import family_header, shape_tensors
+from prooflens.results.families import ENUMERATED, family_header, shape_tensors
 from prooflens.results.frame import EditedModel, Subject
 from prooflens.results.outcome import Outcome, Verdict
 from prooflens.results.record import edited_entry, edited_tensors
@@ -102,6 +102,11 @@ class Effect:
             for outcome in self.outcomes
             if isinstance(outcome.claim.query, EffectQuery) and outcome.claim.query.kind != "range"
         ]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """How every claim ended."""
+        return [row.verdict for row in self.claims]
 
     @property
     def results(self) -> Results:
@@ -263,6 +268,13 @@ class FamilyEffects:
         return self.family.size
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """How every claim of every edit ended: `holds` if it does on every member, `estimated` on those of a sample."""
+        counts = [n for row in self.rows for n in (row.necessary, row.faithful, row.same) if n is not None]
+        whole = Verdict.HOLDS if self.word == ENUMERATED else Verdict.ESTIMATED
+        return [whole if count == self.asked else Verdict.FAILS for count in counts]
+
+    @property
     def claimed(self) -> dict[str, float]:
         """The thresholds of the counts, by name."""
         asked = {"necessary": self.necessary, "faithful": self.faithful}
@@ -310,7 +322,12 @@ class FamilyEffects:
         for number, row in enumerate(self.rows):
             tensors |= edited_tensors(row.model, f"edit/{number}")
         model = self.family.model
-        about = {"model": model.name, "model_sha256": model.sha256, "metric": self.metric, "word": self.word}
+        about: dict[str, Any] = {
+            "model": model.name,
+            "model_sha256": model.sha256,
+            "metric": self.metric,
+            "word": self.word,
+        }
         about |= {"members": self.members if self.members < 2**63 else None, "asked": self.asked}
         entries = [about | row.to_dict() for row in self.rows]
         columns = {name: [entry[name] for entry in entries] for name in FAMILY_EFFECTS.names}

@@ -103,7 +103,8 @@ class Pair:
         other = replace(other, region=narrow.region)
         forms = replace(forms, logits=forms.logits[:, used])
         text = metric_text(asked[0].claims[0].query)
-        named = EditedModel.of(*(q.problem.model for q in asked), second.name, edit_text(first, second))
+        models = asked[0].problem.model, asked[1].problem.model
+        named = EditedModel.of(*models, second.name, edit_text(first, second))
         subject = replace(asked[0].subject, edited=named)
         return cls(asked[0], first, second, narrow, other, forms, functionals[0], text, held, region, subject)
 
