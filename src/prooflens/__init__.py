@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.enumeration import family, family_effects
+    from prooflens.enumeration import family, family_discover, family_effects
     from prooflens.families import (
         ALL,
         COLOURS,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
+    from prooflens.verdicts.discover import discover
     from prooflens.verdicts.effect import effect
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
@@ -62,6 +63,7 @@ _HOMES = {
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
     "family": "prooflens.enumeration",
+    "family_discover": "prooflens.enumeration",
     "family_effects": "prooflens.enumeration",
     "FamilyResults": "prooflens.results.families",
     "ALL": "prooflens.families",
@@ -89,6 +91,7 @@ _HOMES = {
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "effect": "prooflens.verdicts.effect",
+    "discover": "prooflens.verdicts.discover",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "yardstick": "prooflens.models.nearest",
@@ -132,10 +135,12 @@ __all__ = [
     "circuit",
     "copied_tokens",
     "direction",
+    "discover",
     "duplicate_tokens",
     "edit",
     "effect",
     "family",
+    "family_discover",
     "family_effects",
     "load",
     "output",

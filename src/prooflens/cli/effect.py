@@ -99,9 +99,8 @@ def effect(
             found: Effect | FamilyEffects = _on_region(
                 given, edits, claims, effort, metric, eps, vectors, tell
             )
-        elif eps is not None or given.text is not None or given.to is not None or vector:
-            raise QueryError("a family has prompts of its own: give no --text, --eps, --to and --vector")
         else:
+            check_family(given, eps, vector)
             found = _over_family(given.model, edits, claims, effort, metric, family, samples, tell)
     if keep.as_json:
         print_json(found.to_dict())
@@ -109,9 +108,17 @@ def effect(
         say(str(found))
     if keep.out is not None:
         written = configuration(given, edits, claims, prompts, effort, metric=metric, eps=eps)
-        found.save(keep.out, **{k: str(v) if isinstance(v, Path) else v for k, v in written.items()})
+        found.save(keep.out, **written)
         tell_written(keep)
     raise typer.Exit(exit_code(Counter(found.verdicts)))
+
+
+def check_family(given: InputOptions, eps: float | None, vector: list[str] | None) -> None:
+    """Raise a `QueryError` where a prompt, a region or a readout is given beside a family of prompts."""
+    if vector or any(option is not None for option in (eps, given.text, given.to, given.hull, given.sample)):
+        raise QueryError(
+            "a family has prompts of its own: give no --text, --sample, --eps, --to, --hull and --vector"
+        )
 
 
 def _on_region(

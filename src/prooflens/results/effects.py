@@ -104,6 +104,11 @@ class Effect:
         ]
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The proved ends of the effect."""
+        return self.lower, self.upper
+
+    @property
     def verdicts(self) -> list[Verdict]:
         """How every claim ended."""
         return [row.verdict for row in self.claims]
@@ -266,6 +271,11 @@ class FamilyEffects:
     def members(self) -> int:
         """How many members the family has."""
         return self.family.size
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest effect of all edits on all members."""
+        return min(row.least[0] for row in self.rows), max(row.most[0] for row in self.rows)
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -14,6 +14,7 @@ models.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -121,6 +122,29 @@ def effect(
         time.perf_counter() - begin,
         outcomes,
     )
+
+
+def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
+    """Return the effect with the prompt itself as witness, where that breaks the claim; nothing is bounded.
+
+    Args:
+        pair: the model, the edited one and the metric.
+        faithful: δ of the claim that the effect stays within ±δ.
+
+    Returns:
+        The effect, its ends infinite; None where the prompt is no point of the region, or does not break the claim.
+    """
+    region, (first, second) = pair.problem.region, pair.clean
+    if not region.holds_reference or not abs(first - second) > faithful:
+        return None
+    point = EffectPoint(region.reference, region.anchor_factors, first - second)
+    nothing = Proved(-math.inf, math.inf, "clean", "", 0.0)
+    outcomes = [
+        _decided(pair, pair.query(kind, delta), nothing, [point])
+        for kind, delta in (("range", 0.0), ("faithful", faithful))
+    ]
+    ends = nothing.lower, nothing.upper, point, point, nothing.engine, nothing.seconds
+    return Effect(pair.subject, pair.metric, pair.clean, *ends, outcomes)
 
 
 def check_thresholds(necessary: float | None, faithful: float | None) -> None:
