@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prooflens.cli.common import app, print_json, say
-from prooflens.cli.effect import check_family
+from prooflens.cli.effect import MetricOptions, check_family
 from prooflens.cli.family import TemplateOptions
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
-from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
+from prooflens.cli.options import EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
@@ -25,18 +25,12 @@ def discover(
     prompts: TemplateOptions,
     effort: EffortOptions,
     keep: KeepOptions,
-    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')],
+    measured: MetricOptions,
     faithful: Annotated[float, typer.Option(help="How far the circuit's metric may be from the model's.")],
     eps: Eps = None,
     parts: Annotated[
         str | None,
         typer.Option(help="Parts that may be taken out: a9.h6,m3 (default: all heads and networks)."),
-    ] = None,
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
-        ),
     ] = None,
 ) -> None:
     """Find a circuit: take parts out one by one, as long as the rest is proved to be within ± --faithful of the model.
@@ -54,20 +48,26 @@ def discover(
             held, prompt = given.load(tell)
             limit_memory(effort.memory)
             place = given.region(eps, held, prompt)
-            vectors = ClaimOptions(vector=vector).vectors
             found: Discovery = find(
-                held, prompt, place, metric, faithful, parts=chosen, vectors=vectors, **effort.options(tell)
+                held,
+                prompt,
+                place,
+                measured.metric,
+                faithful,
+                parts=chosen,
+                vectors=measured.vectors,
+                **effort.options(tell),
             )
         else:
             from prooflens.enumeration import family_discover
             from prooflens.models import load
 
-            check_family(given, eps, vector)
+            check_family(given, eps, measured)
             held = load(given.model, tell)
             found = family_discover(
                 held,
                 family,
-                metric,
+                measured.metric,
                 faithful,
                 parts=chosen,
                 memory=effort.memory,
@@ -79,7 +79,7 @@ def discover(
     else:
         say(str(found))
     if keep.out is not None:
-        asked = configuration(given, prompts, effort, metric=metric, faithful=faithful, parts=parts, eps=eps)
+        asked = configuration(given, prompts, effort, measured, faithful=faithful, parts=parts, eps=eps)
         found.save(keep.out, **asked)
         tell_written(keep)
     raise typer.Exit(0 if found.minimal else 2)

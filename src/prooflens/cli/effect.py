@@ -25,6 +25,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class MetricOptions:
+    """What an effect is measured on."""
+
+    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')]
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
+        ),
+    ] = None
+
+    @property
+    def vectors(self) -> dict[str, object]:
+        """Directions and dictionaries by name."""
+        return ClaimOptions(vector=self.vector).vectors
+
+
+@dataclass(frozen=True)
 class EditOptions:
     """What is taken out of the model."""
 
@@ -73,16 +91,10 @@ def effect(
     prompts: TemplateOptions,
     effort: EffortOptions,
     keep: KeepOptions,
-    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')],
+    measured: MetricOptions,
     eps: Eps = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Of a family: run so many members drawn by chance.")
-    ] = None,
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
-        ),
     ] = None,
 ) -> None:
     """What taking parts out of a model does to a metric: proved on a whole region, or counted over a family of prompts.
@@ -95,27 +107,26 @@ def effect(
         raise QueryError("--each and --samples are for families: give --template or --prompts")
     with shown(not keep.as_json) as tell:
         if family is None:
-            vectors = ClaimOptions(vector=vector).vectors
-            found: Effect | FamilyEffects = _on_region(
-                given, edits, claims, effort, metric, eps, vectors, tell
-            )
+            found: Effect | FamilyEffects = _on_region(given, edits, claims, effort, measured, eps, tell)
         else:
-            check_family(given, eps, vector)
-            found = _over_family(given.model, edits, claims, effort, metric, family, samples, tell)
+            check_family(given, eps, measured)
+            found = _over_family(given.model, edits, claims, effort, measured.metric, family, samples, tell)
     if keep.as_json:
         print_json(found.to_dict())
     else:
         say(str(found))
     if keep.out is not None:
-        written = configuration(given, edits, claims, prompts, effort, metric=metric, eps=eps)
+        written = configuration(given, edits, claims, prompts, effort, measured, eps=eps)
         found.save(keep.out, **written)
         tell_written(keep)
     raise typer.Exit(exit_code(Counter(found.verdicts)))
 
 
-def check_family(given: InputOptions, eps: float | None, vector: list[str] | None) -> None:
+def check_family(given: InputOptions, eps: float | None, measured: MetricOptions) -> None:
     """Raise a `QueryError` where a prompt, a region or a readout is given beside a family of prompts."""
-    if vector or any(option is not None for option in (eps, given.text, given.to, given.hull, given.sample)):
+    if measured.vector or any(
+        option is not None for option in (eps, given.text, given.to, given.hull, given.sample)
+    ):
         raise QueryError(
             "a family has prompts of its own: give no --text, --sample, --eps, --to, --hull and --vector"
         )
@@ -126,9 +137,8 @@ def _on_region(
     edits: EditOptions,
     claims: EffectClaims,
     effort: EffortOptions,
-    metric: str,
+    measured: MetricOptions,
     eps: float | None,
-    vectors: dict[str, object],
     tell: Progress,
 ) -> Effect:
     from prooflens.verdicts.effect import effect as bound
@@ -136,9 +146,15 @@ def _on_region(
     held, prompt = given.load(tell)
     limit_memory(effort.memory)
     region = given.region(eps, held, prompt)
-    parts = edits.parts(held)
     return bound(
-        held, parts, prompt, region, metric, vectors=vectors, **asdict(claims), **effort.options(tell)
+        held,
+        edits.parts(held),
+        prompt,
+        region,
+        measured.metric,
+        vectors=measured.vectors,
+        **asdict(claims),
+        **effort.options(tell),
     )
 
 
