@@ -58,7 +58,7 @@ def widths(eps: float) -> Line:
         for name in places_of(model.architecture):
             edited = Problem(pl.edit(model, name), region)
             joint, alone = (f(engine, problem, edited, forms) for f in (bound_effects, both_alone))
-            reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, joint)
+            reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, [joint])
             rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
     one, both, seen = torch.tensor(rows).double().T
     middle = {"joint / alone": one / both, "joint / attained": one / seen, "alone / attained": both / seen}

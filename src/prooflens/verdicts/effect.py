@@ -101,7 +101,7 @@ def effect(
         told = replace(settings, progress=tell)
         bounds, engine, refused = _bounds(pair, told)
         reached = attack_effects(
-            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, bounds
+            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, [bounds]
         )
         least, most = (pair.point(side) for side in (reached.lower_corner, reached.upper_corner))
         lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin

@@ -15,6 +15,7 @@ from prooflens.engines.relational import bound_effects
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.forms import (
     MOST_PROJECTED,
+    WEIGHTED,
     affordable,
     compare,
     output_functionals,
@@ -71,13 +72,19 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
         problem = replace(problem, model=random_readout(problem, choose))
     edited = replace(problem, model=edit(problem.model, random_edits(problem.model, choose)))
     outputs = problem.model.architecture.d_out or 0
-    functionals = [replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose)]
+    functionals = [
+        replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose, WEIGHTED)
+    ]
     if problem.region.constraints is not None:
         functionals = functionals[:MOST_PROJECTED]
     forms = forms_of(functionals, outputs)
-    for engine in engines:
-        if not affordable(engine, problem) or engine.refuses(problem, forms) is not None:
-            continue
-        bounds = bound_effects(engine, problem, edited, forms)
-        reached = attack_effects(problem, edited, forms, budget, case.seed, bounds)
-        compare(case, engine.name, functionals, bounds, reached.lower, reached.upper, report)
+    answers = {
+        engine.name: bound_effects(engine, problem, edited, forms)
+        for engine in engines
+        if affordable(engine, problem) and engine.refuses(problem, forms) is None
+    }
+    if not answers:
+        return
+    reached = attack_effects(problem, edited, forms, budget, case.seed, list(answers.values()))
+    for name, bounds in answers.items():
+        compare(case, name, functionals, bounds, reached.lower, reached.upper, report)
