@@ -43,10 +43,10 @@ def test_bounds_enclose_the_effect_at_every_point(toy: pl.Transformer, region: o
 
 def test_claims_hold_fail_and_stay_open_by_their_thresholds(toy: pl.Transformer) -> None:
     x, ball = toy.example(), pl.Ball(0.02)
-    first = pl.effect(toy, "m1", x, ball, "logit0-logit1")
+    first = pl.effect(toy, "m1", x, ball, "logit0-logit1", budget="50/1/5")
 
     def word(**asked: float) -> Verdict:
-        (claim,) = pl.effect(toy, "m1", x, ball, "logit0-logit1", **asked).claims  # type: ignore[arg-type]
+        (claim,) = pl.effect(toy, "m1", x, ball, "logit0-logit1", budget="50/1/5", **asked).claims  # type: ignore[arg-type]
         assert (claim.witness is not None) == (claim.verdict is Verdict.FAILS)
         return claim.verdict
 
