@@ -41,7 +41,7 @@ A = "When Mary and John went to the store, John gave a drink to"
 B = "When Mary and John went to the store, John gave a book to"
 METRIC = "logit{ Mary}-logit{ John}"
 WORK = ("widths", "family", "segment", "ball", "circuits", "ioi")
-SMALL = (("toy", 0.2), ("toy-induction", 0.5), ("toy-4layer", 0.5))
+SMALL = {"toy": 0.2, "toy-induction": 0.5, "toy-4layer": 0.5}
 """Models, and how far a circuit's logit0 − logit1 may be off."""
 DRAWN = 30
 """Points by which samples call a circuit faithful."""
@@ -208,6 +208,8 @@ def main() -> None:
     parser.add_argument("--layers", default="17-18")
     parser.add_argument("--eps", type=float, default=1e-5)
     parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
+    parser.add_argument("--radii", nargs="*", type=float, default=RADII[:3], help="radii of `circuits`")
     parser.add_argument("--names", type=int, default=92)
     parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
     parser.add_argument("-o", "--out", type=Path)
@@ -218,9 +220,9 @@ def main() -> None:
                 tell(widths(eps), given.out)
             continue
         if work == "circuits":
-            for eps in RADII[:3]:
-                for name, delta in SMALL:
-                    tell(circuits(name, eps, delta), given.out)
+            for eps in given.radii:
+                for name in given.small:
+                    tell(circuits(name, eps, SMALL[name]), given.out)
             continue
         model = pl.load(given.model).to(given.device)
         names = heads_of(model, given.layers)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Template,
     )
     from prooflens.models import Transformer, load, pull, read_at
+    from prooflens.models.attribution import attribution
     from prooflens.models.dictionaries import Dictionary
     from prooflens.models.edits import Edit, edit
     from prooflens.models.nearest import yardstick
@@ -59,6 +60,7 @@ _HOMES = {
     "read_at": "prooflens.models",
     "Dictionary": "prooflens.models.dictionaries",
     "Edit": "prooflens.models.edits",
+    "attribution": "prooflens.models.attribution",
     "edit": "prooflens.models.edits",
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
@@ -131,6 +133,7 @@ __all__ = [
     "Transformer",
     "__version__",
     "accuracy",
+    "attribution",
     "certify",
     "circuit",
     "copied_tokens",
