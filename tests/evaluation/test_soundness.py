@@ -29,11 +29,13 @@ from prooflens.evaluation.soundness import (
     try_forms,
     try_planted,
 )
+from prooflens.evaluation.soundness.effects import random_edits
 from prooflens.evaluation.soundness.planted import planted_case
 from prooflens.evaluation.soundness.run import FORMS_BUDGET
 from prooflens.problem import Problem
 from prooflens.report.soundness import write_soundness
 from prooflens.verdicts.decide import decide
+from tests.engines.cases import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +97,13 @@ def test_no_readout_and_no_effect_is_broken() -> None:
     assert report.cases == {"reads": 4, "effects": 4}
     queries = {query for _, _, query in report.attacked}
     assert {"readout", "readout margin", "effect on weighted output"} <= queries
+
+
+def test_a_model_of_one_part_is_edited() -> None:
+    kind = {"has_network": False, "n_heads": 1, "n_layers": 1}
+    model = tiny_model(0, **kind)  # type: ignore[arg-type]
+    for seed in range(20):
+        assert len(random_edits(model, random.Random(seed))) == 1
 
 
 def test_every_family_is_tried() -> None:

@@ -37,7 +37,8 @@ def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
         choose: what draws them.
     """
     a = model.architecture
-    names = [*places_of(a), *choose.sample(places_of(a, neurons=True), 2)]
+    small = places_of(a, neurons=True)
+    names = [*places_of(a), *choose.sample(small, min(2, len(small)))]
     names += [f"a{choose.randrange(a.n_layers)}"] if a.has_attention else []
     found: dict[str, Edit] = {}
     for name in choose.sample(names, choose.randint(1, min(3, len(names)))):
