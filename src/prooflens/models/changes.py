@@ -42,7 +42,7 @@ class Changes:
             >>> import prooflens as pl
             >>> model = pl.load("toy")
             >>> dict(Changes.between(model, pl.edit(model, "a1.h0")).zeroed)
-            {'blocks.1.o.weight': [(0, 8)]}
+            {'blocks.1.o.weight': [(0, 4)]}
         """
         zeroed: dict[str, Columns] = {}
         replaced: dict[str, Tensor] = {}

@@ -165,7 +165,9 @@ def _parse_kind(kind: str, slots: Slots) -> Query:
     word = stem[0].lower() if stem else ""
     if word in EXAMPLES:
         raise QueryError(f"query {kind!r} is not complete or has too much; write it as in {EXAMPLES[word]!r}")
-    hint = f"; write it as in {MEANT[word]!r}" if word in MEANT else suggestion(word, EXAMPLES, EXAMPLES, 0.7)
+    hint = (
+        f"; write it as in {MEANT[word]!r}" if word in MEANT else suggestion(word, EXAMPLES, EXAMPLES, 0.65)
+    )
     raise QueryError(f"unknown query {kind!r}{hint or '; known are ' + ', '.join(EXAMPLES.values())}")
 
 
