@@ -56,7 +56,7 @@ bench-check: $(STAMP)
 
 # A minute of changed inputs for every reader of untrusted files; guided by coverage where atheris is installed.
 fuzz: $(STAMP)
-	for target in query circuit spec family config weights run_json certificate onnx; do \
+	for target in query circuit effect spec family config weights run_json effect_json certificate onnx counts; do \
 	  $(BIN)/python -m tests.fuzz $$target --seconds 60 || exit 1; done
 
 clean:

@@ -8,14 +8,18 @@ python benchmarks/interventions.py [WORK …] [--device cuda] [--layers 17-18] [
 | family | the effect of every head of `--layers` on logit{A} − logit{B} over an IOI template, every member run |
 | segment | the same on the segment between two prompts |
 | ball | the same on a ball of radius `--eps` |
+| circuits | small models, 8 inputs each: circuits that are proved faithful on a ball, and those that samples call so |
+| ioi | a circuit among the heads of `--layers` that is faithful on every member of the IOI template |
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import prooflens as pl
 from families import ioi
@@ -28,12 +32,19 @@ from prooflens.engines.relational import both_alone, bound_effects
 from prooflens.models import Transformer
 from prooflens.models.edits import places_of
 from prooflens.problem import Problem
+from prooflens.progress import silent
 from prooflens.regions import Ball, Segment
+from prooflens.results import Verdict
+from prooflens.verdicts.discover import search
 
 A = "When Mary and John went to the store, John gave a drink to"
 B = "When Mary and John went to the store, John gave a book to"
 METRIC = "logit{ Mary}-logit{ John}"
-WORK = ("widths", "family", "segment", "ball")
+WORK = ("widths", "family", "segment", "ball", "circuits", "ioi")
+SMALL = {"toy": 0.2, "toy-induction": 0.5, "toy-4layer": 0.5}
+"""Models, and how far a circuit's logit0 − logit1 may be off."""
+DRAWN = 30
+"""Points by which samples call a circuit faithful."""
 RADII = (0.001, 0.003, 0.01, 0.03)
 
 
@@ -47,7 +58,7 @@ def widths(eps: float) -> Line:
         for name in places_of(model.architecture):
             edited = Problem(pl.edit(model, name), region)
             joint, alone = (f(engine, problem, edited, forms) for f in (bound_effects, both_alone))
-            reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, joint)
+            reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, [joint])
             rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
     one, both, seen = torch.tensor(rows).double().T
     middle = {"joint / alone": one / both, "joint / attained": one / seen, "alone / attained": both / seen}
@@ -115,6 +126,78 @@ def on_region(model: Transformer, name: str, work: str, given: argparse.Namespac
     }
 
 
+class Sampled:
+    """The verdict of samples on an edit: `holds` if no point is off by more than δ."""
+
+    def __init__(self, largest: float, delta: float) -> None:
+        self.ends = -largest, largest
+        self.verdicts = [Verdict.HOLDS if largest <= delta else Verdict.FAILS]
+
+
+def circuits(name: str, eps: float, delta: float, inputs: int = 8) -> Line:
+    """Circuits that are proved on a ball, and circuits that some of its points call faithful, attacked."""
+    model, ball = pl.load(name), Ball(eps)
+    metric = torch.tensor([1.0, -1.0]).double()
+    sizes, minimal, open_, drawn_sizes, broken, proved = [], 0, 0, [], 0, 0
+    with Meter(model.device) as meter:
+        for index in range(inputs):
+            x = model.example(index)
+            found = pl.discover(model, x, ball, "logit0-logit1", delta, budget="200/2/10")
+            sizes.append(len(found.circuit))
+            minimal += found.minimal
+            open_ += len(found.open)
+            points = torch.cat([x.x[None], ball.around(x).sample(DRAWN, index)[0]])
+            clean = model(points) @ metric
+
+            def judge(parts: Sequence[str], points: Tensor = points, clean: Tensor = clean) -> Sampled:
+                away = (clean - pl.edit(model, list(parts))(points) @ metric).abs()
+                return Sampled(float(away.max()), delta)
+
+            order = {part: judge([part]).ends[1] for part in places_of(model.architecture)}
+            removed, *_ = search(sorted(order, key=order.__getitem__), judge, silent)  # type: ignore[arg-type]
+            drawn_sizes.append(len(order) - len(removed))
+            if removed:
+                told = pl.effect(model, removed, x, ball, "logit0-logit1", faithful=delta)
+                broken += told.claims[0].verdict is Verdict.FAILS
+                proved += told.claims[0].verdict is Verdict.HOLDS
+    return {
+        "work": "circuits",
+        "model": name,
+        "eps": eps,
+        "delta": delta,
+        "inputs": inputs,
+        "parts": len(places_of(model.architecture)),
+        "proved circuits": sizes,
+        "minimal": minimal,
+        "open parts": open_,
+        "sampled circuits": drawn_sizes,
+        "sampled and broken by a point": broken,
+        "sampled and proved": proved,
+        "seconds": round(meter.seconds, 1),
+    }
+
+
+def ioi_circuit(model: Transformer, names: list[str], given: argparse.Namespace) -> Line:
+    """A circuit among some heads that is faithful on every member of the template."""
+    family = ioi(model, given.names)
+    with Meter(model.device) as meter:
+        found = pl.family_discover(
+            model, family, "logit{A}-logit{B}", given.delta, parts=names, batch=given.batch, progress=True
+        )
+    return {
+        "work": "ioi",
+        "members": family.size,
+        "delta": given.delta,
+        "circuit": list(found.circuit),
+        "removed": list(found.removed),
+        "ends": None if found.certificate is None else found.certificate.ends,
+        "minimal": found.minimal,
+        "trials": len(found.trials),
+        "seconds": round(meter.seconds, 1),
+        "device": str(model.device),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -125,6 +208,8 @@ def main() -> None:
     parser.add_argument("--layers", default="17-18")
     parser.add_argument("--eps", type=float, default=1e-5)
     parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
+    parser.add_argument("--radii", nargs="*", type=float, default=RADII[:3], help="radii of `circuits`")
     parser.add_argument("--names", type=int, default=92)
     parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
     parser.add_argument("-o", "--out", type=Path)
@@ -134,8 +219,16 @@ def main() -> None:
             for eps in RADII:
                 tell(widths(eps), given.out)
             continue
+        if work == "circuits":
+            for eps in given.radii:
+                for name in given.small:
+                    tell(circuits(name, eps, SMALL[name]), given.out)
+            continue
         model = pl.load(given.model).to(given.device)
         names = heads_of(model, given.layers)
+        if work == "ioi":
+            tell(ioi_circuit(model, names, given), given.out)
+            continue
         if work == "family":
             for line in over_family(model, names, given):
                 tell(line, given.out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
-    from prooflens.enumeration import family, family_effects
+    from prooflens.enumeration import family, family_discover, family_effects
     from prooflens.families import (
         ALL,
         COLOURS,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Template,
     )
     from prooflens.models import Transformer, load, pull, read_at
+    from prooflens.models.attribution import attribution
     from prooflens.models.dictionaries import Dictionary
     from prooflens.models.edits import Edit, edit
     from prooflens.models.nearest import yardstick
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.accuracy import accuracy
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
+    from prooflens.verdicts.discover import discover
     from prooflens.verdicts.effect import effect
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
@@ -58,10 +60,12 @@ _HOMES = {
     "read_at": "prooflens.models",
     "Dictionary": "prooflens.models.dictionaries",
     "Edit": "prooflens.models.edits",
+    "attribution": "prooflens.models.attribution",
     "edit": "prooflens.models.edits",
     "start_at": "prooflens.models.tails",
     "steer": "prooflens.verdicts.way",
     "family": "prooflens.enumeration",
+    "family_discover": "prooflens.enumeration",
     "family_effects": "prooflens.enumeration",
     "FamilyResults": "prooflens.results.families",
     "ALL": "prooflens.families",
@@ -89,6 +93,7 @@ _HOMES = {
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "effect": "prooflens.verdicts.effect",
+    "discover": "prooflens.verdicts.discover",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "yardstick": "prooflens.models.nearest",
@@ -128,14 +133,17 @@ __all__ = [
     "Transformer",
     "__version__",
     "accuracy",
+    "attribution",
     "certify",
     "circuit",
     "copied_tokens",
     "direction",
+    "discover",
     "duplicate_tokens",
     "edit",
     "effect",
     "family",
+    "family_discover",
     "family_effects",
     "load",
     "output",

@@ -27,7 +27,16 @@ def test_every_hook_is_computed_by_the_checker(toy: pl.Transformer, tmp_path: Pa
     for number, (hook, w) in enumerate(directions(toy).items()):
         out = tmp_path / str(number)
         queries = [f"read({hook}@2,D){level}" for level in (">0", "<0", "")]
-        res = pl.certify(toy, toy.example(), pl.Ball(0.02), queries=queries, vectors={"D": w}, out=out)
+        res = pl.certify(
+            toy,
+            toy.example(),
+            pl.Ball(0.02),
+            queries=queries,
+            vectors={"D": w},
+            out=out,
+            engine="crown",
+            budget="20/1/5",
+        )
         report = check(out, TOY)
         assert report.ok, report
         assert report.counts["witness confirmed"] == res.counts["fails"] >= 1

@@ -9,6 +9,7 @@ import prooflens as pl
 from prooflens.errors import QueryError
 from prooflens.verdicts.circuit_files import outside
 from tests.conftest import Call
+from tests.enumeration.words import reader
 
 ASKED = ("effect", "toy", "--metric", "logit0-logit1", "--budget", "50/1/5")
 
@@ -51,12 +52,53 @@ def test_circuits_that_are_no_part_of_a_model_say_so() -> None:
         outside(["b0"], architecture)
 
 
+def test_a_run_is_kept_checked_and_reported(call: Call, tmp_path: Path) -> None:
+    out, page = str(tmp_path / "run"), str(tmp_path / "report.html")
+    code, _, _ = call(*ASKED, "--eps", "0.01", "--without", "a1.h0", "--faithful", "0", "-o", out)
+    assert code == 3
+    code, told, _ = call("check", out, "--json")
+    assert code == 0, told
+    assert json.loads(told)["summary"]["witness confirmed"] == 1
+    assert call("report", out, "-o", page)[0] == 0
+    assert "without a1.h0" in Path(page).read_text()
+    code, told, _ = call("query", out, "select query, verdict from rows", "--json")
+    assert (code, "|effect(logit0-logit1)|<=0.0 without a1.h0" in told) == (0, True)
+    code, _, err = call(*ASKED, "--eps", "0.01", "--without", "a1.h0", "-o", out)
+    assert (code, "not empty" in err) == (1, True)
+
+
+def test_effects_over_a_family(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prooflens.models.load", lambda *_: reader("gpt2"))
+    out = str(tmp_path / "run")
+    family = (
+        "--template",
+        "When{A} and{B} met the{P},{B} spoke to",
+        "--slot",
+        "A= Mary, Tom",
+        "--slot",
+        "B= John, Kate",
+        "--slot",
+        "P= store, park",
+    )
+    asked = ("effect", "model", "--metric", "logit{A}-logit{B}", *family, "--without", "a0.h1,m1")
+    code, told, _ = call(*asked, "--each", "--faithful", "1e9", "--json", "-o", out)
+    document = json.loads(told)
+    assert (code, document["word"], document["asked"], len(document["rows"])) == (0, "enumerated", 8, 2)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "family effects"
+    assert call(*asked, "--necessary", "1e9")[0] == 3
+    assert call(*asked, "--samples", "2", "--faithful", "1e9")[0] == 2
+    code, _, err = call(*asked, "--eps", "0.1")
+    assert (code, "of its own" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--eps", "0.01"), "--without a9.h6,m3 or --circuit"),
         (("--eps", "0.01", "--without", "0.1"), "write a head as a9.h6"),
         (("--without", "m0"), "give one of --eps"),
+        (("--without", "m0", "--eps", "0.1", "--each"), "are for families"),
+        (("--without", "m0", "--slot", "A= x"), "are for --template"),
     ],
 )
 def test_errors_are_one_line(call: Call, arguments: tuple[str, ...], says: str) -> None:

@@ -120,6 +120,13 @@ def test_several_prompts_are_one_call(tmp_path: Path) -> None:
     assert [row.position for row in both["0.1@-1"]] == [3, 2]  # each counts from the end of its own prompt
     with pytest.raises(QueryError, match="several prompts"):
         both.save(tmp_path / "run")
+    with pytest.raises(RunError, match="several prompts"):
+        pl.report(both, path=tmp_path / "report.html")
+    assert [len(part) for part in both.by_subject] == [4, 3]
+    both.by_subject[1].save(tmp_path / "one")
+    pl.report(both.by_subject[0], path=tmp_path / "report.html")
+    assert "7 rows" in repr(both)
+    assert both._repr_html_().count("<tr>") == 8
     with pytest.raises(RunError, match="one prompt"):
         pl.certify(toy, [short], pl.Ball(0.01), out=tmp_path / "run")
     with pytest.raises(PromptError, match="empty"):

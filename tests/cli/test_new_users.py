@@ -31,6 +31,9 @@ BERT = "certify {bert} --eps 0.001"
         (["certify", "toy", "--eps", "0.01", "--positions", "1", "--query", "top1@2"], "its own position"),
         (["certify", "toy", "--eps", "1e308"], "ε = 1e+308 is too large: give one of at most 1e+30"),
         (["certify", "toy", "--eps", "0.01", "--time", "soon"], "60s, 2m"),
+        (["certify", "toy", "--eps", "0.01", "--query", "prev"], "write it as in 'top1={self-1}'"),
+        (["certify", "toy", "--eps", "0.01", "--query", "induction"], "known are top1"),
+        (["certify", "toy", "--eps", "0.01", "--query", "mas>=0.2"], "did you mean 'mass>=0.2'"),
     ],
 )
 def test_a_slip_is_one_line(call: Call, arguments: list[str], message: str) -> None:

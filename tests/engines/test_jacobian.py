@@ -103,7 +103,7 @@ def test_dropped_columns_on_a_segment_give_false_certificates() -> None:
     puts the rest into a box, and claims nothing false.
     """
     false: Counter[int] = Counter()
-    for index in range(5):
+    for index in (3, 4):
         asked = problem("toy", 0.05, index)
         forms = margins(asked, 1)
         low, high = worst(asked, forms, 1)

@@ -42,7 +42,7 @@ def pair(family: str, seed: int, far: float, segment: bool = False) -> tuple[Pro
 
 
 def check(found: FormBounds, problem: Problem, edited: Problem, forms: Forms) -> int:
-    reached = attack_effects(problem, edited, forms, BUDGET, 0, found)
+    reached = attack_effects(problem, edited, forms, BUDGET, 0, [found])
     room = 1e-13 * (1.0 + reached.lower.abs() + reached.upper.abs())
     assert bool((found.lower <= reached.lower + room).all())
     assert bool((found.upper >= reached.upper - room).all())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import prooflens as pl
-from prooflens.errors import ModelError, ProoflensError
+from prooflens.errors import ModelError, ProoflensError, QueryError
 from tests.enumeration.test_enumerate import TEMPLATE
 from tests.enumeration.words import reader
 
@@ -68,3 +70,10 @@ def test_what_cannot_be_asked_says_why(edits: list[object], metric: str, says: s
     with pytest.raises(ProoflensError, match=says) as error:
         pl.family_effects(reader(), edits, TEMPLATE, metric)  # type: ignore[arg-type]
     assert isinstance(error.value, ModelError) or metric == "logit3"
+
+
+def test_logits_behind_a_cap_are_not_measured() -> None:
+    model = reader()
+    capped = replace(model, architecture=replace(model.architecture, logit_cap=0.5))
+    with pytest.raises(QueryError, match="cap"):
+        pl.family_effects(capped, ["m1"], TEMPLATE, "logit{A}-logit{B}")

@@ -12,7 +12,21 @@ import tempfile
 import time
 from pathlib import Path
 
-NAMES = ("query", "spec", "circuit", "run_json", "certificate", "weights", "config", "onnx")
+NAMES = (
+    *(
+        "query",
+        "spec",
+        "family",
+        "circuit",
+        "effect",
+        "run_json",
+        "effect_json",
+        "certificate",
+        "weights",
+        "config",
+    ),
+    *("onnx", "counts"),
+)
 
 
 def main() -> None:

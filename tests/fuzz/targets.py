@@ -26,7 +26,7 @@ from prooflens.errors import ProoflensError, RunError
 from prooflens.families.read import read_family
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
-from prooflens.queries import parse_query, resolve
+from prooflens.queries import parse_metric, parse_query, resolve
 from prooflens.report import collect, render
 from prooflens.sweep.spec import read_spec
 from prooflens.verdicts.circuit_files import as_circuit
@@ -131,10 +131,26 @@ def circuit(data: bytes, folder: Path) -> None:
     as_circuit(folder / "circuit.json", "top1@-1").bind(_setting())
 
 
+def effect(data: bytes, folder: Path) -> None:
+    """What an effect is measured on, and in a second line the parts that are taken out."""
+    metric, _, parts = data.decode("utf-8", "replace").partition("\n")
+    parse_metric(metric, ROLES)
+    pl.edit(_problem().model, parts.split(","))
+
+
 def run_json(data: bytes, folder: Path) -> None:
     """The header of a run directory: read, reported, checked."""
+    _headed(data, folder, "run")
+
+
+def effect_json(data: bytes, folder: Path) -> None:
+    """The header of a run about the effect of an edit, likewise."""
+    _headed(data, folder, "effect-run")
+
+
+def _headed(data: bytes, folder: Path, name: str) -> None:
     for part in ("rows", "tensors"):
-        shutil.copytree(CORPUS / "run" / part, folder / part, dirs_exist_ok=True)
+        shutil.copytree(CORPUS / name / part, folder / part, dirs_exist_ok=True)
     (folder / "run.json").write_bytes(data)
     check(folder, TOY)
     run = read_run(folder)
@@ -192,7 +208,9 @@ TARGETS: dict[str, Callable[[bytes, Path], None]] = {
     "spec": spec,
     "family": family,
     "circuit": circuit,
+    "effect": effect,
     "run_json": run_json,
+    "effect_json": effect_json,
     "certificate": certificate,
     "weights": weights,
     "config": config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import prooflens as pl
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, random_model
 from prooflens.models import INPUT, OUTPUT
+from prooflens.models.changes import Changes
 from prooflens.models.edits import Edit, find_place, mean_of, places_of, value_on
 
 S = 4
@@ -134,3 +136,20 @@ def test_what_cannot_be_edited_says_why(edits: object, says: str) -> None:
     bare = random_model("bare", random.Random(0), 1)
     with pytest.raises(ModelError, match="no network"):
         pl.edit(bare, "m0")
+
+
+@pytest.mark.parametrize(
+    "edits", ["a1.h0", "m0", ["a0.h1", "m1.n3", "m1.n4"], Edit("m0", direction=torch.arange(8.0))]
+)
+def test_changes_give_the_edited_weights_again(toy: pl.Transformer, edits: str | list[str] | Edit) -> None:
+    edited = pl.edit(toy, edits)
+    changes = Changes.between(toy, edited)
+    weights = {name: t.clone() for name, t in toy.weights.items() if name not in changes.removed}
+    for name, ranges in changes.zeroed.items():
+        for start, stop in ranges:
+            weights[name][:, start:stop] = 0.0
+    again = replace(toy, weights=weights | dict(changes.replaced))
+    assert again.sha256 == edited.sha256
+    assert bool(changes.replaced) == isinstance(edits, Edit)
+    same = Changes.between(toy, toy)
+    assert (dict(same.zeroed), dict(same.replaced), same.removed) == ({}, {}, ())

@@ -22,7 +22,7 @@ from tests.rounding.real import real_forms, real_points
 INSTANCES = 1000
 FORMS = 3
 CHEAP = ["interval", "layer0"]
-CROWN = 4
+CROWN = 16
 """One in so many instances is also given to `crown`."""
 PROVED = [name for name in engine_names() if get_engine(name).guarantee is Guarantee.PROVED]
 

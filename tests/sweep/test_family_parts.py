@@ -9,6 +9,7 @@ from prooflens.certificate import read_run
 from prooflens.errors import RunError
 from prooflens.models.files import write_model
 from prooflens.progress import silent
+from prooflens.sweep import families, slurm
 from prooflens.sweep.executors import Crew, Executor
 from prooflens.sweep.families import Asked, spread
 from tests.enumeration.words import reader
@@ -38,13 +39,22 @@ def test_local_workers_count_the_whole(tmp_path: Path) -> None:
     assert_whole(tmp_path, spread(asked(tmp_path), Crew(workers=1), silent))
 
 
+@pytest.fixture
+def _two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part takes a process, which takes seconds to start."""
+    monkeypatch.setattr(families, "SHARES", 2)
+    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_two_parts")
 def test_slurm_jobs_count_the_whole(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     assert_whole(tmp_path, spread(asked(tmp_path), Crew(Executor.SLURM, 1, 1, "local"), silent))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_two_parts")
 def test_ray_counts_the_whole(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     assert_whole(tmp_path, spread(asked(tmp_path), Crew(Executor.RAY, 1, 1), silent))

@@ -29,6 +29,11 @@ pytest.importorskip("submitit", reason="submitit is not installed: pip install '
 FEW = SPEC | {"samples": [0, 1]}
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
+
+
 def crew(workers: int = 1) -> Crew:
     return Crew(Executor.SLURM, workers, 1, "local")
 
@@ -50,7 +55,6 @@ def is_job(pid: int) -> bool:
 
 def test_a_job_is_killed(undisturbed: SweepStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "SHARES", 1)
-    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
     store = start(parse_spec(FEW, "test"), tmp_path / "run")
     tasks, _ = pending(store)
     reports: list[TaskReport] = []

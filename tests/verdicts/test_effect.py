@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,10 +43,10 @@ def test_bounds_enclose_the_effect_at_every_point(toy: pl.Transformer, region: o
 
 def test_claims_hold_fail_and_stay_open_by_their_thresholds(toy: pl.Transformer) -> None:
     x, ball = toy.example(), pl.Ball(0.02)
-    first = pl.effect(toy, "m1", x, ball, "logit0-logit1")
+    first = pl.effect(toy, "m1", x, ball, "logit0-logit1", budget="50/1/5")
 
     def word(**asked: float) -> Verdict:
-        (claim,) = pl.effect(toy, "m1", x, ball, "logit0-logit1", **asked).claims  # type: ignore[arg-type]
+        (claim,) = pl.effect(toy, "m1", x, ball, "logit0-logit1", budget="50/1/5", **asked).claims  # type: ignore[arg-type]
         assert (claim.witness is not None) == (claim.verdict is Verdict.FAILS)
         return claim.verdict
 
@@ -66,7 +68,9 @@ def test_a_witness_is_a_point_of_the_region_run_through_both(toy: pl.Transformer
     x = claim.witness.x
     assert float((x - toy.example().x).abs().max()) <= 0.02
     margins = [model(x) @ torch.tensor([1.0, -1.0]).double() for model in (toy, pl.edit(toy, "m1"))]
-    assert abs(float(margins[0] - margins[1]) - claim.witness.effect) < 1e-12
+    effect = float(margins[0] - margins[1])
+    expected = torch.tensor([effect, -effect], dtype=torch.float64)
+    assert torch.allclose(claim.witness.values, expected, atol=1e-12)
 
 
 def test_the_same_answer_is_proved_or_broken(toy: pl.Transformer) -> None:
@@ -123,3 +127,14 @@ def test_what_cannot_be_asked_says_why(
     given = {"edited": "a0.h0", "metric": "logit0-logit1"} | asked
     with pytest.raises(error, match=says):
         pl.effect(toy, prompt=toy.example(), region=pl.Ball(0.01), **given)  # type: ignore[arg-type]
+
+
+def test_logits_behind_a_cap_are_not_measured(toy: pl.Transformer) -> None:
+    capped = replace(toy, architecture=replace(toy.architecture, logit_cap=0.5))
+    for metric in ("logit0-logit1", "logit0"):
+        with pytest.raises(QueryError, match="cap"):
+            pl.effect(capped, "a0.h0", toy.example(), pl.Ball(0.01), metric)
+    found = pl.effect(capped, "a0.h0", toy.example(), pl.Ball(0.01), "neuron 1.3@2", sufficient=True)
+    assert found.lower <= found.least.effect
+    same = [int(model(toy.example()).argmax()) for model in (capped, pl.edit(capped, "a0.h0"))]
+    assert (found.claims[0].verdict is Verdict.HOLDS) <= (same[0] == same[1])

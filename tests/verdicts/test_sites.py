@@ -50,7 +50,11 @@ def test_neurons_hold_fail_and_have_ranges(toy: pl.Transformer) -> None:
     for n in range(6):
         value = float(pre[n])
         res = pl.certify(
-            toy, x, pl.Ball(1e-4), queries=[f"neuron 1.{n}>0@-1", f"neuron 1.{n}<=0@-1", f"neuron 1.{n}@-1"]
+            toy,
+            x,
+            pl.Ball(1e-4),
+            queries=[f"neuron 1.{n}>0@-1", f"neuron 1.{n}<=0@-1", f"neuron 1.{n}@-1"],
+            engine="taylor",
         )
         words = [row.verdict.value for row in res]
         assert words == (["holds", "fails", "holds"] if value > 0 else ["fails", "holds", "holds"])
@@ -77,12 +81,16 @@ def test_several_hooks_come_in_one_table_but_not_in_one_run(toy: pl.Transformer,
     assert len(set(res.table["model"].to_pylist())) == 3
     with pytest.raises(QueryError, match="one hook and one token"):
         pl.certify(toy, toy.example(), pl.Ball(1e-4), queries=queries, out=tmp_path / "run")
+    with pytest.raises(QueryError, match="by_subject"):
+        res[:2].save(tmp_path / "run")
+    pl.report(res.by_subject[0], path=tmp_path / "report.html")
+    assert "weakest: neuron" in repr(res)
 
 
 def test_radius_and_ways_of_a_readout(toy: pl.Transformer) -> None:
     read = pl.read_at(toy, HOOK, 3, [0], names=["first"])
     sign = ">" if float(read(toy.example())[0]) > 0 else "<"
-    rad = pl.radius(read, toy.example(), f"logit0{sign}0", tolerance=0.5)
+    rad = pl.radius(read, toy.example(), f"logit0{sign}0", tolerance=1.0, budget="20/1/5")
     assert 0.0 < rad.certified <= rad.attack
 
 
@@ -160,6 +168,31 @@ def test_sites_and_attention_are_asked_apart(toy: pl.Transformer) -> None:
         pl.certify(toy, toy.example(), pl.Ball(0.01), queries="0.1:top1@-1 & neuron 0.1>0@-1")
 
 
+@pytest.mark.parametrize("given", [{"heads": "0.1"}, {"layer": 0}, {"positions": [2]}])
+@pytest.mark.parametrize("queries", [["neuron 0.1>0@-1"], ["neuron 0.1>0@-1", "neuron 1.1>0@-1"]])
+def test_places_beside_sites_are_refused(
+    toy: pl.Transformer, given: dict[str, object], queries: list[str]
+) -> None:
+    """A site names its own place: what would be ignored is refused, in one proof and in several."""
+    with pytest.raises(QueryError, match="names its own layer and position"):
+        pl.certify(toy, toy.example(), pl.Ball(0.01), queries=queries, **given)  # type: ignore[arg-type]
+
+
+def test_radius_and_plan_take_vectors(toy: pl.Transformer) -> None:
+    v = torch.linspace(-1.0, 1.0, toy.architecture.d_model, dtype=torch.float64)
+    x, name = toy.example(), "read(blocks.1.hook_resid_post@3,v)"
+    sign = ">" if float(toy.run_with_cache(x)[1][HOOK][3] @ v) > 0 else "<"
+    rad = pl.radius(toy, x, f"{name}{sign}0", vectors={"v": v}, tolerance=1.0, budget="20/1/5")
+    assert 0.0 < rad.certified <= rad.attack
+    found = pl.plan(toy, x, pl.Ball(0.01), queries=name, vectors={"v": v})
+    assert "taylor" in [stage.engine for stage in found.stages]
+    for call in (pl.plan, pl.certify):
+        with pytest.raises(QueryError, match="no direction or dictionary"):
+            call(toy, x, pl.Ball(0.01), queries=name)
+    with pytest.raises(QueryError, match="ask for each apart"):
+        pl.radius(toy, x, ["neuron 0.1>0@0", "neuron 1.1>0@0"])
+
+
 def test_a_dictionary_of_another_model_is_refused(toy: pl.Transformer) -> None:
     other = pl.Dictionary.of(HOOK, torch.ones(2, toy.architecture.d_model + 1).double())
     with pytest.raises(ModelError, match="another model"):
@@ -173,6 +206,7 @@ def test_tails_say_what_the_whole_model_says(toy: pl.Transformer) -> None:
         assert stream is not None
         assert torch.allclose(tail(stream), toy(x), rtol=1e-12, atol=1e-12)
         assert torch.allclose(tail.pattern(stream, 0), toy.pattern(x, layer))
+        assert tail.name == f"{toy.name}, from layer {layer}"
         assert layer == 0 or tail.sha256 != toy.sha256
     with pytest.raises(ModelError):
         pl.start_at(toy, 9)

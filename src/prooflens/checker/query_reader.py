@@ -70,7 +70,7 @@ class QueryReader:
             for atom, share in itertools.chain.from_iterable(form[0].items() for form in found):
                 atoms[atom] += share
             found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
-        same = [_same(*pair) for pair in zip(stored, found, strict=False)]
+        same = [same_form(*pair) for pair in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def forms(self, text: str) -> list[Form]:
@@ -250,7 +250,7 @@ def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
     return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
 
 
-def _same(stored: Functional, form: Form) -> bool:
+def same_form(stored: Functional, form: Form) -> bool:
     """Equal weights of equal atoms; a constant within 1e-9 of the query's and, where it decides nothing, no larger."""
     atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
     for weight, kind, *where in stored["terms"]:

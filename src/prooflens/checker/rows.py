@@ -57,6 +57,8 @@ def covers(low: Any, high: Any) -> bool:
 class RowChecker:
     """The rows of one run that hold claims; all of them are about one prompt and one region."""
 
+    reader: type[QueryReader] = QueryReader
+
     def __init__(
         self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None, names: list[str]
     ) -> None:
@@ -68,7 +70,7 @@ class RowChecker:
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([self.region.reference], *_reads(functionals))[0]
-        self.asked = QueryReader(net, rows[0]["tokens"], self.clean, names)
+        self.asked = self.reader(net, rows[0]["tokens"], self.clean, names)
 
     def judge_all(self, tell: Callable[[str, float], None]) -> dict[int, Finding]:
         """A finding per row; `tell` hears what is done and how much of it, and may raise `OutOfTimeError`."""

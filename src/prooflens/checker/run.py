@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from prooflens.checker.effects import EffectChecker, FamilyEffectChecker, pair_of
 from prooflens.checker.families import Powers
 from prooflens.checker.findings import NOT_CHECKABLE, WRONG, CheckReport, Finding, Row, WrongError, need
 from prooflens.checker.network import Network, Tables
@@ -102,8 +103,10 @@ def check(
         need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]
         need(numbers == list(range(info["rows"])), "rows are missing or numbered wrongly")
-        if info["kind"] == "family":
-            words = FamilyChecker(net, info, tensors, rows).judge_all()
+        if (
+            counted := {"family": FamilyChecker, "family effects": FamilyEffectChecker}.get(info["kind"])
+        ) is not None:
+            words = counted(net, info, tensors, rows).judge_all()
             return CheckReport([], [Finding(row["row"], *words[row["row"]]) for row in rows])
         claimed = [row for row in rows if row.get("claim")]
         chosen = [row for row in rows if only is None or row["row"] in only]
@@ -117,8 +120,9 @@ def check(
         names = [] if read is None else list(read["names"])
         found: dict[int, Finding] = {}
         if judged := [row for row in chosen if row.get("claim")]:
-            checker = RowChecker(net, tensors, judged, info["region"]["eps"], names)
-            found = checker.judge_all(tell_in_time)
+            pair: Any = net if info.get("edited") is None else pair_of(net, info, tensors)
+            kind = RowChecker if pair is net else EffectChecker
+            found = kind(pair, tensors, judged, info["region"]["eps"], names).judge_all(tell_in_time)
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in chosen])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])

@@ -11,6 +11,7 @@ import typer
 from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
 from prooflens.cli import compare as _compare
+from prooflens.cli import discover as _discover
 from prooflens.cli import effect as _effect
 from prooflens.cli import export as _export
 from prooflens.cli import family as _family
@@ -35,6 +36,7 @@ del (
     _accuracy,
     _checks,
     _compare,
+    _discover,
     _effect,
     _export,
     _family,

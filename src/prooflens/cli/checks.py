@@ -29,7 +29,7 @@ def soundness(
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only cases of these kinds: claims, forms, planted, counts, effects."),
+        typer.Option(help="Only cases of these kinds: claims, forms, planted, counts, effects, reads."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder for the dashboard, renewed every minute.")

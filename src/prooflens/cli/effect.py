@@ -1,87 +1,188 @@
-"""The command `effect`: what taking parts out of a model does to a metric on a whole region."""
+"""The command `effect`: what taking parts out of a model does to a metric, on a region or over a family of prompts."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prooflens.cli.common import app, print_json, say
+from prooflens.cli.family import TemplateOptions
 from prooflens.cli.groups import grouped
-from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, Json, limit_memory
+from prooflens.cli.keep import configuration, make_room, tell_written
+from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
+from prooflens.cli.prove import exit_code
 from prooflens.errors import QueryError
-from prooflens.progress import shown
+from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
+    from prooflens.families import Prompts, Template
     from prooflens.models import Transformer
+    from prooflens.results.effects import Effect, FamilyEffects
+
+
+@dataclass(frozen=True)
+class MetricOptions:
+    """What an effect is measured on."""
+
+    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')]
+    vector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
+        ),
+    ] = None
+
+    @property
+    def vectors(self) -> dict[str, object]:
+        """Directions and dictionaries by name."""
+        return ClaimOptions(vector=self.vector).vectors
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """What is taken out of the model."""
+
+    without: Annotated[
+        str | None, typer.Option(help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12).")
+    ] = None
+    circuit: Annotated[
+        Path | None, typer.Option(help="Keep only this circuit (JSON of nodes): all else is taken out.")
+    ] = None
+    each: Annotated[
+        bool, typer.Option("--each", help="Over a family: take each part out by itself, not all at once.")
+    ] = False
+
+    def parts(self, model: Transformer) -> list[str]:
+        """The parts that are taken out: those that are named, or all that are not in a circuit."""
+        from prooflens.verdicts.circuit_files import outside, read_json
+
+        if (self.without is None) == (self.circuit is None):
+            raise QueryError("give --without a9.h6,m3 or --circuit FILE.json, one of them")
+        if self.circuit is not None:
+            return outside(read_json(self.circuit), model.architecture)
+        return [name.strip() for name in str(self.without).split(",")]
+
+
+@dataclass(frozen=True)
+class EffectClaims:
+    """What is claimed of an effect."""
+
+    necessary: Annotated[
+        float | None, typer.Option(help="Claim that the effect is at least this everywhere.")
+    ] = None
+    faithful: Annotated[
+        float | None, typer.Option(help="Claim that the effect is within ± this everywhere.")
+    ] = None
+    sufficient: Annotated[
+        bool, typer.Option("--sufficient", help="Claim that both models give the same answer everywhere.")
+    ] = False
 
 
 @app.command()
 @grouped
 def effect(
     given: InputOptions,
+    edits: EditOptions,
+    claims: EffectClaims,
+    prompts: TemplateOptions,
     effort: EffortOptions,
-    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')],
+    keep: KeepOptions,
+    measured: MetricOptions,
     eps: Eps = None,
-    without: Annotated[
-        str | None, typer.Option(help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12).")
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Of a family: run so many members drawn by chance.")
     ] = None,
-    circuit: Annotated[
-        Path | None, typer.Option(help="Keep only this circuit (JSON of nodes): all else is taken out.")
-    ] = None,
-    necessary: Annotated[
-        float | None, typer.Option(help="Claim that the effect is at least this everywhere.")
-    ] = None,
-    faithful: Annotated[
-        float | None, typer.Option(help="Claim that the effect is within ± this everywhere.")
-    ] = None,
-    sufficient: Annotated[
-        bool, typer.Option("--sufficient", help="Claim that both models give the same answer everywhere.")
-    ] = False,
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
-        ),
-    ] = None,
-    as_json: Json = False,
 ) -> None:
-    """What taking parts out of a model does to a metric, proved on a whole region.
+    """What taking parts out of a model does to a metric: proved on a whole region, or counted over a family of prompts.
 
-    Exit code: 0 all claims hold, 1 error, 2 some unknown, 3 some fail.
+    Exit code: 0 all claims hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
-    from prooflens.verdicts.effect import effect as bound
-
-    with shown(not as_json) as tell:
-        held, prompt = given.load(tell)
-        limit_memory(effort.memory)
-        found = bound(
-            held,
-            _parts(held, without, circuit),
-            prompt,
-            given.region(eps, held, prompt),
-            metric,
-            necessary=necessary,
-            faithful=faithful,
-            sufficient=sufficient,
-            vectors=ClaimOptions(vector=vector).vectors,
-            **effort.options(tell),
-        )
-    if as_json:
+    make_room(keep.out)
+    family = prompts.given()
+    if family is None and (edits.each or samples is not None):
+        raise QueryError("--each and --samples are for families: give --template or --prompts")
+    with shown(not keep.as_json) as tell:
+        if family is None:
+            found: Effect | FamilyEffects = _on_region(given, edits, claims, effort, measured, eps, tell)
+        else:
+            check_family(given, eps, measured)
+            found = _over_family(given.model, edits, claims, effort, measured.metric, family, samples, tell)
+    if keep.as_json:
         print_json(found.to_dict())
     else:
         say(str(found))
-    words = [row.verdict for row in found.claims]
-    raise typer.Exit(3 if "fails" in words else 2 if "unknown" in words else 0)
+    if keep.out is not None:
+        written = configuration(given, edits, claims, prompts, effort, measured, eps=eps)
+        found.save(keep.out, **written)
+        tell_written(keep)
+    raise typer.Exit(exit_code(Counter(found.verdicts)))
 
 
-def _parts(model: Transformer, without: str | None, circuit: Path | None) -> list[str]:
-    """The parts that are taken out: those that are named, or all that are not in a circuit."""
-    from prooflens.verdicts.circuit_files import outside, read_json
+def check_family(given: InputOptions, eps: float | None, measured: MetricOptions) -> None:
+    """Raise a `QueryError` where a prompt, a region or a readout is given beside a family of prompts."""
+    if measured.vector or any(
+        option is not None for option in (eps, given.text, given.to, given.hull, given.sample)
+    ):
+        raise QueryError(
+            "a family has prompts of its own: give no --text, --sample, --eps, --to, --hull and --vector"
+        )
 
-    if (without is None) == (circuit is None):
-        raise QueryError("give --without a9.h6,m3 or --circuit FILE.json, one of them")
-    if circuit is not None:
-        return outside(read_json(circuit), model.architecture)
-    return [name.strip() for name in str(without).split(",")]
+
+def _on_region(
+    given: InputOptions,
+    edits: EditOptions,
+    claims: EffectClaims,
+    effort: EffortOptions,
+    measured: MetricOptions,
+    eps: float | None,
+    tell: Progress,
+) -> Effect:
+    from prooflens.verdicts.effect import effect as bound
+
+    held, prompt = given.load(tell)
+    limit_memory(effort.memory)
+    region = given.region(eps, held, prompt)
+    return bound(
+        held,
+        edits.parts(held),
+        prompt,
+        region,
+        measured.metric,
+        vectors=measured.vectors,
+        **asdict(claims),
+        **effort.options(tell),
+    )
+
+
+def _over_family(
+    model: str,
+    edits: EditOptions,
+    claims: EffectClaims,
+    effort: EffortOptions,
+    metric: str,
+    family: Template | Prompts,
+    samples: int | None,
+    tell: Progress,
+) -> FamilyEffects:
+    from prooflens.enumeration import family_effects
+    from prooflens.models import load
+
+    held = load(model, tell)
+    parts = edits.parts(held)
+    asked = [[part] for part in parts] if edits.each else [parts]
+    return family_effects(
+        held,
+        asked,
+        family,
+        metric,
+        sample=samples,
+        seed=effort.seed,
+        memory=effort.memory,
+        device=effort.device,
+        progress=tell,
+        **asdict(claims),
+    )

@@ -26,13 +26,9 @@ SHOWN = 10
 
 
 @dataclass(frozen=True)
-class FamilyOptions:
-    """Which prompts, and what is claimed of them."""
+class TemplateOptions:
+    """Which prompts: those of a template, or of a list."""
 
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="A YAML file with template and slots, prompts or swaps, and queries."),
-    ] = None
     template: Annotated[
         str | None, typer.Option(help='A text with slots, as in "When{A} and{B} met,{B} spoke".')
     ] = None
@@ -46,6 +42,35 @@ class FamilyOptions:
         list[str] | None, typer.Option("--differ", help="Slots with different fillers, as in A,B.")
     ] = None
     prompts: Annotated[Path | None, typer.Option(help="A file with a prompt per line.")] = None
+
+    def given(self) -> Template | Prompts | None:
+        """The prompts that options give; None if they give none."""
+        from prooflens.families import Prompts, Template
+        from prooflens.families.read import parse_slot
+
+        if self.template is not None and self.prompts is not None:
+            raise PromptError("give --template or --prompts, not both")
+        if self.template is None and (self.slot or self.differ):
+            raise PromptError("--slot and --differ are for --template")
+        if self.prompts is not None:
+            return Prompts(prompts_of(self.prompts))
+        if self.template is None:
+            return None
+        pairs = [parse_slot(text) for text in self.slot or ()]
+        if len(dict(pairs)) < len(pairs):
+            raise PromptError("a slot is given twice: give it once")
+        groups = [[name.strip() for name in text.split(",")] for text in self.differ or ()]
+        return Template(self.template, differ=groups, **dict(pairs))
+
+
+@dataclass(frozen=True)
+class FamilyOptions(TemplateOptions):
+    """Which prompts, and what is claimed of them."""
+
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A YAML file with template and slots, prompts or swaps, and queries."),
+    ] = None
     query: Annotated[
         list[str] | None,
         typer.Option("--query", help="18.6:top1={B.1}@-1, logit{A}>logit{B}, … (may be repeated)."),
@@ -53,26 +78,17 @@ class FamilyOptions:
 
     def family(self) -> tuple[Template | Swaps | Prompts, list[str]]:
         """The family and the claims that were asked for."""
-        from prooflens.families import Prompts, Template
-        from prooflens.families.read import parse_slot, read_family
+        from prooflens.families.read import read_family
 
-        given = [source for source in (self.file, self.template, self.prompts) if source is not None]
-        if len(given) != 1:
+        sources = [source for source in (self.file, self.template, self.prompts) if source is not None]
+        if len(sources) != 1:
             raise PromptError("give one family: a YAML file, --template with --slot, or --prompts")
-        if self.template is None and (self.slot or self.differ):
-            raise PromptError("--slot and --differ are for --template")
+        made: Template | Swaps | Prompts | None = self.given()
         queries = list(self.query or [])
         if self.file is not None:
             made, written = read_family(self.file)
             queries = queries or written
-        elif self.prompts is not None:
-            made = Prompts(prompts_of(self.prompts))
-        else:
-            pairs = [parse_slot(text) for text in self.slot or ()]
-            if len(dict(pairs)) < len(pairs):
-                raise PromptError("a slot is given twice: give it once")
-            groups = [[name.strip() for name in text.split(",")] for text in self.differ or ()]
-            made = Template(str(self.template), differ=groups, **dict(pairs))
+        assert made is not None
         if not queries:
             raise QueryError("no claim is asked: give --query, as in --query '18.6:top1={B.1}@-1'")
         return made, queries

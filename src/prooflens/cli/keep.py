@@ -38,7 +38,8 @@ def configuration(*groups: DataclassInstance, **others: object) -> dict[str, Any
         others: options that are in no group.
     """
     kept: dict[str, Any] = {name: value for group in groups for name, value in asdict(group).items()}
-    return {**kept, **others, "command": command_line()}
+    named = {**kept, **others, "command": command_line()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in named.items()}
 
 
 def command_line(instead: Mapping[str, str] | None = None, without: str = "") -> str:

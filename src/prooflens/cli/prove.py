@@ -201,6 +201,7 @@ def radius(
             per_token=per_token,
             tolerance=tolerance,
             nearest=nearest,
+            vectors=claims.vectors,
             **effort.options(tell),
         )
 

@@ -33,7 +33,14 @@ class BoundsEffects(Protocol):
     def bound_effects(
         self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
     ) -> FormBounds | None:
-        """Bound f(M) − f(M′) of every form over the whole region; None if it cannot be done jointly."""
+        """Bound f(M) − f(M′) of every form over the whole region; None if it cannot be done jointly.
+
+        Args:
+            problem: the model M and the region.
+            edited: the model M′ and the same region.
+            forms: what is asked of both.
+            options: memory that may be used, and who is told of progress.
+        """
         ...
 
 

@@ -6,9 +6,11 @@ walk        batches that fit, in order; what was counted can be kept and gone on
 confirm     the members nearest to zero in the checker's ball arithmetic
 enumerate   `pl.family`
 effects     `pl.family_effects`: every member through a model and through edits of it
+discover    `pl.family_discover`: a circuit that is faithful on every member
 """
 
+from prooflens.enumeration.discover import family_discover
 from prooflens.enumeration.effects import family_effects
 from prooflens.enumeration.enumerate import family
 
-__all__ = ["family", "family_effects"]
+__all__ = ["family", "family_discover", "family_effects"]

@@ -17,7 +17,7 @@ from prooflens.enumeration.enumerate import bound_family
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.enumeration.walk import Plan, Walk
 from prooflens.errors import ModelError, QueryError
-from prooflens.families import Family, Given, Shape
+from prooflens.families import Family, Given, Member, Shape
 from prooflens.families.shapes import Numbers
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
@@ -28,7 +28,10 @@ from prooflens.queries import Beats, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results.effects import FamilyEffect, FamilyEffects
 from prooflens.results.families import ENUMERATED, ESTIMATED
-from prooflens.verdicts.effect import Edits, check_thresholds
+from prooflens.results.frame import EditedModel
+from prooflens.verdicts.effect import check_thresholds
+from prooflens.verdicts.pair import Edits, check_metric, edit_text
+from prooflens.verdicts.question import source_of
 from prooflens.verdicts.settings import checked_device
 
 
@@ -88,6 +91,7 @@ def family_effects(
             f"over a family a difference of outputs is measured, not {metric!r}: logit{{A}}-logit{{B}}"
         )
     check_query(query)
+    check_metric(held, query)
     made = [one.to(held.device) if isinstance(one, Transformer) else edit(held, one) for one in edits]
     if not made:
         raise ModelError("no edit is given: give at least one, as in ['a9.h6']")
@@ -105,16 +109,16 @@ def family_effects(
             walk.sample(sample, seed)
         else:
             walk.enumerate()
-    rows = [one.row(model) for one, model in zip(sums, made, strict=True)]
+    rows = [one.row(held, other) for one, other in zip(sums, made, strict=True)]
     return FamilyEffects(
-        held.name,
-        held.sha256,
-        members.label,
-        members.size,
+        members,
         tally.asked,
         ENUMERATED if sample is None else ESTIMATED,
         metric_text(query),
+        necessary,
+        faithful,
         time.perf_counter() - begin,
+        source_of(model),
         rows,
     )
 
@@ -132,8 +136,8 @@ class Sums:
     faithful: float | None = None
     asked: int = 0
     total: float = 0.0
-    least: tuple[float, str] = (np.inf, "")
-    most: tuple[float, str] = (-np.inf, "")
+    least: tuple[float, Member | None] = (np.inf, None)
+    most: tuple[float, Member | None] = (-np.inf, None)
     large: int = 0
     small: int = 0
     same: int | None = None
@@ -151,15 +155,15 @@ class Sums:
             digits: which members they are.
         """
 
-        def text(place: int) -> str:
+        def at(place: int) -> Member:
             (member,) = family.members(shape, digits[place : place + 1])
-            return member.text
+            return member
 
         low, high = int(effects.argmin()), int(effects.argmax())
         if effects[low] < self.least[0]:
-            self.least = float(effects[low]), text(low)
+            self.least = float(effects[low]), at(low)
         if effects[high] > self.most[0]:
-            self.most = float(effects[high]), text(high)
+            self.most = float(effects[high]), at(high)
         self.asked += len(effects)
         self.total += float(effects.sum())
         self.large += 0 if self.necessary is None else int((effects >= self.necessary).sum())
@@ -167,13 +171,22 @@ class Sums:
         if same is not None:
             self.same = (self.same or 0) + int(same.sum())
 
-    def row(self, model: Transformer) -> FamilyEffect:
-        """The counts of an edited model."""
+    def row(self, model: Transformer, edited: Transformer) -> FamilyEffect:
+        """Return the counts of an edited model.
+
+        Args:
+            model: the model.
+            edited: the edited one.
+        """
+        (low, least), (high, most) = self.least, self.most
+        assert least is not None
+        assert most is not None
         return FamilyEffect(
-            model.name,
-            model.sha256,
-            self.least,
-            self.most,
+            EditedModel.of(model, edited, edited.name, edit_text(model, edited)),
+            (low, least.text),
+            (high, most.text),
+            least.ids,
+            most.ids,
             self.total / max(1, self.asked),
             None if self.necessary is None else self.large,
             None if self.faithful is None else self.small,

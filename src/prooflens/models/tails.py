@@ -66,7 +66,7 @@ def start_at(
         position_offset=0,
         patch=None,
     )
-    name = model.name if layer == 0 else f"{model.name}, from layer {layer}"
+    name = f"{model.name}, from layer {layer}"
     tail = replace(
         model, architecture=architecture, weights=weights, name=name, tokenizer=None, examples=None
     )

@@ -83,6 +83,9 @@ EXAMPLES = {
 }
 """One well-formed query of each kind, for error messages."""
 
+MEANT = {"prev": "top1={self-1}", "previous": "top1={self-1}", "self": "top1={self}", "itself": "top1={self}"}
+"""What people mean by words that are no kinds of queries."""
+
 
 def parse_query(text: str, slots: Slots = ()) -> Query:
     """Parse the short form of a query; `parse_query(str(query)) == query`.
@@ -162,7 +165,9 @@ def _parse_kind(kind: str, slots: Slots) -> Query:
     word = stem[0].lower() if stem else ""
     if word in EXAMPLES:
         raise QueryError(f"query {kind!r} is not complete or has too much; write it as in {EXAMPLES[word]!r}")
-    hint = suggestion(word, EXAMPLES, EXAMPLES)
+    hint = (
+        f"; write it as in {MEANT[word]!r}" if word in MEANT else suggestion(word, EXAMPLES, EXAMPLES, 0.65)
+    )
     raise QueryError(f"unknown query {kind!r}{hint or '; known are ' + ', '.join(EXAMPLES.values())}")
 
 

@@ -66,15 +66,18 @@ class Row:
         return f"{self.layer}.{self.head}"
 
 
-def suggestion(word: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+def suggestion(
+    word: str, known: Iterable[str], shown: Mapping[str, str] | None = None, likeness: float = 0.5
+) -> str:
     """Return `; did you mean …?` for the nearest known word, or an empty text.
 
     Args:
         word: what was written.
         known: what could have been meant.
         shown: how to write a known word in the message, if not as it is.
+        likeness: how much alike they must be, from 0 to 1.
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f"; did you mean {(shown or {}).get(near[0], near[0])!r}?" if near else ""
 
 

@@ -131,6 +131,10 @@ def read_source(item: Frame | Path | str) -> RowSource:
             f"a report is made from results, radii and paths of runs, not from a {type(item).__name__}"
         )
     subject = item.subject
+    if isinstance(item, Results) and item.by_subject:
+        raise RunError(
+            "these rows are about several prompts or hooks: give each of `.by_subject` a report of its own"
+        )
     if subject is None:
         raise RunError("these rows were read from a run: give the run's path to the report")
     kind = "radii" if isinstance(item, Radii) else "verdicts"

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.results.frame import Subject
-from prooflens.results.outcome import Verdict
+from prooflens.certificate.store import RunWriter
+from prooflens.engines.attack import Witness
+from prooflens.families import Family
+from prooflens.queries.effects import EffectQuery
+from prooflens.results.families import ENUMERATED, family_header, shape_tensors
+from prooflens.results.frame import EditedModel, Subject
+from prooflens.results.outcome import Outcome, Verdict
+from prooflens.results.record import edited_entry, edited_tensors
+from prooflens.results.tables import Results
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +28,12 @@ class EffectPoint:
 
     Attributes:
         x: the point, shape [S, d].
+        alpha: its factors, shape [p].
         effect: the metric of the model minus that of the edited one, there.
     """
 
     x: Float[Tensor, "S d"]
+    alpha: Float[Tensor, " p"]
     effect: float
 
 
@@ -40,7 +51,7 @@ class EffectClaim:
     claim: str
     verdict: Verdict
     reason: str
-    witness: EffectPoint | None = None
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +59,7 @@ class Effect:
     """The effect of an edit on a metric over a region: m(M(x)) − m(M′(x)).
 
     Attributes:
-        subject: the model, the prompt and the region.
-        edited: the edited model's name.
-        edited_sha256: its fingerprint.
+        subject: the model, the edited model, the prompt and the region.
         metric: what is measured.
         clean: the metric of the model and of the edited one at the prompt.
         lower: no point of the region has a smaller effect; proved.
@@ -59,12 +68,10 @@ class Effect:
         most: the largest one.
         engine: whose bounds they are.
         seconds: time spent.
-        claims: what was claimed, and how it ended.
+        outcomes: the range of the effect, and behind it every claim, with bounds and witnesses.
     """
 
     subject: Subject
-    edited: str
-    edited_sha256: str
     metric: str
     clean: tuple[float, float]
     lower: float
@@ -73,7 +80,52 @@ class Effect:
     most: EffectPoint
     engine: str
     seconds: float
-    claims: Sequence[EffectClaim] = ()
+    outcomes: Sequence[Outcome]
+
+    @property
+    def edited(self) -> str:
+        """The edited model's name."""
+        assert self.subject.edited is not None
+        return self.subject.edited.name
+
+    @property
+    def edited_sha256(self) -> str:
+        """Its fingerprint; that of its readout, where a value inside the model is measured."""
+        assert self.subject.edited is not None
+        return self.subject.edited.sha256
+
+    @property
+    def claims(self) -> list[EffectClaim]:
+        """What was claimed, and how it ended."""
+        return [
+            EffectClaim(outcome.claim.query.words, outcome.verdict, outcome.reason, outcome.witness)
+            for outcome in self.outcomes
+            if isinstance(outcome.claim.query, EffectQuery) and outcome.claim.query.kind != "range"
+        ]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The proved ends of the effect."""
+        return self.lower, self.upper
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """How every claim ended."""
+        return [row.verdict for row in self.claims]
+
+    @property
+    def results(self) -> Results:
+        """The range of the effect and every claim as rows, as `certify` returns them."""
+        return Results.of(self.outcomes, self.subject)
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory with rows, bounds, witnesses and both fingerprints (`docs/interventions.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
+        self.results.save(path, **configuration)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the points, as plain numbers and texts."""
@@ -99,7 +151,7 @@ class Effect:
                     "claim": row.claim,
                     "verdict": row.verdict.value,
                     "reason": row.reason,
-                    "witness": None if row.witness is None else row.witness.effect,
+                    "witness": None if row.witness is None else row.witness.values.tolist(),
                 }
                 for row in self.claims
             ],
@@ -118,29 +170,69 @@ class Effect:
     __repr__ = __str__
 
 
+FAMILY_EFFECTS = pa.schema(
+    [
+        *(
+            (name, pa.string())
+            for name in ("model", "model_sha256", "edited", "edited_sha256", "metric", "word")
+        ),
+        *((name, pa.int64()) for name in ("members", "asked")),
+        *((name, pa.float64()) for name in ("least", "most", "mean")),
+        *((name, pa.string()) for name in ("least_text", "most_text")),
+        *((name, pa.list_(pa.int64())) for name in ("least_ids", "most_ids")),
+        *((name, pa.int64()) for name in ("necessary", "faithful", "same")),
+    ]
+)
+"""The columns of a run about effects over a family; the last three are counts of members."""
+
+
 @dataclass(frozen=True)
 class FamilyEffect:
     """The effect of one edit over a family of prompts, every member run through both models in float64.
 
     Attributes:
-        edited: the edited model's name.
-        edited_sha256: its fingerprint.
+        model: the edited model.
         least: the smallest effect, and the prompt that has it.
         most: the largest one, likewise.
+        least_ids: the tokens of the prompt with the smallest effect.
+        most_ids: those of the one with the largest.
         mean: the mean over all members that were run.
         necessary: how many members have an effect of at least δ; None if it was not asked.
         faithful: how many have one within ±δ; None if it was not asked.
         same: on how many both models give the same answer; None if it was not asked.
     """
 
-    edited: str
-    edited_sha256: str
+    model: EditedModel
     least: tuple[float, str]
     most: tuple[float, str]
+    least_ids: tuple[int, ...]
+    most_ids: tuple[int, ...]
     mean: float
     necessary: int | None = None
     faithful: int | None = None
     same: int | None = None
+
+    @property
+    def edited(self) -> str:
+        """The edited model's name."""
+        return self.model.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain numbers and texts, by the names of its columns."""
+        return {
+            "edited": self.model.name,
+            "edited_sha256": self.model.sha256,
+            "least": self.least[0],
+            "least_text": self.least[1],
+            "least_ids": list(self.least_ids),
+            "most": self.most[0],
+            "most_text": self.most[1],
+            "most_ids": list(self.most_ids),
+            "mean": self.mean,
+            "necessary": self.necessary,
+            "faithful": self.faithful,
+            "same": self.same,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,25 +240,25 @@ class FamilyEffects:
     """The effects of some edits, each by itself, over a family of prompts.
 
     Attributes:
-        model: the model's name.
-        model_sha256: its fingerprint.
-        label: the family in one line.
-        members: how many members the family has.
-        asked: how many were run.
+        family: the prompts, as tokens of the model.
+        asked: how many members were run.
         word: `enumerated` if every member was run, `estimated` if a sample was.
         metric: what is measured.
+        necessary: the δ of the counts of that name; None if it was not asked.
+        faithful: likewise.
         seconds: time spent.
+        source: the folder of the model's weights, if it is known.
         rows: one per edit.
     """
 
-    model: str
-    model_sha256: str
-    label: str
-    members: int
+    family: Family
     asked: int
     word: str
     metric: str
+    necessary: float | None
+    faithful: float | None
     seconds: float
+    source: str | None
     rows: Sequence[FamilyEffect]
 
     def __len__(self) -> int:
@@ -175,12 +267,48 @@ class FamilyEffects:
     def __getitem__(self, number: int) -> FamilyEffect:
         return self.rows[number]
 
+    @property
+    def members(self) -> int:
+        """How many members the family has."""
+        return self.family.size
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest effect of all edits on all members."""
+        return min(row.least[0] for row in self.rows), max(row.most[0] for row in self.rows)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """How every claim of every edit ended: `holds` if it does on every member, `estimated` on those of a sample."""
+        counts = [n for row in self.rows for n in (row.necessary, row.faithful, row.same) if n is not None]
+        whole = Verdict.HOLDS if self.word == ENUMERATED else Verdict.ESTIMATED
+        return [whole if count == self.asked else Verdict.FAILS for count in counts]
+
+    @property
+    def claimed(self) -> dict[str, float]:
+        """The thresholds of the counts, by name."""
+        asked = {"necessary": self.necessary, "faithful": self.faithful}
+        return {name: delta for name, delta in asked.items() if delta is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts."""
-        return {**vars(self), "rows": [vars(row) for row in self.rows]}
+        model = self.family.model
+        return {
+            "model": model.name,
+            "model_sha256": model.sha256,
+            "family": {"label": self.family.label, "members": self.members},
+            "asked": self.asked,
+            "word": self.word,
+            "metric": self.metric,
+            "claimed": self.claimed,
+            "seconds": self.seconds,
+            "rows": [row.to_dict() for row in self.rows],
+        }
 
     def __str__(self) -> str:
-        lines = [f"{self.metric} over {self.label}: {self.asked:,} of {self.members:,} members, {self.word}"]
+        lines = [
+            f"{self.metric} over {self.family.label}: {self.asked:,} of {self.members:,} members, {self.word}"
+        ]
         for row in self.rows:
             counts = {"necessary": row.necessary, "faithful": row.faithful, "same answer": row.same}
             told = "".join(f", {name} on {n:,}" for name, n in counts.items() if n is not None)
@@ -190,3 +318,29 @@ class FamilyEffects:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def save(self, path: Path | str, **configuration: object) -> None:
+        """Write a run directory, which `prooflens query` and `check` read (`docs/interventions.md`).
+
+        Args:
+            path: the directory; it must not hold a run yet.
+            configuration: what was asked for, kept in `run.json`.
+        """
+        held = family_header("family effects", self.family, self.source, configuration, self.seconds)
+        held |= {"edits": [edited_entry(row.model) for row in self.rows], "claimed": self.claimed}
+        tensors = shape_tensors(self.family)
+        for number, row in enumerate(self.rows):
+            tensors |= edited_tensors(row.model, f"edit/{number}")
+        model = self.family.model
+        about: dict[str, Any] = {
+            "model": model.name,
+            "model_sha256": model.sha256,
+            "metric": self.metric,
+            "word": self.word,
+        }
+        about |= {"members": self.members if self.members < 2**63 else None, "asked": self.asked}
+        entries = [about | row.to_dict() for row in self.rows]
+        columns = {name: [entry[name] for entry in entries] for name in FAMILY_EFFECTS.names}
+        writer = RunWriter.create(Path(path), held)
+        writer.append(pa.table(columns, schema=FAMILY_EFFECTS), tensors)
+        writer.finish()

@@ -307,26 +307,9 @@ class FamilyResults:
         Args:
             path: the directory; it must not hold a run yet.
         """
-        family, model = self.family, self.family.model
-        held = run_header(
-            "family",
-            {"name": model.name, "sha256": model.sha256, "source": self.source},
-            self.configuration,
-        )
-        held |= {
-            "tokens": [],
-            "text": None,
-            "region": {"label": family.label, "eps": None},
-            "family": family.to_dict(),
-            "seconds": self.seconds,
-        }
+        held = family_header("family", self.family, self.source, self.configuration, self.seconds)
         writer = RunWriter.create(Path(path), held)
-        tensors: dict[str, Any] = {}
-        for number, shape in enumerate(family.shapes):
-            for slot in shape.slots:
-                tensors[f"shape/{number}/{slot}/fillers"] = shape.fillers[slot]
-                for place, tokens in enumerate(shape.tokens[slot]):
-                    tensors[f"shape/{number}/{slot}/tokens/{place}"] = tokens
+        tensors = shape_tensors(self.family)
         for number, row in enumerate(self.rows):
             tensors[f"claim/{number}/histogram"] = row.histogram[1]
             tensors[f"claim/{number}/width"] = np.array([row.histogram[0]])
@@ -336,6 +319,44 @@ class FamilyResults:
                 tensors[f"claim/{number}/pair/{a}/{b}"] = counts
         writer.append(self.table, tensors)
         writer.finish(counts={row.query: row.held for row in self.rows})
+
+
+def family_header(
+    kind: str, family: Family, source: str | None, configuration: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Return the contents of `run.json` of a run about a family.
+
+    Args:
+        kind: what the rows are.
+        family: the prompts.
+        source: the folder of the model's weights, if it is known.
+        configuration: what was asked for.
+        seconds: how long it took.
+    """
+    model = family.model
+    held = run_header(kind, {"name": model.name, "sha256": model.sha256, "source": source}, configuration)
+    return held | {
+        "tokens": [],
+        "text": None,
+        "region": {"label": family.label, "eps": None},
+        "family": family.to_dict(),
+        "seconds": seconds,
+    }
+
+
+def shape_tensors(family: Family) -> dict[str, Any]:
+    """Return the tokens of all fillers, shape by shape, as a run keeps them.
+
+    Args:
+        family: the prompts.
+    """
+    tensors: dict[str, Any] = {}
+    for number, shape in enumerate(family.shapes):
+        for slot in shape.slots:
+            tensors[f"shape/{number}/{slot}/fillers"] = shape.fillers[slot]
+            for place, tokens in enumerate(shape.tokens[slot]):
+                tensors[f"shape/{number}/{slot}/tokens/{place}"] = tokens
+    return tensors
 
 
 def _counted(what: str, held: int, asked: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.changes import Changes
 from prooflens.models.reads import READ
 from prooflens.queries import Query, RowQuery, parse_query
 from prooflens.queries.rows import suggestion
@@ -57,6 +58,35 @@ class Readout:
 
 
 @dataclass(frozen=True, eq=False)
+class EditedModel:
+    """The edited model of an effect.
+
+    Attributes:
+        name: its name.
+        sha256: its fingerprint; that of its readout, where a value inside the model is measured.
+        edit: what was done to the model, in words.
+        changes: how its weights differ from those of the model.
+    """
+
+    name: str
+    sha256: str
+    edit: str
+    changes: Changes
+
+    @classmethod
+    def of(cls, model: Transformer, edited: Transformer, name: str, edit: str) -> EditedModel:
+        """Describe an edited model.
+
+        Args:
+            model: the model that was asked about.
+            edited: the edited one.
+            name: the name of the whole edited model.
+            edit: what was done to the model, in words.
+        """
+        return cls(name, edited.sha256, edit, Changes.between(model, edited))
+
+
+@dataclass(frozen=True, eq=False)
 class Subject:
     """What results are about: a model, a prompt and a region, by name and fingerprint.
 
@@ -69,6 +99,7 @@ class Subject:
         source: the folder that the weights were read from, if there is one.
         layers: how many layers the model has.
         readout: what a model that ends at a hook reads there; None for whole models.
+        edited: the other model, where results are about the effect of an edit.
     """
 
     model: str
@@ -80,6 +111,7 @@ class Subject:
     layers: int | None = None
     """How many layers the model has: fewer than its weights' folder if it was cut."""
     readout: Readout | None = None
+    edited: EditedModel | None = None
 
     @classmethod
     def of(cls, model: Transformer, prompt: Prompt, region: Region, source: str | None = None) -> Subject:
@@ -300,9 +332,7 @@ class Frame:
     def _subject(self) -> Subject:
         """Return what the rows are about; rows that were read from a run have no subject to write again."""
         if self.subject is None:
-            raise QueryError(
-                "these rows were read from a run (copy its folder) or are about several prompts (save each one's)"
-            )
+            raise QueryError("these rows were read from a run: copy its folder")
         return self.subject
 
     def __repr__(self) -> str:

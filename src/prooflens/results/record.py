@@ -19,7 +19,7 @@ from prooflens.certificate.store import Array, RunWriter
 from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
 from prooflens.regions import Region
 from prooflens.results import Results
-from prooflens.results.frame import Frame, Subject
+from prooflens.results.frame import EditedModel, Frame, Subject
 from prooflens.results.outcome import Outcome
 from prooflens.version import __version__
 
@@ -46,7 +46,7 @@ def append(writer: RunWriter, results: Results) -> None:
     tensors: dict[str, Array] = {}
     if results.subject is not None and not writer.header["files"]:
         tensors |= region_tensors(results.subject.region, "region/0")
-        tensors |= read_tensors(results.subject)
+        tensors |= model_tensors(results.subject)
     for number, outcome in enumerate(results.outcomes, writer.rows):
         _evidence(outcome, f"row/{number}", tensors)
     writer.append(table, tensors)
@@ -67,6 +67,7 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
         **_read(subject),
+        **_edited(subject),
     }
 
 
@@ -95,17 +96,56 @@ def _read(subject: Subject) -> dict[str, Any]:
     return {"read": {"hook": held.hook, "position": held.position, "names": list(held.names or ())}}
 
 
-def read_tensors(subject: Subject) -> dict[str, Array]:
-    """Return the directions and biases of a model that ends at a hook, named `read/…`.
+def _edited(subject: Subject) -> dict[str, Any]:
+    """What `run.json` says of the other model of an effect; weights with other numbers are tensors."""
+    return {} if subject.edited is None else {"edited": edited_entry(subject.edited)}
+
+
+def edited_entry(edited: EditedModel) -> dict[str, Any]:
+    """Return what `run.json` says of an edited model: how to make it from the model's weights.
+
+    Args:
+        edited: the edited model; its weights with other numbers are tensors of the run (`edited_tensors`).
+    """
+    changes = edited.changes
+    return {
+        "name": edited.name,
+        "sha256": edited.sha256,
+        "edit": edited.edit,
+        "zeroed": {name: [list(ends) for ends in ranges] for name, ranges in changes.zeroed.items()},
+        "replaced": sorted(changes.replaced),
+        "removed": list(changes.removed),
+    }
+
+
+def edited_tensors(edited: EditedModel, name: str = "edited") -> dict[str, Array]:
+    """Return the weights of an edited model that have other numbers, named `name`/….
+
+    Args:
+        edited: the edited model.
+        name: what their names start with.
+    """
+    return {f"{name}/{weight}": _array(value) for weight, value in edited.changes.replaced.items()}
+
+
+def model_tensors(subject: Subject) -> dict[str, Array]:
+    """Return what weights alone do not say of the models that a run is about.
 
     Args:
         subject: what a run is about.
+
+    Returns:
+        The directions and biases of a model that ends at a hook, named `read/…`, and the weights of an edited model
+        that have other numbers, named `edited/…`.
     """
-    held = subject.readout
-    if held is None:
-        return {}
-    found = {"read/weight": _array(held.weight)}
-    return found if held.bias is None else found | {"read/bias": _array(held.bias)}
+    found: dict[str, Array] = {}
+    if subject.readout is not None:
+        found["read/weight"] = _array(subject.readout.weight)
+        if subject.readout.bias is not None:
+            found["read/bias"] = _array(subject.readout.bias)
+    if subject.edited is not None:
+        found |= edited_tensors(subject.edited)
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -132,7 +172,9 @@ def save_frame(
     """
     assert frame.subject is not None
     writer = RunWriter.create(path, header(frame.subject, configuration, kind))
-    writer.append(frame.table, region_tensors(frame.subject.region, "region/0") | read_tensors(frame.subject))
+    writer.append(
+        frame.table, region_tensors(frame.subject.region, "region/0") | model_tensors(frame.subject)
+    )
     if complete:
         writer.finish()
 

@@ -104,6 +104,7 @@ class Results(Frame):
         table: the rows as an Arrow table, with the columns of `VERDICTS`.
         subject: what the rows are about; None for rows that were read from a run directory.
         outcomes: bounds and witness behind each row; empty for rows that were read from a run directory.
+        by_subject: the tables that these rows were joined from, each about one model and prompt; else empty.
 
     Example:
         >>> import prooflens as pl
@@ -139,6 +140,7 @@ class Results(Frame):
     ) -> None:
         super().__init__(table, subject)
         self.outcomes = list(outcomes)
+        self.by_subject: tuple[Self, ...] = ()
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], subject: Subject) -> Self:
@@ -176,17 +178,21 @@ class Results(Frame):
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of several tables, about several subjects, in one; it cannot be saved as one run.
+        """Return the rows of several tables, about several subjects, in one; runs and reports are about one each.
 
         Args:
             parts: the tables, at least one.
         """
         outcomes = [outcome for part in parts for outcome in part.outcomes]
-        return cls(pa.concat_tables([part.table for part in parts]), None, outcomes)
+        made = cls(pa.concat_tables([part.table for part in parts]), None, outcomes)
+        made.by_subject = tuple(parts)
+        return made
 
     def _take(self, keep: list[int]) -> Self:
         outcomes = [self.outcomes[i] for i in keep] if self.outcomes else []
-        return type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject, outcomes)
+        taken = type(self)(self.table.take(pa.array(keep, pa.int64())), self.subject, outcomes)
+        taken.by_subject = self.by_subject
+        return taken
 
     @property
     def verdict(self) -> Verdict:
@@ -264,6 +270,8 @@ class Results(Frame):
         """
         from prooflens.results.record import save
 
+        if self.by_subject:
+            raise QueryError("these rows are about several prompts or hooks: save each of `.by_subject`")
         self._subject()
         save(self, path, configuration)
 

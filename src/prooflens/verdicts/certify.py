@@ -115,7 +115,7 @@ def certify(
         )
     settings = Settings.of(**options)
     wanted = as_queries(queries, prompt.roles if isinstance(prompt, Prompt) else ())
-    if are_sites(wanted) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
+    if are_sites(wanted, heads, layer, positions) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
         if out is not None:
             raise QueryError("a run is about one hook and one token: ask for each in a run of its own")
         parts = [

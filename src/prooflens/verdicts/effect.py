@@ -15,33 +15,32 @@ models.
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from prooflens.engines import FormBounds, Guarantee, forms_of, get_engine
-from prooflens.engines.attack import AttackBudget
+from prooflens.engines import Bounds, FormBounds, Guarantee, get_engine
+from prooflens.engines.attack import AttackBudget, Witness
 from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.chebyshev import MOST_FACTORS
-from prooflens.engines.forms import Forms
 from prooflens.engines.relational import bound_effects
-from prooflens.errors import EngineError, ModelError, QueryError
-from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, edit
+from prooflens.errors import EngineError
+from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
 from prooflens.progress import shown
-from prooflens.queries import Argmax, Query, parse_metric
-from prooflens.queries.parse import metric_text
-from prooflens.results import Verdict
-from prooflens.results.effects import Effect, EffectClaim, EffectPoint
+from prooflens.queries import Argmax, Query
+from prooflens.queries.effects import EffectQuery
+from prooflens.results import Outcome, Verdict
+from prooflens.results.effects import Effect, EffectPoint
 from prooflens.verdicts.certify import decide_question
-from prooflens.verdicts.question import Place, Question, as_prompt, ask, source_of
-from prooflens.verdicts.settings import Options, Settings, checked_device
+from prooflens.verdicts.decide import verdict_of
+from prooflens.verdicts.pair import Edits, Pair
+from prooflens.verdicts.question import Place, ask
+from prooflens.verdicts.settings import Options, Settings
 from prooflens.verdicts.sites import Vectors
 
 EFFORT = AttackBudget(256, 4, 20)
@@ -49,9 +48,6 @@ EFFORT = AttackBudget(256, 4, 20)
 
 OTHERS = ("taylor", "crown", "interval")
 """Who is asked, in this order, where a region has many factors, until one knows bounds."""
-
-Edits = Transformer | str | Edit | Sequence[str | Edit]
-"""An edited model, or what `edit` takes."""
 
 
 def effect(
@@ -98,25 +94,24 @@ def effect(
         <Verdict.HOLDS: 'holds'>
     """
     begin, settings = time.perf_counter(), Settings.of(**options)
+    wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
     check_thresholds(necessary, faithful)
     pair = Pair.of(model, edited, prompt, region, metric, settings.device, vectors)
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
         bounds, engine, refused = _bounds(pair, told)
         reached = attack_effects(
-            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, bounds
+            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, [bounds]
         )
         least, most = (pair.point(side) for side in (reached.lower_corner, reached.upper_corner))
-        lower, upper = float(bounds.lower[0]), float(bounds.upper[0])
-        why = f"{engine} proves [{lower:.6g}, {upper:.6g}]{refused}"
-        claims = list(_range_claims(lower, upper, least, most, necessary, faithful, why))
+        lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
+        proved = Proved(lower, upper, engine, refused, spent)
+        queries = [pair.query(kind, delta) for kind, delta in wanted.items() if delta is not None]
+        outcomes = [_decided(pair, query, proved, (least, most)) for query in queries]
         if sufficient:
-            claims.append(_same_answer(pair, [least, most], told))
-    other = pair.second
+            outcomes.append(_same_answer(pair, [least, most], told))
     return Effect(
-        pair.question.subject,
-        other.name,
-        other.sha256,
+        pair.subject,
         pair.metric,
         pair.clean,
         lower,
@@ -125,139 +120,38 @@ def effect(
         most,
         engine,
         time.perf_counter() - begin,
-        claims,
+        outcomes,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Pair:
-    """A model and an edit of it on one region, and a metric as a form of both.
-
-    Attributes:
-        question: the metric, bound to the model.
-        first: the whole model.
-        second: the whole edited model.
-        problem: the model with only the outputs that the metric reads.
-        edited: the edited one, likewise.
-        forms: the metric.
-        metric: the metric in words.
-        prompt: the prompt.
-        region: the region as it was given.
-    """
-
-    question: Question
-    first: Transformer
-    second: Transformer
-    problem: Problem
-    edited: Problem
-    forms: Forms
-    metric: str
-    prompt: Prompt
-    region: Place
-
-    @classmethod
-    def of(
-        cls,
-        model: Transformer | str,
-        edited: Edits,
-        prompt: Prompt | str | Tensor,
-        region: Place,
-        metric: str | Query,
-        device: str | None,
-        vectors: Vectors | None,
-    ) -> Pair:
-        """Bind a metric to a prompt in both models; nothing is bounded yet.
-
-        Args:
-            model: the model, or what `load` takes.
-            edited: the edited model, or its edits.
-            prompt: a text, a prompt of the model, or an input.
-            region: where the effect is asked about.
-            metric: what is measured.
-            device: where to run; None for where the model is.
-            vectors: the directions and dictionaries that the metric names.
-        """
-        first = load(model) if device is None else load(model).to(checked_device(device))
-        second = edited.to(first.device) if isinstance(edited, Transformer) else edit(first, edited)
-        if second.architecture != first.architecture:
-            raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
-        held = as_prompt(first, prompt)
-        query = as_metric(metric, first, held)
-        source = source_of(model)
-        asked = [
-            ask(one, held, region, queries=[query], source=source, vectors=vectors) for one in (first, second)
-        ]
-        functionals = [f for claim in asked[0].claims for f in claim.functionals]
-        if len(functionals) != 1:
-            raise QueryError(f"{metric} reads {len(functionals)} values: an effect is measured on one")
-        problem = asked[0].problem
-        forms = forms_of(functionals, problem.model.architecture.d_out or 0)
-        assert forms.logits is not None
-        used = (forms.logits != 0).any(0).nonzero()[:, 0]
-        narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
-        other = replace(other, region=narrow.region)
-        forms = replace(forms, logits=forms.logits[:, used])
-        return cls(asked[0], first, second, narrow, other, forms, metric_text(query), held, region)
-
-    def metrics(self, x: Tensor) -> tuple[float, float]:
-        """Run a point through both models and measure."""
-        assert self.forms.logits is not None
-        row = self.forms.logits[0].to(x)
-        with torch.no_grad():
-            outputs = [asked.values(x[None], (), output=True)[1] for asked in (self.problem, self.edited)]
-        first, second = (float((out[0] * row).sum()) for out in outputs if out is not None)
-        return first, second
-
-    @property
-    def clean(self) -> tuple[float, float]:
-        """The metric at the region's reference."""
-        return self.metrics(self.problem.region.reference)
-
-    def point(self, alpha: Tensor | None) -> EffectPoint:
-        """Run the point of some factors through both models."""
-        assert alpha is not None
-        x = self.problem.region.point(alpha[:1])[0]
-        first, second = self.metrics(x)
-        return EffectPoint(x, first - second)
-
-
-def _narrowed(model: Transformer, used: Tensor) -> Transformer:
-    """The model with some of its outputs: rows of its head, as they are."""
-    weight, bias = model.head
-    used = used.to(weight.device)
-    return model.with_head(weight[used], bias[used])
-
-
-def as_metric(metric: str | Query, model: Transformer, prompt: Prompt) -> Query:
-    """Return what is measured; outputs in braces that are no slot of the prompt are tokens by their texts.
+def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
+    """Return the effect with the prompt itself as witness, where that breaks the claim; nothing is bounded.
 
     Args:
-        metric: a metric in its short form.
-        model: its tokenizer knows the tokens.
-        prompt: its roles are the slots.
+        pair: the model, the edited one and the metric.
+        faithful: δ of the claim that the effect stays within ±δ.
+
+    Returns:
+        The effect, its ends infinite; None where the prompt is no point of the region, or does not break the claim.
     """
-    if not isinstance(metric, str):
-        return metric
-
-    def index(match: re.Match[str]) -> str:
-        text, reader = match[1], model.tokenizer
-        if text.split(".")[0].strip() in prompt.roles or reader is None:
-            return match[0]
-        found = [i for i in reader.encode(text) if reader.token(i) == text]
-        if len(found) != 1:
-            raise QueryError(f"{{{text}}} is neither a slot of the prompt nor one token of {model.name}")
-        return f"logit{found[0]}"
-
-    return parse_metric(re.sub(r"logit\{([^{}]*)\}", index, metric), prompt.roles)
+    region, (first, second) = pair.problem.region, pair.clean
+    if not region.holds_reference or not abs(first - second) > faithful:
+        return None
+    point = EffectPoint(region.reference, region.anchor_factors, first - second)
+    nothing = Proved(-math.inf, math.inf, "clean", "", 0.0)
+    outcomes = [
+        _decided(pair, pair.query(kind, delta), nothing, [point])
+        for kind, delta in (("range", 0.0), ("faithful", faithful))
+    ]
+    ends = nothing.lower, nothing.upper, point, point, nothing.engine, nothing.seconds
+    return Effect(pair.subject, pair.metric, pair.clean, *ends, outcomes)
 
 
 def check_thresholds(necessary: float | None, faithful: float | None) -> None:
     """Raise a `QueryError` unless thresholds are finite numbers, and that of `faithful` not below 0."""
-    for name, value in (("necessary", necessary), ("faithful", faithful)):
-        if value is not None and not math.isfinite(value):
-            raise QueryError(f"{name} takes a finite number, got {value}")
-    if faithful is not None and faithful < 0.0:
-        raise QueryError(f"an effect within {faithful} is none: give faithful a number of at least 0")
+    for kind, delta in (("necessary", necessary), ("faithful", faithful)):
+        if delta is not None:
+            EffectQuery(kind, "", "", delta)
 
 
 def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
@@ -283,37 +177,49 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
     return found, names[-1], why
 
 
-def _range_claims(
-    lower: float,
-    upper: float,
-    least: EffectPoint,
-    most: EffectPoint,
-    necessary: float | None,
-    faithful: float | None,
-    why: str,
-) -> Iterator[EffectClaim]:
-    """What bounds and attained effects say of the two claims about the size of an effect."""
-    if necessary is not None:
-        broken = least if least.effect < necessary else None
-        yield _decided(f"necessary: effect >= {necessary:g}", lower >= necessary, broken, why)
-    if faithful is not None:
-        broken = max((least, most), key=lambda point: abs(point.effect))
-        broken = broken if abs(broken.effect) > faithful else None
-        met = lower >= -faithful and upper <= faithful
-        yield _decided(f"faithful: |effect| <= {faithful:g}", met, broken, why)
+@dataclass(frozen=True)
+class Proved:
+    """Proved ends of an effect, whose they are, who refused, and the time that they took."""
+
+    lower: float
+    upper: float
+    engine: str
+    refused: str
+    seconds: float
 
 
-def _decided(claim: str, met: bool, broken: EffectPoint | None, why: str) -> EffectClaim:
-    if met:
-        return EffectClaim(claim, Verdict.HOLDS, why)
-    if broken is not None:
-        return EffectClaim(claim, Verdict.FAILS, f"a point has {broken.effect:.6g}", broken)
-    return EffectClaim(claim, Verdict.UNKNOWN, f"{why}, and no point breaks it")
+def _decided(pair: Pair, query: EffectQuery, proved: Proved, points: Sequence[EffectPoint]) -> Outcome:
+    """What bounds and attained effects say of a claim about the size of an effect."""
+    first, second = pair.clean
+    outputs = pair.question.problem.model.architecture.d_out or 0
+    claim = query.claim(pair.functional, outputs, first - second)
+    found = Bounds(*query.bounds(proved.lower, proved.upper), Guarantee.PROVED, proved.engine, proved.seconds)
+    values = query.values([point.effect for point in points])
+    worst = int(values.amin(-1).argmin())
+    broken = query.kind != "range" and claim.broken_by(values[worst])
+    verdict = verdict_of(claim, broken, found)
+    why = f"{proved.engine} proves [{proved.lower:.6g}, {proved.upper:.6g}]{proved.refused}"
+    point = points[worst]
+    reasons = {
+        Verdict.HOLDS: why,
+        Verdict.FAILS: f"a point has {point.effect:.6g}",
+        Verdict.UNKNOWN: f"{why}, and no point breaks it",
+    }
+    return Outcome(
+        claim,
+        verdict,
+        found,
+        Witness(point.x, point.alpha, values[worst]) if verdict is Verdict.FAILS else None,
+        reasons[verdict],
+        "attack" if verdict is Verdict.FAILS else proved.engine,
+        None if query.kind == "range" else float(values[worst].min()),
+        proved.seconds,
+    )
 
 
-def _same_answer(pair: Pair, points: Sequence[EffectPoint], settings: Settings) -> EffectClaim:
+def _same_answer(pair: Pair, points: Sequence[EffectPoint], settings: Settings) -> Outcome:
     """Both answers are proved to be the clean one everywhere, or a point has two, or it is not known."""
-    claim = "sufficient: the same answer"
+    begin, query = time.perf_counter(), pair.query("sufficient")
     region, models = pair.problem.region, (pair.first, pair.second)
     whole = [Problem(model, region) for model in models]
     winner = _answer(whole[0], region.reference)
@@ -321,20 +227,30 @@ def _same_answer(pair: Pair, points: Sequence[EffectPoint], settings: Settings) 
     for model in models:
         question = ask(model, pair.prompt, pair.region, queries=Argmax(answer=winner))
         outcomes += decide_question(question, settings).outcomes
+    seen = [outcome.witness for outcome in outcomes if outcome.witness is not None]
+    nothing = torch.zeros(0, dtype=torch.float64)
+    claim = query.claim(pair.functional, 0, 0.0)
+
+    def ended(verdict: Verdict, reason: str, engine: str, witness: Witness | None = None) -> Outcome:
+        known = Bounds(nothing, nothing, Guarantee.PROVED, engine, 0.0)
+        return Outcome(claim, verdict, known, witness, reason, engine, None, time.perf_counter() - begin)
+
     if all(outcome.verdict is Verdict.HOLDS for outcome in outcomes):
-        return EffectClaim(claim, Verdict.HOLDS, f"both answers are proved to be output {winner}")
-    seen = [outcome.witness.x for outcome in outcomes if outcome.witness is not None]
-    for x in [region.reference, *(point.x for point in points), *seen]:
+        engine = "+".join(dict.fromkeys(outcome.engine for outcome in outcomes))
+        return ended(Verdict.HOLDS, f"both answers are proved to be output {winner}", engine)
+    places = [(point.x, point.alpha) for point in points] + [(one.x, one.alpha) for one in seen]
+    if region.holds_reference:
+        places.insert(0, (region.reference, region.anchor_factors))
+    for x, alpha in places:
         first, second = (_answer(problem, x) for problem in whole)
         if first is not None and second is not None and first != second:
-            one, other = pair.metrics(x)
-            return EffectClaim(
-                claim, Verdict.FAILS, f"a point has answers {first} and {second}", EffectPoint(x, one - other)
-            )
+            said = f"a point has answers {first} and {second}"
+            return ended(Verdict.FAILS, said, "attack", Witness(x, alpha, nothing))
     left = " and ".join(
         f"{model.name}: {outcome.verdict.value}" for model, outcome in zip(models, outcomes, strict=True)
     )
-    return EffectClaim(claim, Verdict.UNKNOWN, f"that the answer is always output {winner}: {left}")
+    said = f"that the answer is always output {winner}: {left}"
+    return ended(Verdict.UNKNOWN, said, outcomes[-1].engine)
 
 
 def _answer(problem: Problem, x: Tensor) -> int | None:

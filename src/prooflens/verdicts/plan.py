@@ -23,6 +23,7 @@ from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.forecast import Forecast, deadline_of, depth_of, forecast, obstacle, stage_end
 from prooflens.verdicts.question import Heads, Place, Question, ask
 from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.sites import Vectors
 from prooflens.verdicts.stages import Stage
 
 
@@ -88,6 +89,7 @@ def plan(
     layer: int | None = None,
     queries: str | Query | Sequence[str | Query] = ("top1",),
     positions: Sequence[Token] | None = None,
+    vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Plan:
     """Return what `certify` would ask with the same arguments, with predicted seconds and memory; nothing is proved.
@@ -103,6 +105,7 @@ def plan(
         layer: as in `certify`.
         queries: as in `certify`.
         positions: as in `certify`.
+        vectors: as in `certify`.
         options: as in `certify`.
 
     Example:
@@ -122,6 +125,7 @@ def plan(
         queries=queries,
         positions=positions,
         device=settings.device,
+        vectors=vectors,
     )
     return plan_question(question, settings)
 

@@ -117,7 +117,7 @@ def ask(
     place = as_region(read, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
     placed = [_placed(query, positions) for query in as_queries(queries, prompt.roles)]
-    if are_sites(placed):
+    if are_sites(placed, heads, layer, positions):
         sites = [query for query in placed if isinstance(query, SiteQuery)]
         model, conditions = read_model(model, prompt, sites, vectors)
         problem = Problem(model, place.to(device=model.device))

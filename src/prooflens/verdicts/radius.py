@@ -27,6 +27,7 @@ from prooflens.results import Radii
 from prooflens.verdicts.question import Heads, Question, ask
 from prooflens.verdicts.radius_search import RadiusSearch
 from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.sites import Vectors
 
 SMALLEST, LARGEST = 1e-7, 10.0
 """The ends of the grid of ε, unless others are asked for."""
@@ -53,6 +54,7 @@ def radius(
     tolerance: float = 0.1,
     between: tuple[float, float] = (SMALLEST, LARGEST),
     nearest: bool | None = None,
+    vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Radii:
     """Return the certified and the attacked radius of every claim: proved for all of the ball of radius `certified`.
@@ -70,6 +72,7 @@ def radius(
         between: the ends of the grid.
         nearest: whether to measure radii by the distance to the nearest other token, a pass over the vocabulary; None
             for where that takes a second or two.
+        vectors: the directions and dictionaries that queries about values inside the model name.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -101,6 +104,7 @@ def radius(
         queries=queries,
         positions=positions,
         device=settings.device,
+        vectors=vectors,
     )
     if ranged := next((claim for claim in question.claims if claim.wants_range), None):
         raise QueryError(f"{ranged.query} has no radius: give a threshold, as in 'entropy<=1.5'")

@@ -45,20 +45,23 @@ class _Site:
         return level_condition(index, query.comparison, query.threshold, self.error, self.name)
 
 
-def are_sites(queries: Sequence[Query]) -> bool:
+def are_sites(queries: Sequence[Query], *places: object) -> bool:
     """Say whether queries are about values inside the model.
 
     Args:
         queries: what is asked.
+        places: the heads, layer and positions that are given beside them; None where none are.
 
     Raises:
-        QueryError: if some are and some are not.
+        QueryError: if some are and some are not, or places are given: each of these names its own.
     """
     sites = [query for query in queries if isinstance(query, SiteQuery)]
     if sites and len(sites) < len(queries):
         raise QueryError(
             f"{sites[0]} is about a value inside the model: ask for attention and outputs apart from it"
         )
+    if sites and any(place is not None for place in places):
+        raise QueryError(f"{sites[0]} names its own layer and position: give no heads, layer or positions")
     return bool(sites)
 
 

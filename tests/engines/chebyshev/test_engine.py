@@ -131,7 +131,7 @@ def test_tokens_in_front_of_the_first_that_moves_are_constants() -> None:
 @pytest.mark.parametrize("pool", ["none", "last"])
 def test_bounds_hold_behind_constants_of_every_family(family: str, pool: Pool) -> None:
     """Scores of both kinds of rows, and outputs, where the first tokens do not move and are walked apart."""
-    for seed in range(3):
+    for seed in range(2):
         choose = random.Random(f"{family} {seed}")
         model = random_model(family, choose, 2)
         model = Transformer(replace(model.architecture, pool=pool), model.weights, name="decoder")

@@ -194,3 +194,16 @@ def test_bad_slots_are_one_line(
 ) -> None:
     with pytest.raises(QueryError, match=message):
         Slots.of(4, VOCABULARY, same, choices)
+
+
+def test_a_count_that_is_stopped_leaves_the_threads_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    model, slots = model_of("learned"), Slots.of(3, VOCABULARY)
+    with pytest.raises(KeyboardInterrupt):
+        count_most_attended(FirstScores(model, 3), slots, 0, 2, progress=stop)
+    assert told[-1:] == [torch.get_num_threads()]

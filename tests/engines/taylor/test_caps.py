@@ -117,8 +117,9 @@ def assert_hessians_hold() -> None:
         assert bool((found - wanted).abs().max() <= 1e-12)
 
 
-def test_hessians_hold_the_curvature_of_caps() -> None:
-    assert_hessians_hold()
+@pytest.mark.parametrize("sizes", [[0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [0.3, 0.3, 0.3, 0.0, 0.0, 0.0]])
+def test_a_right_cap_holds(sizes: list[float]) -> None:
+    assert_cap_holds(sizes)
 
 
 def assert_cap_holds(sizes: list[float]) -> None:
@@ -138,7 +139,6 @@ MUTATIONS: dict[str, Callable[[CappedScores], CappedScores]] = {
 def test_a_wrong_cap_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of a cap's rule, spoilt, breaks a bound of these tests."""
     sizes = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0] if name == "no rest" else [0.3, 0.3, 0.3, 0.0, 0.0, 0.0]
-    assert_cap_holds(sizes)
 
     def wrong(cap: float, a: Tensor, rho: Tensor, E: Tensor) -> CappedScores:
         return MUTATIONS[name](capped_scores(cap, a, rho, E))

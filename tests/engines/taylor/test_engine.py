@@ -276,7 +276,7 @@ def test_pieces_cover_a_box_of_few_factors(count: int) -> None:
 def test_a_box_of_few_factors_is_asked_in_pieces() -> None:
     """Margins of wide boxes: more signs than from the whole box, all of them right."""
     decided = {"whole": 0, "pieces": 0}
-    for seed in range(4):
+    for seed in range(2):
         model = model_of("toy")
         generator = torch.Generator().manual_seed(seed)
         x = model.example(seed % 5).x
@@ -303,7 +303,7 @@ def test_edges_of_boxes_of_one_factor(name: str, n_tokens: int, size: float) -> 
     shape = (n_tokens, model.architecture.d_model)
     x, g = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     padding = torch.arange(n_tokens) < max(1, n_tokens - 1) if name == "toy" else None
-    for scale in (1.0, 50.0):
+    for scale in (1.0, 50.0) if n_tokens > 1 else (50.0,):
         problem = Problem(model, Region(scale * x, generators=size * g[None]), padding)
         forms = random_forms(problem, model.architecture.n_layers - 1, 4, seed=1)
         for signs in (True, False):
@@ -325,7 +325,7 @@ def bounds_and_stages(problem: Problem, forms: Forms) -> tuple[FormBounds, list[
 def test_forms_that_change_sign_are_given_up(name: str, output: bool) -> None:
     """They do have both signs, and none that another form has is lost."""
     given_up = 0
-    for eps in (0.003, 0.02, 0.1, 0.5):
+    for eps in (0.02, 0.5):
         problem = problem_of(name, eps)
         forms = replace(margins(problem, 1), signs=True)
         if output:

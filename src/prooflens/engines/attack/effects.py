@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,13 +44,27 @@ class PairLandscape(Landscape):
         return {}, torch.cat((output, self.problem.read_output(found[OUTPUT])), -1)
 
 
+def corners_of(known: Sequence[FormBounds]) -> Float[Tensor, "T K p"] | None:
+    """Return the corners of all bounds that have some, for lower and upper ends of every form; None if none has.
+
+    Args:
+        known: bounds of the same forms.
+    """
+    found = [
+        torch.cat((bounds.lower_corner, bounds.upper_corner))
+        for bounds in known
+        if bounds.lower_corner is not None and bounds.upper_corner is not None
+    ]
+    return torch.stack(found, 1) if found else None
+
+
 def attack_effects(
     problem: Problem,
     edited: Problem,
     forms: Forms,
     budget: AttackBudget,
     seed: int = 0,
-    starts: FormBounds | None = None,
+    starts: Sequence[FormBounds] = (),
 ) -> FormBounds:
     """Return attained values of f(M) − f(M′) for every form, and the factors that attain them; no proof.
 
@@ -59,7 +74,7 @@ def attack_effects(
         forms: what is asked of the outputs of both.
         budget: how many samples, restarts and steps.
         seed: seed of the search.
-        starts: bounds whose corners the search also starts from.
+        starts: bounds whose corners the search also starts from, where they have some.
 
     Raises:
         EngineError: if a form reads attention.
@@ -69,10 +84,7 @@ def attack_effects(
     both = replace(forms, logits=torch.cat((forms.logits, -forms.logits), -1))
     landscape, targets = PairLandscape.of_pair(problem, edited), Targets.of_forms(both, problem.n_tokens)
     search = AttackSearch(landscape, targets)
-    corners = None
-    if starts is not None and starts.lower_corner is not None and starts.upper_corner is not None:
-        corners = torch.cat((starts.lower_corner, starts.upper_corner))[:, None]
-    search.run(budget, seed, corners)
+    search.run(budget, seed, corners_of(starts))
     alpha, _ = inside(problem.region, search.alpha)
     values = landscape.values(search.targets, alpha[:, None])[:, 0]
     n = forms.size

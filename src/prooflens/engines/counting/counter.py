@@ -264,18 +264,20 @@ def count_most_attended(
     device = scores.model.device
     lower: list[tuple[int, ...]] = []
     upper: list[tuple[int, ...]] = []
-    with (
-        ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as threads,
-        torch.no_grad(),
-    ):
-        counter = _Counter(scores, slots, head, position, chosen, shifts or {}, threads)
-        tile = max(1, TILE_BYTES.get(device.type, 2**26) // (8 * counter.items))
-        for start in range(0, len(counted), tile):
-            low, high = counter.count(torch.tensor(counted[start : start + tile], device=device), pieces)
-            lower += [tuple(number * counter.free for number in row) for row in low]
-            upper += [tuple(number * counter.free for number in row) for row in high]
-            if progress is not None:
-                progress(len(lower) / len(counted))
-    torch.set_num_threads(workers)
+    try:
+        with (
+            ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as threads,
+            torch.no_grad(),
+        ):
+            counter = _Counter(scores, slots, head, position, chosen, shifts or {}, threads)
+            tile = max(1, TILE_BYTES.get(device.type, 2**26) // (8 * counter.items))
+            for start in range(0, len(counted), tile):
+                low, high = counter.count(torch.tensor(counted[start : start + tile], device=device), pieces)
+                lower += [tuple(number * counter.free for number in row) for row in low]
+                upper += [tuple(number * counter.free for number in row) for row in high]
+                if progress is not None:
+                    progress(len(lower) / len(counted))
+    finally:  # a worker's setting is the process's
+        torch.set_num_threads(workers)
     each = slots.prompts // slot.size(slots.vocabulary)
     return Counts(tuple(chosen), counted, each, tuple(lower), tuple(upper))

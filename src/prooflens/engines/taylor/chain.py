@@ -82,7 +82,14 @@ class RemainderBound(Protocol):
         """Whether the ellipsoid of a root may stand for everything before it."""
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Bound v·r and −v·r at a norm or a network, for token t."""
+        """Bound v·r and −v·r at a norm or a network, for one token.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """Bound u·r and −u·r at the mixing of the chain, for one token of the next root."""

@@ -127,7 +127,14 @@ class JointEigenvalues(Eigenvalues):
         self.meeting = meeting
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Bound v·r and −v·r at a norm or a network, or leave v there."""
+        """Bound v·r and −v·r at a norm or a network, or leave v there.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
         plain = super().site
         return self.meeting.at(
             (chain, name, t), v, _noise(chain, name, v, t), lambda w: plain(chain, name, w, t)
@@ -154,7 +161,14 @@ class JointHessian(Hessian):
         self.meeting = meeting
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Keep the site's second order for the root, and bound what is beyond it, or leave v there."""
+        """Keep the site's second order for the root, and bound what is beyond it, or leave v there.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
         super().site(chain, name, v, t)
         rest = HigherOrderBound()
         return self.meeting.at(

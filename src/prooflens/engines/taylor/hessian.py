@@ -59,7 +59,14 @@ class HigherOrderBound(Supports):
     may_stop = False
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Bound what a norm or a network leaves beyond its second order."""
+        """Bound what a norm or a network leaves beyond its second order.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
         return chain.sites[name].rest(v, t)[:, None].expand(-1, 2)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
@@ -98,7 +105,14 @@ class Hessian(HigherOrderBound):
         self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Keep the site's second order for the root, and bound what is beyond it."""
+        """Keep the site's second order for the root, and bound what is beyond it.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
         site = chain.sites[name]
         Q, error = site.quadratic(v, t)
         if t in self.at_root:

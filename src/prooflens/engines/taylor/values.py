@@ -193,7 +193,14 @@ def input_root(
     half_widths: Float[Tensor, " p"],
     blur: float,
 ) -> Root:
-    """The input as a root, by factors of the given half-widths; dividing by them rounds, which B covers."""
+    """Return the input as a root, by factors of the given half-widths; dividing by them rounds, which B covers.
+
+    Args:
+        center: the centre of the region, shape [S, d].
+        generators: what each factor moves, shape [S, d, p].
+        half_widths: half-widths of the factors, shape [p].
+        blur: by how much the centre may be off, per token.
+    """
     d = center.shape[1]
     radius = torch.full_like(center[:, 0], blur)
     if bool((half_widths != 1.0).any()):

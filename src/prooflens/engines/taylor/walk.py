@@ -63,7 +63,14 @@ class TaylorWalk:
         generators: Float[Tensor, "S d p"],
         read: list[int] | None = None,
     ) -> None:
-        """Walk all segments; behind the last attention only with the tokens of `read`, if it is given."""
+        """Walk all segments.
+
+        Args:
+            segments: the program, cut at its attentions.
+            center: the centre of the region, shape [S, d].
+            generators: what each factor moves, shape [S, d, p].
+            read: the tokens that are walked behind the last attention; None for all.
+        """
         root = input_root(center, generators, center.new_ones(generators.shape[-1]), self.blur)
         if segments[0].attention is not None:
             root = input_root(center, generators, self._widths(segments[0], root), self.blur)

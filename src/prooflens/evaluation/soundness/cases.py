@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import get_args
 
 import torch
@@ -33,13 +34,37 @@ MOST_CLAIMS = 6
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One random question: a model, a region, claims about one layer or the output."""
+    """One random question: a model, a region, claims about one layer or the output, drawn when they are asked for.
+
+    Attributes:
+        seed: the number of the case.
+        family: the family of its model.
+        problem: the model and the region.
+        layer: the layer that claims are about.
+        about_output: whether they are about the output instead.
+        choose: what draws the claims.
+    """
 
     seed: int
     family: str
     problem: Problem
-    queries: tuple[str, ...]
-    claims: tuple[Claim, ...]
+    layer: int
+    about_output: bool
+    choose: random.Random = field(repr=False)
+
+    @cached_property
+    def _asked(self) -> tuple[tuple[str, ...], tuple[Claim, ...]]:
+        return _random_claims(self.problem, self.layer, self.about_output, self.choose)
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """What is asked, one word per claim."""
+        return self._asked[0]
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What is claimed."""
+        return self._asked[1]
 
 
 def random_case(seed: int) -> Case:
@@ -71,8 +96,7 @@ def random_case(seed: int) -> Case:
     problem = Problem(model, region, padding)
     layer = choose.randrange(model.architecture.n_layers)
     about_output = choose.random() < 0.2 or not model.architecture.has_attention
-    queries, claims = _random_claims(problem, layer, about_output, choose)
-    return Case(seed, family, problem, queries, claims)
+    return Case(seed, family, problem, layer, about_output, choose)
 
 
 def random_model(family: str, choose: random.Random, depth: int | None = None) -> Transformer:

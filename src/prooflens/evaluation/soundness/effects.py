@@ -15,6 +15,7 @@ from prooflens.engines.relational import bound_effects
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.forms import (
     MOST_PROJECTED,
+    WEIGHTED,
     affordable,
     compare,
     output_functionals,
@@ -36,7 +37,8 @@ def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
         choose: what draws them.
     """
     a = model.architecture
-    names = [*places_of(a), *choose.sample(places_of(a, neurons=True), 2)]
+    small = places_of(a, neurons=True)
+    names = [*places_of(a), *choose.sample(small, min(2, len(small)))]
     names += [f"a{choose.randrange(a.n_layers)}"] if a.has_attention else []
     found: dict[str, Edit] = {}
     for name in choose.sample(names, choose.randint(1, min(3, len(names)))):
@@ -57,20 +59,33 @@ def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
 
 
 def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
-    """All engines on the effect of one random edit on many forms of the output, or of a value inside the model."""
+    """Ask engines for the effect of one random edit on many forms of the output, or of a value inside the model.
+
+    Args:
+        case: a random model and region.
+        engines: who is asked; those that refuse, or would take too long, are left out.
+        budget: how hard what they prove is attacked.
+        report: gets the counts and what was violated.
+    """
     report.cases["effects"] += 1
     problem, choose = case.problem, random.Random(f"edit of case {case.seed}")
     if choose.random() < READS:
         problem = replace(problem, model=random_readout(problem, choose))
     edited = replace(problem, model=edit(problem.model, random_edits(problem.model, choose)))
     outputs = problem.model.architecture.d_out or 0
-    functionals = [replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose)]
+    functionals = [
+        replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose, WEIGHTED)
+    ]
     if problem.region.constraints is not None:
         functionals = functionals[:MOST_PROJECTED]
     forms = forms_of(functionals, outputs)
-    for engine in engines:
-        if not affordable(engine, problem) or engine.refuses(problem, forms) is not None:
-            continue
-        bounds = bound_effects(engine, problem, edited, forms)
-        reached = attack_effects(problem, edited, forms, budget, case.seed, bounds)
-        compare(case, engine.name, functionals, bounds, reached.lower, reached.upper, report)
+    answers = {
+        engine.name: bound_effects(engine, problem, edited, forms)
+        for engine in engines
+        if affordable(engine, problem) and engine.refuses(problem, forms) is None
+    }
+    if not answers:
+        return
+    reached = attack_effects(problem, edited, forms, budget, case.seed, list(answers.values()))
+    for name, bounds in answers.items():
+        compare(case, name, functionals, bounds, reached.lower, reached.upper, report)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines import Engine, FormBounds, forms_of
 from prooflens.engines.attack import attained
+from prooflens.engines.attack.effects import corners_of
 from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.evaluation.soundness.cases import Case
@@ -31,6 +31,9 @@ MOST_FORMS = 200
 
 MOST_PROJECTED = 24
 """… and where every step of the attack is projected onto constraints."""
+
+WEIGHTED = 150
+"""Random combinations of outputs in cases of effects and of readouts alone: models are walked once for all of them."""
 
 READS = 0.5
 """The share of cases about outputs that are about a value inside the model."""
@@ -68,15 +71,23 @@ def random_functionals(problem: Problem, layer: int, choose: random.Random) -> l
     return choose.sample(found, min(MOST_FORMS, len(found)))
 
 
-def output_functionals(n_outputs: int, choose: random.Random) -> list[Functional]:
-    """Outputs, their differences and random combinations of them."""
+def output_functionals(
+    n_outputs: int, choose: random.Random, weighted: int = MOST_FORMS // 4
+) -> list[Functional]:
+    """Return outputs, their differences and random combinations of them.
+
+    Args:
+        n_outputs: how many outputs there are.
+        choose: what draws the combinations.
+        weighted: how many of them.
+    """
     found = [Functional(((1.0, Logit(i)),), name="output") for i in range(n_outputs)]
     found += [
         Functional(((1.0, Logit(a)), (-1.0, Logit(b))), name="output margin")
         for a in range(n_outputs)
         for b in range(a)
     ]
-    for _ in range(MOST_FORMS // 4):
+    for _ in range(weighted):
         terms = tuple((choose.gauss(0.0, 1.0), Logit(i)) for i in range(n_outputs))
         found.append(Functional(terms, name="weighted output"))
     return found
@@ -96,18 +107,30 @@ def random_readout(problem: Problem, choose: random.Random) -> Transformer:
     return read.with_head(W, W[:, 0]) if choose.random() < 0.5 else read
 
 
-def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
-    """All engines on many forms of a case's model and region; one attack on everything they prove."""
-    report.cases["forms"] += 1
+def try_forms(
+    case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport, kind: str = "forms"
+) -> None:
+    """Ask engines for many forms of a case's model and region; one attack is on everything that they prove.
+
+    Args:
+        case: a random model and region.
+        engines: who is asked; those that refuse, or would take too long, are left out.
+        budget: how hard what they prove is attacked.
+        report: gets the counts and what was violated.
+        kind: `forms` of scores, outputs and values inside the model, as the case has it; or `reads` of the last alone.
+    """
+    report.cases[kind] += 1
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
-    if case.queries == ("argmax",) and choose.random() < READS:
+    if kind == "reads" or (case.about_output and choose.random() < READS):
         problem = replace(problem, model=random_readout(problem, choose))
         outputs = DIRECTIONS
+        weighted = WEIGHTED if kind == "reads" else MOST_FORMS // 4
         functionals = [
-            replace(f, name=f.name.replace("output", "readout")) for f in output_functionals(outputs, choose)
+            replace(f, name=f.name.replace("output", "readout"))
+            for f in output_functionals(outputs, choose, weighted)
         ]
-    elif case.queries == ("argmax",):
+    elif case.about_output:
         functionals = output_functionals(outputs, choose)
     else:
         layer = choose.randrange(problem.model.architecture.n_layers)
@@ -126,7 +149,7 @@ def try_forms(case: Case, engines: Sequence[Engine], budget: AttackBudget, repor
     search = AttackSearch(
         Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype), targets
     )
-    search.run(budget, case.seed, _corners(list(answers.values())))
+    search.run(budget, case.seed, corners_of(list(answers.values())))
     alpha, _ = inside(problem.region, search.alpha)
     low, high = attained(problem, targets, alpha).split(forms.size)
     for name, bounds in answers.items():
@@ -139,16 +162,6 @@ def affordable(engine: Engine, problem: Problem) -> bool:
     return engine.name != "exact" and (small or engine.name not in WALKS)
 
 
-def _corners(known: Sequence[FormBounds]) -> Float[Tensor, "T K p"] | None:
-    """The corners of all bounds that have some."""
-    found = [
-        torch.cat((bounds.lower_corner, bounds.upper_corner))
-        for bounds in known
-        if bounds.lower_corner is not None and bounds.upper_corner is not None
-    ]
-    return torch.stack(found, 1) if found else None
-
-
 def compare(
     case: Case,
     engine: str,
@@ -158,7 +171,17 @@ def compare(
     high: Tensor,
     report: SoundnessReport,
 ) -> None:
-    """What was attained must lie within the bounds, up to the rounding of the attained value itself."""
+    """Check that what was attained lies within the bounds, up to the rounding of the attained value itself.
+
+    Args:
+        case: the random model and region.
+        engine: the name of whose bounds they are.
+        functionals: what was bounded.
+        bounds: the proved bounds.
+        low: the least value of each that was attained.
+        high: the largest one.
+        report: gets the counts and what was violated.
+    """
     known = bounds.lower.isfinite().int() + bounds.upper.isfinite().int()
     for functional, count in zip(functionals, known.tolist(), strict=True):
         report.attacked[(case.family, engine, functional.name)] += count

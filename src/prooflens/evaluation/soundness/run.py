@@ -24,10 +24,10 @@ from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.evaluation.soundness.second import SecondProof
 from prooflens.verdicts.decide import is_proved
 
-KINDS = ("claims", "forms", "planted", "counts", "effects")
+KINDS = ("claims", "forms", "planted", "counts", "effects", "reads")
 """claims: queries and their bounds, one engine at a time; forms: hundreds of linear forms, all engines at once;
 planted: false claims that look true; counts: layer 0 over a whole vocabulary, against every prompt; effects: random
-edits of random models, jointly and alone."""
+edits of random models, jointly and alone; reads: forms of values inside random models."""
 
 EVERY = 60.0
 """Seconds between two reports to `keep`."""
@@ -48,7 +48,18 @@ def run(
 ) -> SoundnessReport:
     """Try so many random cases of every kind (or stop after so many seconds) with all proved engines.
 
-    `keep` is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
+    Args:
+        cases: how many cases of every kind.
+        seed: the number of the first case.
+        engines: names of engines; None for all.
+        budget: how hard cases are attacked; None for the usual effort of each kind.
+        seconds: when to stop.
+        progress: is told what is done and its share; None for silence.
+        kinds: kinds of cases, of `KINDS`.
+        keep: is handed the report now and then and at the end, so that a run that is stopped leaves what it did.
+
+    Raises:
+        EngineError: if a kind or an engine is not known, no engine proves, or there would be no case.
     """
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise EngineError(f"there is no kind of case {unknown[0]!r}: kinds are {', '.join(KINDS)}")
@@ -76,6 +87,8 @@ def run(
         if "forms" in kinds:
             second = [SecondProof()] if engines is None or SecondProof.name in engines else []
             try_forms(random_case(seed + number), [*proved, *second], budget or FORMS_BUDGET, report)
+        if "reads" in kinds:
+            try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report, "reads")
         if "effects" in kinds:
             try_effects(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
         if "planted" in kinds:

@@ -37,7 +37,14 @@ class Maker:
         return anchor
 
     def function(self, node: Any, kind: str, form: Form, shape: tuple[int, ...] | None = None) -> Form:
-        """A function of a form, element by element (or the mean of each row); the same one twice is one anchor."""
+        """Return a function of a form, element by element (or the mean of each row); the same one twice is one anchor.
+
+        Args:
+            node: the node of the graph.
+            kind: the name of the function.
+            form: what it reads.
+            shape: the shape of what it makes; None for that of the form.
+        """
         shape = form.shape if shape is None else shape
         index = np.arange(math.prod(shape)).reshape(shape)
         for anchor in self.made:

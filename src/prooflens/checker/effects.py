@@ -1,0 +1,265 @@
+"""Runs about the effect of an edit: two networks side by side, output i that of the model, output C + i of its edit.
+
+The edited network is made from the model's weights and from what the run says was changed; its fingerprint must be the
+stated one. Where words such as `without a1.h0` say all of the edit, the network that they describe must have that
+fingerprint, too. Values at the clean input and at witnesses are computed in balls; proofs of effects are not repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from prooflens.checker.claims import Functional
+from prooflens.checker.findings import (
+    CONFIRMED,
+    NOT_CHECKABLE,
+    NOTHING_CLAIMED,
+    RERUN,
+    WRONG,
+    Row,
+    WrongError,
+    need,
+)
+from prooflens.checker.network import Balls, Network
+from prooflens.checker.plain import PlainNetwork
+from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word
+from prooflens.checker.query_reader import Form, QueryReader, same_form
+from prooflens.checker.rows import WORTH, RowChecker
+
+_QUERY = re.compile(
+    r"(?P<bar>\|)?effect\((?P<metric>.+?)\)(?(bar)\|<=(?P<most>[^ ]+)|(?:>=(?P<least>[^ ]+))?) (?P<edit>.+)"
+    r"|same answer (?P<answers>.+)",
+    re.DOTALL,
+)
+_PLACE = re.compile(r"a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?")
+
+
+class PairNetwork:
+    """A network and an edit of it that read the same points; `name` is what its tensors' names start with."""
+
+    def __init__(
+        self, first: Network, stated: Mapping[str, Any], tensors: Mapping[str, Any], name: str = "edited"
+    ) -> None:
+        weights = {weight: t for weight, t in first.weights.items() if weight not in stated["removed"]}
+        for weight, ranges in stated["zeroed"].items():
+            weights[weight] = weights[weight].copy()
+            for start, stop in ranges:
+                need(0 <= start < stop <= weights[weight].shape[1], "columns are zero that there are not")
+                weights[weight][:, start:stop] = 0.0
+        for weight in stated["replaced"]:
+            weights[weight] = np.ascontiguousarray(tensors[f"{name}/{weight}"], dtype=np.float64)
+        self.first, self.second = first, Network(first.arch, weights, first.tables)
+        need(self.second.sha256 == stated["sha256"], "the edited model does not have the stated fingerprint")
+        self.arch, self.weights, self.edit = first.arch, first.weights, stated["edit"]
+        told = _without(first, self.edit)
+        self.named = told is not None
+        need(told in (None, stated["sha256"]), "other parts are taken out than the edit names")
+
+    def run(
+        self, points: list[Balls], layers: Iterable[int], output: bool = False
+    ) -> list[dict[int | str, Balls]]:
+        """The outputs of both at points, one after the other."""
+        pairs = zip(*(net.run(points, layers, output) for net in (self.first, self.second)), strict=True)
+        return [{"logits": np.concatenate((a["logits"], b["logits"]))} for a, b in pairs]
+
+
+def _without(net: Network, edit: str) -> str | None:
+    """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
+    match = re.fullmatch(r"without ([\w., ]+)", edit)
+    places = [_PLACE.fullmatch(name) for name in match[1].split(", ")] if match else []
+    if not places or None in places:
+        return None
+    weights = dict(net.weights)
+    for a, h, m, n in (place.groups() for place in places if place is not None):
+        block = f"blocks.{a or m}.{'o' if a else 'down'}"
+        if int(a or m) >= net.arch["n_layers"]:
+            continue  # behind the hook that is read
+        weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
+        index, width = (h, net.head_dim) if a else (n, 1)
+        some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
+        weights[f"{block}.weight"][:, some] = 0.0
+        if index is None:
+            weights.pop(f"{block}.bias", None)
+    return Network(net.arch, weights).sha256
+
+
+class EffectReader(QueryReader):
+    """Reads claims about effects: `net` is the pair."""
+
+    net: Any
+
+    def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
+        """Why the functionals are not those of the query ('' if they are)."""
+        match = _QUERY.fullmatch(query)
+        if match is None or self.net.edit not in (match["edit"], match["answers"]):
+            return "the query is not about the effect of this edit"
+        forms = [] if match["answers"] else self._effect(match)
+        same = len(stored) == len(forms) and all(map(same_form, stored, forms))
+        return "" if same else "the claim is not what its query asks for"
+
+    def _effect(self, match: re.Match[str]) -> list[Form]:
+        """The functionals of a claim about the size of an effect."""
+        both = re.fullmatch(r"logit(\d+)-logit(\d+)", match["metric"])
+        if both:
+            metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
+        else:
+            ((metric, _, _),) = self.forms(match["metric"])
+        size = len(self.clean["logits"]) // 2
+        need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+        effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
+        parts = [(1, arb(0), "range")]
+        if match["bar"]:
+            parts = [(sign, arb(float(match["most"])), ">=0") for sign in (1, -1)]
+        elif match["least"]:
+            parts = [(1, -arb(float(match["least"])), ">=0")]
+        return [({atom: s * w for atom, w in effect.items()}, c, sense) for s, c, sense in parts]
+
+
+class EffectChecker(RowChecker):
+    """The rows of a run about one effect."""
+
+    reader = EffectReader
+    net: Any
+
+    def _judge(self, row: Row) -> tuple[str, str]:
+        word, note = self._answers(row) if row["query"].startswith("same answer") else super()._judge(row)
+        return word, note if self.net.named else f"{note}; the edit is the stored one: its name is free text"
+
+    def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
+        if row["verdict"] == "holds":
+            return NOT_CHECKABLE, "proofs of effects are not repeated"
+        return NOTHING_CLAIMED, "the verdict is unknown"
+
+    def _answers(self, row: Row) -> tuple[str, str]:
+        """The claim that both answers are the same: a witness gives two."""
+        bare = all(row[column] is None for column in ("lower", "upper", "clean", "attack", "layer", "top"))
+        need(bare and not row["claim"]["functionals"], "the claim is not what its query asks for")
+        need(
+            (row["verdict"], row["guarantee"]) in WORTH, "an estimate or an unknown word is called a verdict"
+        )
+        unread = self._about(row, [])
+        if row["verdict"] == "unknown":
+            return NOTHING_CLAIMED, unread or "the verdict is unknown"
+        if row["verdict"] != "fails":
+            return NOT_CHECKABLE, unread or "proofs of answers are not repeated"
+        if self.net.arch.get("read_hook") is not None:
+            return NOT_CHECKABLE, "the run ends at a hook, in front of the answers"
+        alpha = self.tensors[f"row/{row['row']}/witness_alpha"]
+        need(np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
+        if not self.region.meets(alpha):
+            return NOT_CHECKABLE, "the witness's factors break the constraints: others may give it"
+        (found,) = self.net.run([self.region.point(alpha)], (), output=True)
+        first, second = (_largest(half) for half in np.split(found["logits"], 2))
+        if first is None or second is None:
+            return NOT_CHECKABLE, "the balls around the largest outputs meet"
+        need(first != second, "the witness has the same answer in both models")
+        return CONFIRMED, f"answers {first} and {second}"
+
+
+def pair_of(net: Network, info: Mapping[str, Any], tensors: Mapping[str, Any]) -> PairNetwork:
+    """The network of a run about an effect, beside its edit.
+
+    Args:
+        net: the network that was edited.
+        info: the content of run.json.
+        tensors: the tensors of the run.
+    """
+    stated = info["edited"]
+    where = f", read at {net.arch['read_hook']}@" if "read_hook" in net.arch else ""
+    base = info["model"]["name"].partition(where)[0] if where else info["model"]["name"]
+    need(stated["name"].removeprefix(base).strip() == stated["edit"], "the edited model has another name")
+    return PairNetwork(net, stated, tensors)
+
+
+class FamilyEffectChecker(FamilyChecker):
+    """The rows of a run about effects over one family: members are run again through both networks, in float64."""
+
+    def __init__(self, net: Network, info: Mapping[str, Any], tensors: Any, rows: list[Row]) -> None:
+        super().__init__(net, info, tensors, [row | {"query": row["metric"]} for row in rows])
+        self.edits, self.claimed = info["edits"], info["claimed"]
+        need(len(self.edits) == len(rows), "there is not one row per edit")
+        self.base = info["model"]["name"]
+
+    def judge_all(self) -> dict[int, Word]:
+        """One word and a note per row."""
+        wrong = self.miscounted()
+        pairs = zip(self.rows, self.edits, strict=True)
+        return {row["row"]: self._word(row, stated, wrong) for row, stated in pairs}
+
+    def _word(self, row: Row, stated: Mapping[str, Any], wrong: str) -> Word:
+        try:
+            need(not wrong, wrong)
+            need(row["edited"] == stated["name"], "the row is about another edit than run.json")
+            need(row["edited_sha256"] == stated["sha256"], "the row states another fingerprint")
+            named = stated["name"].removeprefix(self.base).strip() == stated["edit"]
+            need(named, "the edited model has another name")
+            pair = PairNetwork(self.net, stated, self.tensors, f"edit/{row['row']}")
+            note = self._effects(row, PlainNetwork(pair.second))
+        except WrongError as error:
+            return WRONG, str(error)
+        return RERUN, note if pair.named else f"{note}; the edit is the stored one: its name is free text"
+
+    def _effects(self, row: Row, second: PlainNetwork) -> str:
+        """Counts that the ends allow, and the effects of listed members and of some drawn by chance."""
+        asked, least, most, word = (row[name] for name in ("asked", "least", "most", "word"))
+        need(word in ("enumerated", "estimated"), "there is no such word")
+        stated = self.members if self.members < 2**63 else None
+        need(row["members"] == stated, "it states another number of members")
+        need(word == "estimated" or asked == self.members, "not every member was run")
+        near = NEAR * (1.0 + abs(least) + abs(most))
+        need(least - near <= row["mean"] <= most + near, "the mean lies outside the ends")
+        for name in ("necessary", "faithful"):
+            delta = self.claimed.get(name)
+            need((delta is None) == (row[name] is None), f"{name} is counted, or not, against run.json")
+            if delta is not None:
+                low, high = (delta, np.inf) if name == "necessary" else (-delta, delta)
+                need(_can_be(row[name], asked, least, most, low, high), f"{name} is miscounted")
+        need(
+            row["same"] is None or 0 <= row["same"] <= asked,
+            "more answers are the same than members were run",
+        )
+        chance = np.random.default_rng(row["row"])
+        listed = [list(row["least_ids"]), list(row["most_ids"])]
+        drawn = [self.shapes[chance.integers(len(self.shapes))].draw(chance) for _ in range(DRAWN)]
+        effects = self._both(row["metric"], listed + drawn, second)
+        for own, told in zip(effects[:2], (least, most), strict=True):
+            need(own is not None, "a listed prompt is no member of the family")
+            need(abs((own or 0.0) - told) <= near, f"a listed member has the effect {own}")
+        for own in effects[2:] if word == "enumerated" else []:
+            inside = own is None or least - near <= own <= most + near
+            need(inside, f"a member has the effect {own}, outside the ends")
+        return f"both ends were run again, and {DRAWN} members by chance lie between them"
+
+    def _both(self, metric: str, every: list[list[int]], second: PlainNetwork) -> list[float | None]:
+        """The effect on every member; None for what is no member."""
+        margin = metric.replace("-", ">", 1)
+        first, self.plain = self.plain, second
+        try:
+            other = self._rerun(margin, every)
+        finally:
+            self.plain = first
+        pairs = zip(self._rerun(margin, every), other, strict=True)
+        return [None if a is None or b is None else a[0] - b[0] for a, b in pairs]
+
+
+def _can_be(count: int, asked: int, least: float, most: float, low: float, high: float) -> bool:
+    """Whether so many of `asked` numbers, whose ends are known, can lie within [low, high]."""
+    inside = [low <= end <= high for end in (least, most)]
+    if all(inside):
+        return count == asked
+    if most < low or least > high:
+        return count == 0
+    return any(inside) <= count < asked
+
+
+def _largest(logits: Balls) -> int | None:
+    """The largest output; None if balls do not say."""
+    held: list[arb] = logits.tolist()
+    best = max(range(len(held)), key=lambda i: float(held[i].mid()))
+    return best if all(held[best] > x for i, x in enumerate(held) if i != best) else None

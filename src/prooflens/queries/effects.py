@@ -1,0 +1,150 @@
+"""Claims about the effect of an edit, as claims about two models side by side.
+
+A model M and an edit M′ of it that read the same input are one network with twice the outputs: output i is that of M,
+output C + i that of M′. The effect of the edit on a metric m, a weighted sum of outputs, is
+
+    e(x) = m(M(x)) − m(M′(x)) = Σ w_i (output_i − output_{C+i}),
+
+a functional like any other. `verdicts.effect` bounds it; runs keep it, and the checker reads it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from prooflens.errors import QueryError
+from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
+from prooflens.queries.functionals import Functional, Logit
+
+KINDS = ("range", "necessary", "faithful", "sufficient")
+
+
+@dataclass(frozen=True)
+class EffectQuery(Query):
+    """Ask for the range of an effect, or claim something about it.
+
+    Attributes:
+        kind: `range` asks for bounds, `necessary` claims e ≥ δ, `faithful` abs(e) ≤ δ, `sufficient` the same answer.
+        metric: what is measured, in its short form.
+        edit: what was done to the model, in words.
+        threshold: δ.
+        inside: whether the metric is a readout.
+
+    Example:
+        >>> str(EffectQuery("necessary", "logit0-logit1", "without a1.h0", 0.5))
+        'effect(logit0-logit1)>=0.5 without a1.h0'
+        >>> str(EffectQuery("faithful", "logit0-logit1", "without a1.h0", 0.5))
+        '|effect(logit0-logit1)|<=0.5 without a1.h0'
+    """
+
+    kind: str
+    metric: str
+    edit: str
+    threshold: float = 0.0
+    inside: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise QueryError(
+                f"there is no claim {self.kind!r} about an effect: claims are {', '.join(KINDS)}"
+            )
+        if not math.isfinite(self.threshold):
+            raise QueryError(f"{self.kind} takes a finite number, got {self.threshold}")
+        if self.kind == "faithful" and self.threshold < 0.0:
+            raise QueryError(
+                f"an effect within {self.threshold} is none: give faithful a number of at least 0"
+            )
+
+    def __str__(self) -> str:
+        effect = f"effect({self.metric})"
+        texts = {
+            "range": effect,
+            "necessary": f"{effect}>={self.threshold!r}",
+            "faithful": f"|{effect}|<={self.threshold!r}",
+            "sufficient": "same answer",
+        }
+        return f"{texts[self.kind]} {self.edit}"
+
+    @property
+    def words(self) -> str:
+        """The claim in words, without the metric and the edit."""
+        return {
+            "range": "effect",
+            "necessary": f"necessary: effect >= {self.threshold:g}",
+            "faithful": f"faithful: |effect| <= {self.threshold:g}",
+            "sufficient": "sufficient: the same answer",
+        }[self.kind]
+
+    @property
+    def unit(self) -> str:
+        """That of the metric."""
+        return "readout" if self.inside else "output"
+
+    def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
+        """Refuse: an effect is bound to two models (`verdicts.effect`)."""
+        raise QueryError(f"{self} is about two models: ask for it with pl.effect")
+
+    @property
+    def parts(self) -> list[tuple[float, float, Sense]]:
+        """The functionals, each as (sign of the effect, constant, what is wanted)."""
+        if self.kind == "range":
+            return [(1.0, 0.0, Sense.RANGE)]
+        if self.kind == "necessary":
+            return [(1.0, 0.0 - self.threshold, Sense.NONNEGATIVE)]
+        if self.kind == "faithful":
+            return [(1.0, self.threshold, Sense.NONNEGATIVE), (-1.0, self.threshold, Sense.NONNEGATIVE)]
+        return []
+
+    def claim(self, metric: Functional, outputs: int, clean: float) -> Claim:
+        """Return the claim about both models side by side.
+
+        Args:
+            metric: what is measured, a functional of the outputs of one model.
+            outputs: how many outputs a model has.
+            clean: the effect at the region's reference.
+        """
+        conditions = []
+        for sign, constant, sense in self.parts:
+            terms = [(sign * weight, atom) for weight, atom in metric.terms]
+            other = [
+                (-weight, Logit(atom.index + outputs)) for weight, atom in terms if isinstance(atom, Logit)
+            ]
+            conditions.append(Condition(Functional((*terms, *other), constant, self.words), sense))
+        values = [constant + sign * clean for sign, constant, _ in self.parts]
+        return Claim(self, (), tuple(conditions), torch.tensor(values, dtype=torch.float64))
+
+    def bounds(self, lower: float, upper: float) -> tuple[Tensor, Tensor]:
+        """Return bounds of the claim's functionals from those of the effect, rounded outward.
+
+        Args:
+            lower: no point has a smaller effect.
+            upper: no point has a larger one.
+        """
+        ends = [(lower, upper) if sign > 0 else (-upper, -lower) for sign, _, _ in self.parts]
+        shifts = [constant for _, constant, _ in self.parts]
+        low = [_sum(a, c, -math.inf) for (a, _), c in zip(ends, shifts, strict=True)]
+        high = [_sum(b, c, math.inf) for (_, b), c in zip(ends, shifts, strict=True)]
+        return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
+
+    def values(self, effects: Sequence[float]) -> Tensor:
+        """Return the claim's functionals at points, shape [points, F].
+
+        Args:
+            effects: the effect at each of them.
+        """
+        rows = [[constant + sign * effect for sign, constant, _ in self.parts] for effect in effects]
+        return torch.tensor(rows, dtype=torch.float64)
+
+
+def _sum(a: float, b: float, toward: float) -> float:
+    """a + b, exact or one place further outward: an end that meets its threshold exactly still meets it."""
+    found = a + b
+    if not math.isfinite(found):
+        return found
+    return found if Fraction(a) + Fraction(b) == Fraction(found) else math.nextafter(found, toward)

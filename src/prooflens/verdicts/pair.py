@@ -1,0 +1,196 @@
+"""Two models on one region: a model, an edit of it, and a metric that is measured on both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from prooflens.engines import forms_of
+from prooflens.engines.forms import Forms
+from prooflens.errors import ModelError, QueryError
+from prooflens.models import Prompt, Transformer, load
+from prooflens.models.edits import Edit, edit
+from prooflens.problem import Problem
+from prooflens.queries import Functional, Query, SiteQuery, parse_metric
+from prooflens.queries.effects import EffectQuery
+from prooflens.queries.parse import metric_text
+from prooflens.results import Subject
+from prooflens.results.effects import EffectPoint
+from prooflens.results.frame import EditedModel
+from prooflens.verdicts.question import Place, Question, as_prompt, ask, source_of
+from prooflens.verdicts.settings import checked_device
+from prooflens.verdicts.sites import Vectors
+
+Edits = Transformer | str | Edit | Sequence[str | Edit]
+"""An edited model, or what `edit` takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A model and an edit of it on one region, and a metric as a form of both.
+
+    Attributes:
+        question: the metric, bound to the model.
+        first: the whole model.
+        second: the whole edited model.
+        problem: the model with only the outputs that the metric reads.
+        edited: the edited one, likewise.
+        forms: the metric, as a form of those outputs.
+        functional: the metric, of all outputs.
+        metric: the metric in words.
+        prompt: the prompt.
+        region: the region as it was given.
+        subject: what results are about.
+    """
+
+    question: Question
+    first: Transformer
+    second: Transformer
+    problem: Problem
+    edited: Problem
+    forms: Forms
+    functional: Functional
+    metric: str
+    prompt: Prompt
+    region: Place
+    subject: Subject
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer | str,
+        edited: Edits,
+        prompt: Prompt | str | Tensor,
+        region: Place,
+        metric: str | Query,
+        device: str | None,
+        vectors: Vectors | None,
+    ) -> Pair:
+        """Bind a metric to a prompt in both models; nothing is bounded yet.
+
+        Args:
+            model: the model, or what `load` takes.
+            edited: the edited model, or its edits.
+            prompt: a text, a prompt of the model, or an input.
+            region: where the effect is asked about.
+            metric: what is measured.
+            device: where to run; None for where the model is.
+            vectors: the directions and dictionaries that the metric names.
+        """
+        first = load(model) if device is None else load(model).to(checked_device(device))
+        second = edited.to(first.device) if isinstance(edited, Transformer) else edit(first, edited)
+        if second.architecture != first.architecture:
+            raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
+        held = as_prompt(first, prompt)
+        query = as_metric(metric, first, held)
+        check_metric(first, query)
+        source = source_of(model)
+        asked = [
+            ask(one, held, region, queries=[query], source=source, vectors=vectors) for one in (first, second)
+        ]
+        functionals = [f for claim in asked[0].claims for f in claim.functionals]
+        if len(functionals) != 1:
+            raise QueryError(f"{metric} reads {len(functionals)} values: an effect is measured on one")
+        problem = asked[0].problem
+        forms = forms_of(functionals, problem.model.architecture.d_out or 0)
+        assert forms.logits is not None
+        used = (forms.logits != 0).any(0).nonzero()[:, 0]
+        narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
+        other = replace(other, region=narrow.region)
+        forms = replace(forms, logits=forms.logits[:, used])
+        text = metric_text(asked[0].claims[0].query)
+        models = asked[0].problem.model, asked[1].problem.model
+        named = EditedModel.of(*models, second.name, edit_text(first, second))
+        subject = replace(asked[0].subject, edited=named)
+        return cls(asked[0], first, second, narrow, other, forms, functionals[0], text, held, region, subject)
+
+    def query(self, kind: str, threshold: float = 0.0) -> EffectQuery:
+        """Return a claim about the effect, or the question for its range.
+
+        Args:
+            kind: `range`, `necessary`, `faithful` or `sufficient`.
+            threshold: δ.
+        """
+        inside = self.question.problem.model.architecture.read_hook is not None
+        return EffectQuery(kind, self.metric, edit_text(self.first, self.second), threshold, inside)
+
+    def metrics(self, x: Tensor) -> tuple[float, float]:
+        """Run a point through both models and measure."""
+        assert self.forms.logits is not None
+        row = self.forms.logits[0].to(x)
+        with torch.no_grad():
+            outputs = [asked.values(x[None], (), output=True)[1] for asked in (self.problem, self.edited)]
+        first, second = (float((out[0] * row).sum()) for out in outputs if out is not None)
+        return first, second
+
+    @property
+    def clean(self) -> tuple[float, float]:
+        """The metric at the region's reference."""
+        return self.metrics(self.problem.region.reference)
+
+    def point(self, alpha: Tensor | None) -> EffectPoint:
+        """Run the point of some factors through both models."""
+        assert alpha is not None
+        x = self.problem.region.point(alpha[:1])[0]
+        first, second = self.metrics(x)
+        return EffectPoint(x, alpha[0], first - second)
+
+
+def edit_text(model: Transformer, edited: Transformer) -> str:
+    """Return what was done to a model, in words.
+
+    Args:
+        model: the model.
+        edited: the edited one.
+    """
+    return edited.name.removeprefix(model.name).strip() or "edited"
+
+
+def _narrowed(model: Transformer, used: Tensor) -> Transformer:
+    """The model with some of its outputs: rows of its head, as they are."""
+    weight, bias = model.head
+    used = used.to(weight.device)
+    return model.with_head(weight[used], bias[used])
+
+
+def as_metric(metric: str | Query, model: Transformer, prompt: Prompt) -> Query:
+    """Return what is measured; outputs in braces that are no slot of the prompt are tokens by their texts.
+
+    Args:
+        metric: a metric in its short form.
+        model: its tokenizer knows the tokens.
+        prompt: its roles are the slots.
+    """
+    if not isinstance(metric, str):
+        return metric
+
+    def index(match: re.Match[str]) -> str:
+        text, reader = match[1], model.tokenizer
+        if text.split(".")[0].strip() in prompt.roles or reader is None:
+            return match[0]
+        found = [i for i in reader.encode(text) if reader.token(i) == text]
+        if len(found) != 1:
+            raise QueryError(f"{{{text}}} is neither a slot of the prompt nor one token of {model.name}")
+        return f"logit{found[0]}"
+
+    return parse_metric(re.sub(r"logit\{([^{}]*)\}", index, metric), prompt.roles)
+
+
+def check_metric(model: Transformer, metric: Query) -> None:
+    """Raise a `QueryError` where a metric would be measured on logits that the model caps afterwards.
+
+    The order of logits is the same before and after a cap, and their differences are not.
+
+    Args:
+        model: the model that is edited.
+        metric: what is measured.
+    """
+    if model.architecture.logit_cap and not isinstance(metric, SiteQuery):
+        raise QueryError(
+            f"logits of {model.name} go through a cap, which changes their differences: measure a readout, "
+            "as in 'read(blocks.1.hook_resid_post@-1,DIR)'"
+        )

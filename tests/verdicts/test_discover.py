@@ -1,0 +1,151 @@
+"""Circuits that are found: faithful at every point by brute force, and without any of their parts no longer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import prooflens as pl
+from prooflens.checker import check
+from prooflens.errors import ModelError, ProoflensError, QueryError
+from prooflens.models.edits import mean_of, places_of
+from prooflens.progress import silent
+from prooflens.results import Verdict
+from prooflens.results.discovery import Discovery
+from prooflens.verdicts.circuit_files import outside, read_json
+from prooflens.verdicts.discover import search
+from tests.checker.forging import TOY
+from tests.conftest import Call
+from tests.enumeration.test_enumerate import TEMPLATE
+from tests.enumeration.words import reader
+
+METRIC = torch.tensor([1.0, -1.0]).double()
+
+
+@pytest.fixture(scope="module")
+def found() -> Discovery:
+    toy = pl.load("toy")
+    return pl.discover(toy, toy.example(), pl.Ball(0.01), "logit0-logit1", 0.2, budget="50/1/5")
+
+
+def test_the_circuit_is_faithful_at_every_point(toy: pl.Transformer, found: Discovery) -> None:
+    assert found.removed
+    assert sorted([*found.circuit, *found.removed]) == sorted(places_of(toy.architecture))
+    x, _ = pl.Ball(0.01).around(toy.example()).sample(400, seed=1)
+    effects = (toy(x) - pl.edit(toy, list(found.removed))(x)) @ METRIC
+    assert found.certificate is not None
+    lower, upper = found.certificate.ends
+    assert -0.2 <= lower <= float(effects.min()) <= float(effects.max()) <= upper <= 0.2
+
+
+def test_every_part_of_a_minimal_circuit_has_a_witness(toy: pl.Transformer, found: Discovery) -> None:
+    assert found.minimal
+    assert sorted(found.needed) == sorted(found.circuit)
+    for part, effect in found.needed.items():
+        other = pl.edit(toy, [*found.removed, part])
+        witness = effect.claims[0].witness  # type: ignore[union-attr]
+        assert witness is not None
+        assert float((witness.x - toy.example().x).abs().max()) <= 0.01
+        assert abs(float((toy(witness.x) - other(witness.x)) @ METRIC)) > 0.2
+
+
+def test_what_is_kept_is_checked_and_read_again(
+    found: Discovery, toy: pl.Transformer, tmp_path: Path
+) -> None:
+    found.save(tmp_path / "found")
+    assert check(tmp_path / "found" / "certificate", TOY).ok
+    for part in found.circuit:
+        report = check(tmp_path / "found" / "needed" / part, TOY)
+        assert report.ok
+        assert report.counts["witness confirmed"] == 1
+    circuit = read_json(tmp_path / "found" / "circuit.json")
+    assert sorted(outside(circuit, toy.architecture)) == sorted(found.removed)
+    assert json.loads(json.dumps(found.to_dict()))["minimal"]
+    assert "every part is needed" in str(found)
+    with pytest.raises(ProoflensError, match="not empty"):
+        found.save(tmp_path / "found")
+
+
+class _Fake:
+    """A judgement: parts hold together if none of the given sets is among them."""
+
+    ends = (0.0, 0.0)
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdicts = [verdict]
+
+
+def test_parts_are_tried_again_when_others_have_gone() -> None:
+    """c can go only once d is gone; a never; b is not known."""
+
+    def judge(parts: Sequence[str]) -> _Fake:
+        if "a" in parts or ("c" in parts and "d" not in parts):
+            return _Fake(Verdict.FAILS)
+        return _Fake(Verdict.UNKNOWN if "b" in parts else Verdict.HOLDS)
+
+    removed, trials, certificate, needed = search("abcd", judge, silent)  # type: ignore[arg-type]
+    assert removed == ["d", "c"]
+    assert certificate is not None
+    assert sorted(needed) == ["a", "b"]
+    assert [trial.part for trial in trials] == [*"abcd", *"abc", *"ab"]
+    assert {trial.out for trial in trials[-2:]} == {2}
+
+
+def test_parts_at_their_means(toy: pl.Transformer) -> None:
+    prompts = [toy.example(i) for i in range(4)]
+    edits = {part: mean_of(toy, part, prompts) for part in ("a0.h0", "a1.h0")}
+    found = pl.discover(
+        toy, toy.example(), pl.Ball(0.001), "logit0-logit1", 1e3, parts=["a0.h0", "a1.h0"], edits=edits
+    )
+    assert sorted(found.removed) == ["a0.h0", "a1.h0"]
+    other = pl.edit(toy, [edits[name] for name in found.removed])
+    assert found.certificate is not None
+    lower, upper = found.certificate.ends
+    assert lower <= float((toy(toy.example()) - other(toy.example())) @ METRIC) <= upper
+
+
+def test_over_a_family_against_every_member() -> None:
+    model = reader("gpt2")
+    parts = ["a0.h0", "a0.h1", "a1.h2", "m1"]
+    found = pl.family_discover(model, TEMPLATE, "logit{A}-logit{B}", 0.05, parts=parts, batch=50)
+
+    def worst(names: Sequence[str]) -> float:
+        other, effects = pl.edit(model, names), []
+        for member in TEMPLATE.of(model):
+            ids = torch.tensor(member.ids)
+            a, b = (member.ids[member.roles[slot][0][0]] for slot in "AB")
+            one, two = model(ids)[-1], other(ids)[-1]
+            effects.append(abs(float((one[a] - one[b]) - (two[a] - two[b]))))
+        return max(effects)
+
+    assert found.minimal
+    assert sorted([*found.circuit, *found.removed]) == parts
+    if found.removed:
+        assert worst(found.removed) <= 0.05
+    for part in found.circuit:
+        assert worst([*found.removed, part]) > 0.05
+
+
+def test_the_command(call: Call, tmp_path: Path) -> None:
+    asked = ("discover", "toy", "--eps", "0.01", "--metric", "logit0-logit1", "--budget", "50/1/5")
+    out = tmp_path / "found"
+    code, told, _ = call(*asked, "--faithful", "0.2", "--parts", "a0.h0,m1", "--json", "-o", str(out))
+    document = json.loads(told)
+    assert (code, document["circuit"], document["removed"]) == (0, ["m1"], ["a0.h0"])
+    assert call("check", str(out / "certificate"))[0] == 0
+    code, _, err = call(*asked, "--faithful", "0.2", "--parts", "a9.h0")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+def test_what_cannot_be_asked_says_why(toy: pl.Transformer) -> None:
+    x, ball = toy.example(), pl.Ball(0.01)
+    with pytest.raises(QueryError, match="at least 0"):
+        pl.discover(toy, x, ball, "logit0-logit1", -1.0)
+    with pytest.raises(ModelError, match="no part"):
+        pl.discover(toy, x, ball, "logit0-logit1", 1.0, parts=[])
+    with pytest.raises(ModelError, match="twice"):
+        pl.discover(toy, x, ball, "logit0-logit1", 1.0, parts=["m0", "m0"])
