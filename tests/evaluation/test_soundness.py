@@ -101,7 +101,7 @@ def test_no_readout_and_no_effect_is_broken() -> None:
 
 def test_a_model_of_one_part_is_edited() -> None:
     kind = {"has_network": False, "n_heads": 1, "n_layers": 1}
-    model = tiny_model(0, **kind)  # type: ignore[arg-type]
+    model = tiny_model(0, **kind)
     for seed in range(20):
         assert len(random_edits(model, random.Random(seed))) == 1
 
