@@ -11,6 +11,7 @@ import pytest
 
 import prooflens as pl
 from prooflens.checker import CheckReport, check
+from prooflens.errors import RunError
 from prooflens.models.edits import value_on
 from prooflens.models.files import write_model
 from prooflens.verdicts.pair import Edits
@@ -42,6 +43,8 @@ def test_honest_runs_are_run_again(run: Path) -> None:
     report = examined(run)
     assert report.ok, report
     assert report.counts["re-run"] == 4
+    with pytest.raises(RunError, match="prooflens query"):
+        pl.report(run, path=run.parent / "report.html")
     assert ["free text" in finding.note for finding in report.findings] == [False, False, False, True]
 
 

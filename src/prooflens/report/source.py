@@ -162,6 +162,10 @@ def _from_run(path: Path) -> RowSource:
     info = run.info
     if info["kind"] == "family":
         raise RunError(f"{path} is about a family of prompts, which has a report of its own: give it alone")
+    if info["kind"] == "family effects":
+        raise RunError(
+            f"{path} holds counts of effects, which have no report: look at them with prooflens query"
+        )
     model = info["model"]
     kind = "radii" if info["kind"] == "radii" else "verdicts"
     region = SEARCHED if kind == "radii" else (info.get("region") or {}).get("label") or "region"
