@@ -1,11 +1,16 @@
 """Which site is to blame: what each site adds to a bound of `taylor`, by layer, against the linear part.
 
-python benchmarks/blame.py MODEL --eps 0.0005 [--layer 1] [--text "…"] [--device cuda] [--json FILE]
+python benchmarks/blame.py MODEL --eps 0.0005 [--layer 1] [--text "…"] [--device cuda] [--json FILE] [--samples 256]
 
 The functionals are top-1 margins of a layer or, without `--layer`, coordinates of what the model's head reads. Two
 readings: what the ellipsoids of each site say of the covectors (`ellipsoids`), and what is left once all second orders
 stand in one matrix (`beyond`). Sums over the functionals, of site by linear part, in the order of the model;
 `charts.py FILE OUT.svg --key ellipsoids` draws them.
+
+With `--samples`, for margins of a layer, a ledger of looseness: the same terms at random corners of the ball and at the
+corners of the linear parts, each at its largest (`attained`, `attained beyond`). What a site's bound is above them it
+loses itself, up to what the samples miss. `together` is all that lies beyond second order at once, at its largest: what
+that is below the sum of the sites is lost by adding them up.
 """
 
 import argparse
@@ -22,8 +27,11 @@ from prooflens.engines.hidden import headless, output_forms
 from prooflens.engines.protocol import EngineOptions
 from prooflens.engines.taylor import Taylor, bound_part
 from prooflens.engines.taylor.chain import Chain
-from prooflens.engines.taylor.hessian import HigherOrderBound
+from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound
 from prooflens.engines.taylor.remainder_bounds import Supports
+from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.walk import TaylorWalk
+from prooflens.models import scores_name
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
 
@@ -71,6 +79,75 @@ def spied(reading: Supports, ledger: Ledger) -> Supports:
     return reading
 
 
+class Sampled(HigherOrderBound):
+    """The very terms that a walk bounds, at points of the region: remainders of sites, less second order, or whole."""
+
+    def __init__(self, problem: Problem, walk: TaylorWalk, alpha: Tensor) -> None:
+        super().__init__()
+        self.walk, self.alpha = walk, alpha
+        last = walk.chains[-1].segment.layer
+        assert last is not None
+        program = problem.model.program(problem.n_tokens, [scores_name(last)], problem.padding)
+        self.found = program.run(problem.region.point(alpha))
+        self.moved = alpha * walk.chains[0].root.half_widths
+        self.whole, self.beyond = Ledger(), Ledger()
+        self.sum: Tensor | float = 0.0
+
+    def _book(self, name: str, r: Tensor, second: Tensor) -> Tensor:
+        for ledger, term in ((self.whole, r), (self.beyond, r - second)):
+            ledger.book(name, term.abs().amax(0)[:, None].expand(-1, 2))
+        self.sum = self.sum + (r - second)
+        return torch.zeros_like(r[0])[:, None].expand(-1, 2)
+
+    def _deviation(self, chain: Chain, name: str, t: int) -> Tensor:
+        """How far a value of one token moves, at all points."""
+        return self.found[name][:, t].flatten(1) - chain.values[name].u[t]
+
+    def site(self, chain: Chain, name: str, v: Tensor, t: int) -> Tensor:
+        """The remainder of a norm or a network at the points."""
+        step = next(step for step in chain.segment.steps if step.out == name)
+        source = step.source if isinstance(step, FeedForward) else step.inputs[0]
+        site = chain.sites[name]
+        r = self._deviation(chain, name, t) @ v.T - self._deviation(chain, source, t) @ site.pull(v, t).T
+        x = self.moved @ chain.root.N[t].T
+        return self._book(name, r, 0.5 * torch.einsum("ni,fij,nj->nf", x, site.quadratic(v, t)[0], x))
+
+    def mixing(self, chain: Chain, place: int, u: Tensor) -> Tensor:
+        """The remainder of a mixing at the points."""
+        mix, t = chain.mix, chain.goes_on[place]
+        assert mix is not None
+        names, pulled = mix.attention, mix.pull(u, t)
+        after = self.walk.chains[self.walk.chains.index(chain) + 1]
+        r = (
+            self._deviation(after, after.segment.root, place) - self._deviation(chain, names.stream, t)
+        ) @ u.T
+        r = r - self._deviation(chain, names.q, t) @ pulled["q"].flatten(1).T
+        for name, heads, w in ((names.k, mix.scores.k, pulled["k"]), (names.v, mix.v, pulled["v"])):
+            moves = torch.stack([self._deviation(chain, name, j) for j in range(len(heads.u))], 1)
+            moves = moves.unflatten(2, (heads.source.heads, -1)).repeat_interleave(heads.share, 2)
+            r = r - torch.einsum("njhc,fjhc->nf", moves, w)
+        second = Hessian(chain.root.half_widths, len(u))
+        second._add_mixing(mix, t, u)
+        form = torch.einsum("np,fpq,nq->nf", self.alpha, second.G, self.alpha)
+        return self._book(f"blocks.{chain.segment.layer}.hook_resid_mid", r, form)
+
+
+def attained(problem: Problem, walk: TaylorWalk, forms: Forms, samples: int, linear: Tensor) -> Line:
+    """What the terms of the bounds come to at random corners, and at both corners of every linear part."""
+    corners = bound_part(walk, problem, forms, Supports()).corner
+    drawn = torch.randint(0, 2, (samples, corners.shape[1]), generator=torch.Generator().manual_seed(0))
+    alpha = torch.cat((2.0 * drawn.to(corners) - 1.0, corners, -corners))
+    reading = Sampled(problem, walk, alpha)
+    bound_part(walk, problem, forms, reading)
+    row: Line = {}
+    for name, ledger in (("attained", reading.whole), ("attained beyond", reading.beyond)):
+        ledger.linear = linear
+        row[name] = {site: float(f"{share:.3g}") for site, share in reversed(ledger.shares().items())}
+    assert isinstance(reading.sum, Tensor)
+    row["together"] = float(f"{float(reading.sum.abs().amax(0).sum() / linear.sum()):.3g}")
+    return row
+
+
 def asked(problem: Problem, layer: int | None, count: int) -> tuple[Problem, Forms]:
     """Margins of a layer, or coordinates of what the model's head reads."""
     if layer is None:
@@ -92,6 +169,7 @@ def main() -> None:
     parser.add_argument("--text", help="the prompt; without it, the model's embedded example")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=int, default=12, help="GiB for the engine")
+    parser.add_argument("--samples", type=int, default=0, help="so many corners for a ledger of looseness")
     parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
     options = parser.parse_args()
     model = load(options.model).to(options.device)
@@ -107,6 +185,8 @@ def main() -> None:
                 bound_part(walk, problem, forms, spied(reading, ledger))
                 shares = reversed(ledger.shares().items())
                 row[name] = {site: float(f"{share:.3g}") for site, share in shares}
+            if options.samples and options.layer is not None:
+                row |= attained(problem, walk, forms, options.samples, ledger.linear)
         tell(row, options.json)
 
 
