@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from prooflens import Ball, output
 from prooflens.engines import get_engine
 from prooflens.engines.crown.alpha import SlopeSearch
 from prooflens.engines.crown.branch import BetaCrown, Branching, Parts
@@ -19,6 +20,7 @@ from prooflens.engines.hidden import output_forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.engines.relaxations.interval_walk import form_program
 from prooflens.problem import Problem
+from prooflens.verdicts.stages import PORTFOLIO
 from tests.engines.cases import tiny_problem
 
 ENGINE = BetaCrown(steps=4, part_steps=6, most_parts=256)
@@ -148,3 +150,13 @@ def test_a_model_without_relus_is_bounded_as_alpha_crown_does() -> None:
     made, whole, best = branching_of(problem, forms)
     assert len(made.gaps) == 0
     assert float(made.prove(whole, 8, NO_OPTIONS)) == float(best)
+
+
+def test_auto_goes_on_to_cases_where_there_are_no_norms() -> None:
+    problem, _ = open_problem()
+    stage = next(stage for stage in PORTFOLIO if stage.engine == "beta-crown")
+    assert stage.applies(problem, 1)
+    assert not stage.applies(problem, 0)
+    assert not stage.applies(tiny_problem(19, 2, 0.1), 1)
+    found = output(problem.model, problem.region.center, Ball(0.1))
+    assert str(found.rows[0]["verdict"]) == "holds", found.rows[0]
