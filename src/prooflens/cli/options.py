@@ -72,6 +72,13 @@ Nearest = Annotated[
         "that takes a second or two).",
     ),
 ]
+Deployed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PRECISION",
+        help="bfloat16 or float32: also measure (not prove) how far margins move when transformers runs the model so.",
+    ),
+]
 Tolerance = Annotated[float, typer.Option(help="Step of the grid of radii, relatively.")]
 
 

@@ -9,8 +9,16 @@ import typer
 from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
-from prooflens.cli.options import EffortOptions, InputOptions, KeepOptions, Nearest, Tolerance, limit_memory
-from prooflens.cli.prove import document, exit_code, show_radii, tell_open
+from prooflens.cli.options import (
+    Deployed,
+    EffortOptions,
+    InputOptions,
+    KeepOptions,
+    Nearest,
+    Tolerance,
+    limit_memory,
+)
+from prooflens.cli.prove import document, exit_code, show_radii, tell_open, tell_precision
 from prooflens.errors import RegionError
 from prooflens.progress import Progress, shown
 
@@ -40,6 +48,7 @@ def output(
     ] = False,
     tolerance: Tolerance = 0.1,
     nearest: Nearest = None,
+    deployed: Deployed = None,
 ) -> None:
     """Prove that the model's answer (class, or next token over its whole vocabulary) is the same on a region.
 
@@ -51,7 +60,11 @@ def output(
     placed = eps is not None or given.to is not None or given.hull is not None
     if radius == placed:
         raise RegionError("give a region (--eps, --to or --hull), or --radius to search the ball")
-    asked = configuration(given, effort, eps=eps, layers=layers, top=top, radius=radius, tolerance=tolerance)
+    if radius and deployed is not None:
+        raise RegionError("--deployed measures margins on a region: give one (--eps, --to or --hull)")
+    asked = configuration(
+        given, effort, eps=eps, layers=layers, top=top, radius=radius, tolerance=tolerance, deployed=deployed
+    )
 
     def look(tell: Progress) -> Radii:
         held, prompt = given.load(tell)
@@ -76,7 +89,13 @@ def output(
         limit_memory(effort.memory)
         words = given.eps_in_words(eps, held, prompt, nearest)
         found = decide(
-            held, prompt, given.region(eps, held, prompt), layers=layers, top=top, **effort.options(tell)
+            held,
+            prompt,
+            given.region(eps, held, prompt),
+            layers=layers,
+            top=top,
+            deployed=deployed,
+            **effort.options(tell),
         )
     _show(found, keep, words)
     if keep.out is not None:
@@ -91,6 +110,7 @@ def _show(found: OutputResults, keep: KeepOptions, words: str | None) -> None:
     else:
         print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
+        tell_precision(found)
         tell_open(found.whole)
         if words is not None:
             say(words)

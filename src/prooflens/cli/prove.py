@@ -16,6 +16,7 @@ from prooflens.cli.options import (
     QUERY_HELP,
     AttackOptions,
     ClaimOptions,
+    Deployed,
     EffortOptions,
     Eps,
     InputOptions,
@@ -50,6 +51,7 @@ def certify(
     keep: KeepOptions,
     eps: Eps = None,
     nearest: Nearest = None,
+    deployed: Deployed = None,
     resume: Resume = False,
 ) -> None:
     """Prove that attention holds on a whole region, head by head, or find what breaks it.
@@ -58,7 +60,7 @@ def certify(
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
-    _decide(given, eps, claims, effort, keep, resume, effort.memory, nearest)
+    _decide(given, eps, claims, effort, keep, resume, effort.memory, nearest, deployed)
 
 
 @app.command(epilog=QUERY_HELP)
@@ -139,23 +141,26 @@ def _decide(
     resume: bool,
     memory: str | None,
     nearest: bool | None,
+    deployed: str | None = None,
 ) -> None:
     from dataclasses import replace
 
     from prooflens.results.keeper import RunKeeper
     from prooflens.verdicts.certify import Interrupted, decide_question
+    from prooflens.verdicts.deployed import Precision
 
     with shown(True) as tell:
         settings = effort.settings(tell)
         question = claims.ask(given, eps, settings.device, tell)
         words = question.eps_in_words(nearest)
-        asked = configuration(given, claims, effort, eps=eps, eps_in_words=words)
+        asked = configuration(given, claims, effort, eps=eps, eps_in_words=words, deployed=deployed)
+        precision = Precision.of(question, deployed)
         keeper = RunKeeper(keep.out, question.subject, asked, resume)
         say(selection(question), error=True)
         question = replace(question, claims=keeper.remaining(question.claims))
         limit_memory(memory)
         try:
-            results = decide_question(question, settings, keeper)
+            results = decide_question(question, settings, keeper, precision)
         except Interrupted as stop:
             _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
@@ -301,7 +306,7 @@ def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
 
 def _list(frame: Frame) -> None:
     """The rows, or a map of them if they are many, and a line that sums up."""
-    names = [name for name in frame.shown if name not in ("layer", "head", "position", "reason")]
+    names = [name for name in frame.shown_names if name not in ("layer", "head", "position", "reason")]
     if len(frame) <= FEW:
         rows = frame.shown_rows(FEW)
         print_table(("row", *names), ((_address(row), *(row[name] for name in names)) for row in rows))
@@ -316,7 +321,16 @@ def _list(frame: Frame) -> None:
         if elsewhere:
             print_table(("query", "verdict", "rows"), ((*key, n) for key, n in sorted(elsewhere.items())))
     say(frame.line)
+    tell_precision(frame)
     tell_open(frame)
+
+
+def tell_precision(frame: Frame) -> None:
+    """How proved margins compare with what the deployed precision changes, if that was measured."""
+    from prooflens.results import Results
+
+    if isinstance(frame, Results) and frame.precision is not None:
+        say(frame.precision)
 
 
 def _tell_reasons(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -123,6 +123,8 @@ class ReportData:
     """What each radius is worth in tokens."""
     advice: tuple[str, ...] = ()
     """Why rows are open, once for each run: who was asked about them, and who was not."""
+    precision: tuple[str, ...] = ()
+    """How proved margins compare with what the deployed precision was measured to change."""
 
 
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException)
@@ -192,13 +194,14 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         eps_in_words=_distinct(s.eps_in_words for s in everything if s.eps_in_words),
         advice=_distinct(s.advice for s in everything if s.advice),
+        precision=_distinct(s.precision for s in everything if s.precision),
         notes=(f"{left:,} more rows are in the run: `prooflens query` reads them all.",) if left else (),
     )
 
 
 VERDICT_COLUMNS = (
-    "layer", "head", "position", "query", "top", "eps", "verdict", "checked", "guarantee", "lower", "attack",
-    "clean", "engine", "unit", "reason", "circuit",
+    "layer", "head", "position", "query", "top", "eps", "verdict", "checked", "guarantee", "lower", "difference",
+    "attack", "clean", "engine", "unit", "reason", "circuit",
 )  # fmt: skip
 RADIUS_COLUMNS = (
     "layer", "head", "position", "query", "token", "certified", "of_nearest", "of_length", "attack", "clean", "engine",

@@ -194,6 +194,7 @@ def _header(data: ReportData) -> str:
         "sha256 of its weights": f"<code>{escaped(data.model_sha256)}</code>",
         "region": "<br>".join(map(escaped, data.regions)),
         "ε in words": "<br>".join(map(escaped, data.eps_in_words)),
+        "deployed precision": "<br>".join(map(escaped, data.precision)),
         "engines": escaped(", ".join(data.engines)),
         "what is open": "<br>".join(map(escaped, data.advice)),
         "guarantee of the bounds": escaped(", ".join(data.guarantees) or "radii: certified ≤ true ≤ attack"),

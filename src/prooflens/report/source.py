@@ -49,6 +49,8 @@ class RowSource:
     """What the radius of the ball is worth in tokens, where the run says so."""
     advice: str | None = None
     """Why rows are open: who was asked about them, and who was not."""
+    precision: str | None = None
+    """How proved margins compare with what the deployed precision was measured to change."""
 
     @property
     def image(self) -> Any | None:
@@ -152,6 +154,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         item.outcomes if isinstance(item, Results) else None,
         region_tensors(subject.region, "region").get("image"),
         advice=item.advice if isinstance(item, Results) else None,
+        precision=item.precision if isinstance(item, Results) else None,
     )
 
 
@@ -183,6 +186,7 @@ def _from_run(path: Path) -> RowSource:
         run.tensors,
         eps_in_words=_text((info.get("configuration") or {}).get("eps_in_words")),
         advice=_text((info.get("effort") or {}).get("advice")),
+        precision=_text((info.get("effort") or {}).get("precision")),
     )
 
 

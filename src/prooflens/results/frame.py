@@ -292,6 +292,14 @@ class Frame:
         return [with_text(row, row.get("tokens") or ()) for row in self.table.slice(0, most).to_pylist()]
 
     @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The columns that tables show: with the measured difference, where one was asked for."""
+        if "difference" not in self.table.column_names:
+            return self.shown
+        place = self.shown.index("lower") + 1
+        return (*self.shown[:place], "difference", *self.shown[place:])
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The numbers that stand for all rows."""
         return {"rows": len(self)}
@@ -339,10 +347,10 @@ class Frame:
         return f"<{type(self).__name__}: {self.line}>"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown)
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown_names)
         few = self.shown_rows(SHOWN_ROWS)
         body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_cell(row[name]))}</td>' for name in self.shown)}</tr>"
+            f"<tr>{''.join(f'<td>{html.escape(_cell(row[name]))}</td>' for name in self.shown_names)}</tr>"
             for row in few
         )
         more = f"<p>… {len(self) - len(few)} more rows</p>" if len(self) > len(few) else ""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from prooflens.certificate.store import RunWriter
 from prooflens.errors import RunError
 from prooflens.queries import Claim
+from prooflens.results.deployed import DEPLOYED
 from prooflens.results.frame import Subject, with_units
 from prooflens.results.record import append, header
 from prooflens.results.tables import VERDICTS, Results, claim_key
@@ -48,6 +49,8 @@ class RunKeeper:
         if resume and path.exists():
             self.writer, run = RunWriter.resume(path, facts)
             self.before = run.table if run.table.num_rows else None
+            if run.info.get("configuration", {}).get("deployed") != configuration.get("deployed"):
+                raise RunError(f"{path} was made with another `deployed`: resume with the same one")
         else:
             self.writer = RunWriter.create(
                 path, facts, "go on with it (--resume, or resume=True in Python), or "
@@ -71,9 +74,10 @@ class RunKeeper:
         """Mark the run as complete; return all of its rows, with those that an earlier run held."""
         whole = results
         if self.before is not None:
+            kept = [*VERDICTS.names, *(name for name in DEPLOYED.names if name in self.before.column_names)]
+            before = with_units(self.before).select(kept)
             whole = Results(
-                pa.concat_tables([with_units(self.before).select(VERDICTS.names), results.table]),
-                results.subject,
+                pa.concat_tables([before, results.table], promote_options="default"), results.subject
             )
         if self.writer is not None:
             self.writer.finish(counts=whole.counts, effort=results.effort)

@@ -11,6 +11,7 @@ from prooflens.engines import Bounds
 from prooflens.engines.attack import Witness
 from prooflens.queries import Claim
 from prooflens.results.asked import Asked
+from prooflens.results.deployed import Difference
 
 
 class Verdict(StrEnum):
@@ -40,6 +41,7 @@ class Outcome:
         attack: the smallest value of the weakest functional that was attained.
         seconds: time spent.
         asked: who was asked, who was not, and what those would need.
+        deployed: how far its margin was measured to move in the precision that the model is deployed in.
     """
 
     claim: Claim
@@ -53,6 +55,7 @@ class Outcome:
     """The smallest value of the weakest functional that was attained; None if nothing was attacked."""
     seconds: float = 0.0
     asked: tuple[Asked, ...] = ()
+    deployed: Difference | None = None
 
     @property
     def lower(self) -> float:

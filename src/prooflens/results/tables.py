@@ -16,6 +16,7 @@ from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
+from prooflens.results.deployed import said_of_precision, with_differences
 from prooflens.results.frame import Frame, Subject, query_name
 from prooflens.results.outcome import STRENGTH, Outcome, Verdict
 
@@ -174,7 +175,8 @@ class Results(Frame):
             ],
             "unit": [o.claim.query.unit for o in outcomes],
         }
-        return cls(pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS), subject, outcomes)
+        table = pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS)
+        return cls(with_differences(table, [o.deployed for o in outcomes]), subject, outcomes)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -243,6 +245,11 @@ class Results(Frame):
         return by_engine(o.asked for o in self.outcomes)
 
     @property
+    def precision(self) -> str | None:
+        """How proved margins compare with what the deployed precision was measured to change; None if not asked."""
+        return said_of_precision(self.table)
+
+    @property
     def advice(self) -> str | None:
         """Why rows are unknown, once for all of them, and which options ask on; None if no row is."""
         return open_rows(self._open)
@@ -258,8 +265,9 @@ class Results(Frame):
 
     @property
     def effort(self) -> dict[str, Any]:
-        """What was done and what was not, ready for JSON: `engines`, `advice` and `ways_on`."""
-        return {"engines": self.engines, "advice": self.advice, "ways_on": self.ways_on}
+        """What was done and what was not, ready for JSON: `engines`, `advice`, `ways_on`, and `precision` if asked."""
+        measured = {} if self.precision is None else {"precision": self.precision}
+        return {"engines": self.engines, "advice": self.advice, "ways_on": self.ways_on, **measured}
 
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory with rows, bounds, witnesses and fingerprints (`docs/certify.md`).

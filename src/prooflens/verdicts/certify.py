@@ -29,6 +29,7 @@ from prooflens.results import Outcome, Results, Subject, Verdict
 from prooflens.results.keeper import RunKeeper
 from prooflens.results.tables import claim_key
 from prooflens.verdicts.chunks import chunks, halves
+from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import attack, gather_evidence, prove
@@ -58,6 +59,7 @@ def certify(
     out: Path | str | None = None,
     resume: bool = False,
     vectors: Vectors | None = None,
+    deployed: str | None = None,
     **options: Unpack[Options],
 ) -> Results:
     """Return a verdict for every head × position × query on a whole region: `holds` is proved for all of its points.
@@ -75,6 +77,9 @@ def certify(
         out: a run directory to write while the work goes on (docs/certify.md).
         resume: go on with the run in `out`: what it holds is not asked again, and comes back with the rest.
         vectors: the directions and dictionaries that queries about values inside the model name.
+        deployed: `"bfloat16"` or `"float32"`: also measure, at the clean input, at the worst point known and at 64
+            points of the region, how far each margin moves in that precision (columns `deployed`, `difference`, …).
+            That is measured, not proved.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -108,6 +113,7 @@ def certify(
                     positions=positions,
                     skip=skip,
                     vectors=vectors,
+                    deployed=deployed,
                     **options,
                 )
                 for one in prompt
@@ -119,7 +125,8 @@ def certify(
         if out is not None:
             raise QueryError("a run is about one hook and one token: ask for each in a run of its own")
         parts = [
-            certify(model, prompt, region, queries=group, vectors=vectors, **options) for group in groups
+            certify(model, prompt, region, queries=group, vectors=vectors, deployed=deployed, **options)
+            for group in groups
         ]
         return Results.joined(parts)
     question = ask(
@@ -138,10 +145,12 @@ def certify(
         "layer": layer,
         "queries": [str(query) for query in listed(queries)],
         "positions": positions,
+        "deployed": deployed,
     }
+    precision = Precision.of(question, deployed)
     keeper = RunKeeper(out, question.subject, _configuration(asked, settings), resume)
     claims = [claim for claim in keeper.remaining(question.claims) if claim_key(claim) not in skip]
-    return decide_question(replace(question, claims=claims), settings, keeper)
+    return decide_question(replace(question, claims=claims), settings, keeper, precision)
 
 
 def _check_prompts(prompts: Sequence[Prompt | str | Tensor], out: Path | str | None, resume: bool) -> None:
@@ -179,20 +188,26 @@ def _configuration(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
-def decide_question(question: Question, settings: Settings, keeper: RunKeeper | None = None) -> Results:
+def decide_question(
+    question: Question,
+    settings: Settings,
+    keeper: RunKeeper | None = None,
+    precision: Precision | None = None,
+) -> Results:
     """Decide the claims of a question chunk by chunk, shallow layers first.
 
     Args:
         question: the claims.
         settings: how they are decided.
         keeper: writes what each chunk came to; what an earlier run held comes back with the rest.
+        precision: measures margins in the precision that the model is deployed in, if that was asked for.
 
     Raises:
         Interrupted: after Ctrl-C, with the claims that were decided before; they are written, too.
     """
     with shown(settings.progress) as tell:
         try:
-            results = _decide_chunks(question, settings, tell, keeper)
+            results = _decide_chunks(question, settings, tell, keeper, precision)
         except Interrupted as stop:
             if keeper is not None:
                 keeper.keep(stop.results)
@@ -201,7 +216,11 @@ def decide_question(question: Question, settings: Settings, keeper: RunKeeper | 
 
 
 def _decide_chunks(
-    question: Question, settings: Settings, tell: Progress, keeper: RunKeeper | None
+    question: Question,
+    settings: Settings,
+    tell: Progress,
+    keeper: RunKeeper | None,
+    precision: Precision | None,
 ) -> Results:
     problem, claims = question.problem, question.claims
     board = _Board(tell, len(claims))
@@ -219,7 +238,9 @@ def _decide_chunks(
             except (MemoryError, RuntimeError) as error:
                 waiting = [*halves(chunk, error), *waiting]
                 continue
-            board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}
+            found = [evidence[i].outcome(problem) for i in chunk]
+            found = found if precision is None else precision.measured(found)
+            board.outcomes |= dict(zip(chunk, found, strict=True))
             if keeper is not None:
                 keeper.keep(Results.of([board.outcomes[i] for i in chunk], question.subject))
     except KeyboardInterrupt:

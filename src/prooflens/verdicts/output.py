@@ -24,6 +24,7 @@ from prooflens.results.asked import explanation
 from prooflens.results.outputs import Names, OutputResults
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.decide import reason_of, verdict_of
+from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import ATTACK
 from prooflens.verdicts.question import Place, Question, ask, source_of
 from prooflens.verdicts.radius import LARGEST, SMALLEST, radius
@@ -37,6 +38,7 @@ def output(
     *,
     layers: int | None = None,
     top: int | None = None,
+    deployed: str | None = None,
     **options: Unpack[Options],
 ) -> OutputResults:
     """Say whether the model's answer is the same on a whole region: `holds` is proved for all outputs and all points.
@@ -50,6 +52,8 @@ def output(
         region: the inputs on which the answer is to be the same.
         layers: cut the model after so many blocks; final norm and head are applied there.
         top: how many candidates get a row of their own.
+        deployed: `"bfloat16"` or `"float32"`: also measure, as `certify` does, how far the margin of the answer moves
+            in that precision. That is measured, not proved.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -67,7 +71,8 @@ def output(
     """
     settings = Settings.of(**options)
     question, names = ask_output(model, prompt, region, layers=layers, top=top, device=settings.device)
-    (whole,) = decide_question(question, settings).outcomes
+    precision = Precision.of(question, deployed)
+    (whole,) = decide_question(question, settings, precision=precision).outcomes
     return OutputResults.about(whole, candidates(whole, top or CANDIDATES), question.subject, names)
 
 
