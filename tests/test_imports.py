@@ -23,6 +23,7 @@ FOLDERS: Mapping[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "json_files": set(),
+    "notebook": set(),
     "durations": {"errors"},
     "progress": {"durations"},
     "memory": {"errors"},
@@ -37,7 +38,7 @@ FOLDERS: Mapping[str, set[str]] = {
     "engines": {"errors", "progress", "numerics", "sets", "models", "regions", "queries", "problem"},
     "certificate": {"errors", "json_files"},
     "checker": set(),
-    "results": {"durations", "errors", "version", "models", "regions", "families"}
+    "results": {"durations", "errors", "notebook", "version", "models", "regions", "families"}
     | {"queries", "engines", "certificate"},
     "verdicts": FOUNDATION | {"models", "regions", "queries", "problem", "engines", "results"},
     "enumeration": FOUNDATION

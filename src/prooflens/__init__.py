@@ -5,6 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from prooflens.notebook import draw_with
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
@@ -170,6 +171,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _picture(found: Any) -> str:
+    """A picture of results for notebooks, drawn by what draws reports."""
+    from prooflens.report.inline import picture
+
+    return picture(found)
+
+
+draw_with(_picture)
 
 
 class _Package(ModuleType):

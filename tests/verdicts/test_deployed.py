@@ -26,7 +26,7 @@ from tests.checker.forging import TOY
 from tests.conftest import Call
 from tests.models.hf_families import DECODERS, ENCODERS, IMAGE, decoder, encoder, randomised
 
-NONE = {"budget": "0/0/0"}
+NONE = "0/0/0"
 
 
 def saved(module: Any, folder: Path) -> str:
@@ -48,12 +48,12 @@ def test_the_module_of_transformers_runs_from_the_first_block(name: str, tmp_pat
         positions=[-1],
         deployed="float32",
         engine="interval",
-        **NONE,
+        budget=NONE,
     )
     assert all(row["deployed"].startswith("float32 by transformers") for row in res.rows), res.rows[0]
     assert all(row["difference"] < 1e-3 * (1.0 + abs(row["clean"])) for row in res.rows)
     if model.architecture.d_out is not None:
-        out = pl.output(folder, prompt, pl.Ball(1e-4), deployed="bfloat16", engine="interval", **NONE)
+        out = pl.output(folder, prompt, pl.Ball(1e-4), deployed="bfloat16", engine="interval", budget=NONE)
         assert out.whole.deployed.startswith("bfloat16 by transformers")
         assert 0.0 < out.whole.difference < 5.0
 
@@ -63,7 +63,7 @@ def test_the_margin_is_that_of_the_module_at_the_same_point(tmp_path: Path) -> N
     folder = saved(decoder("qwen2"), tmp_path / "model")
     model = pl.load(folder)
     prompt = model.prompt([3, 5, 7, 5, 9, 4])
-    res = pl.certify(folder, prompt, pl.Ball(1e-5), "1.0", positions=[-1], deployed="float32", **NONE)
+    res = pl.certify(folder, prompt, pl.Ball(1e-5), "1.0", positions=[-1], deployed="float32", budget=NONE)
     module = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -78,18 +78,18 @@ def test_images_and_edited_models(tmp_path: Path) -> None:
     vit = randomised(transformers.AutoModelForImageClassification.from_config(config))
     folder = saved(vit, tmp_path / "vit")
     image = torch.rand(3, 8, 8, dtype=torch.float64)
-    res = pl.certify(folder, image, pl.Ball(1e-4), "0", positions=[0], deployed="bfloat16", **NONE)
+    res = pl.certify(folder, image, pl.Ball(1e-4), "0", positions=[0], deployed="bfloat16", budget=NONE)
     assert all("by transformers" in row["deployed"] for row in res.rows)
     name = saved(decoder("qwen2"), tmp_path / "qwen2")
     cut = replace(pl.load(name).cut(1), name=name)  # a changed model under the name of the whole one
-    res = pl.certify(cut, cut.prompt([3, 5, 7]), pl.Ball(1e-5), "0.0", deployed="bfloat16", **NONE)
+    res = pl.certify(cut, cut.prompt([3, 5, 7]), pl.Ball(1e-5), "0.0", deployed="bfloat16", budget=NONE)
     assert all("own forward pass (the model is edited, cut" in row["deployed"] for row in res.rows)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_embedded_models_run_our_own_forward_pass(precision: str) -> None:
     toy = pl.load("toy")
-    res = pl.certify(toy, toy.example(), pl.Ball(0.02), "0", deployed=precision, **NONE)
+    res = pl.certify(toy, toy.example(), pl.Ball(0.02), "0", deployed=precision, budget=NONE)
     low = toy.to(dtype=getattr(torch, precision))
     scores = low.scores(toy.example().x.to(low.dtype), 0).double()
     exact = toy.scores(toy.example(), 0)
@@ -110,6 +110,7 @@ def test_witnesses_are_the_worst_point() -> None:
     toy = pl.load("toy")
     res = pl.certify(toy, toy.example(), pl.Ball(0.05), "0", budget="100/3/15", deployed="bfloat16")
     failing = res.sel(verdict="fails")[0]
+    assert failing.witness is not None
     x = failing.witness.x
     low = toy.to(dtype=torch.bfloat16)
     (claim,) = [outcome.claim for outcome in failing.outcomes]
@@ -125,7 +126,14 @@ def test_claims_of_the_mask_have_no_margin(tmp_path: Path) -> None:
     model = pl.load(saved(decoder("qwen2"), tmp_path / "model"))
     prompt = model.prompt([3, 5, 7])
     res = pl.certify(
-        model, prompt, pl.Ball(1e-5), "0.0", positions=[0], queries="top1={self}", deployed="float32", **NONE
+        model,
+        prompt,
+        pl.Ball(1e-5),
+        "0.0",
+        positions=[0],
+        queries="top1={self}",
+        deployed="float32",
+        budget=NONE,
     )
     assert (res.verdict, res.difference) == ("holds", None)
     assert res.precision is None
@@ -169,7 +177,7 @@ def test_runs_reports_and_documents_have_it(call: Call, tmp_path: Path) -> None:
         out=run,
         resume=True,
         deployed="bfloat16",
-        **NONE,
+        budget=NONE,
     )
     assert len(again) == 16
     assert again.table.column("difference").null_count == 0

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prooflens.results.maps import Cells
 
 LETTERS = {"fails": "F", "unknown": "?", "estimated": "e", "holds": "h"}
 """A letter for each verdict, the weakest first: where several rows share a cell, it shows the weakest."""
 
 MOST_LINES = 64
 """Up to this many heads have a line of positions; of more, every layer has a line of heads."""
-
-Cells = dict[tuple[int, int, int], str]
-"""Verdicts by layer, head and position."""
 
 
 def verdict_maps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -26,9 +25,11 @@ def verdict_maps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Returns:
         The lines of all maps, with a legend; empty where no row is about attention.
     """
+    from prooflens.results.maps import cells_by_query
+
     placed = [row for row in rows if row["layer"] is not None]
     lines: list[str] = []
-    for query, cells in _by_query(placed).items():
+    for query, cells in cells_by_query(placed).items():
         counts = Counter(cells.values())
         told = ", ".join(f"{counts[word]} {word}" for word in reversed(LETTERS) if counts[word])
         many = len({place[:2] for place in cells}) > MOST_LINES
@@ -38,26 +39,6 @@ def verdict_maps(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = {row["verdict"] for row in placed}
     legend = ", ".join(f"{letter} {word}" for word, letter in LETTERS.items() if word in found)
     return [*lines, f"{legend}, · not asked; several rows in one cell: the weakest"]
-
-
-def _by_query(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
-    """The cells of every query. Queries that name another token at each position (a role) share a map."""
-    exact: dict[str, Cells] = {}
-    for row in rows:
-        cells = exact.setdefault(row["query"], {})
-        place = row["layer"], row["head"], row["position"]
-        cells[place] = min(cells.get(place, "holds"), row["verdict"], key=list(LETTERS).index)
-    shapes: dict[str, list[str]] = {}
-    for query in exact:
-        shapes.setdefault(re.sub(r"\{[^}]*\}", "{…}", query), []).append(query)
-    found: dict[str, Cells] = {}
-    for shape, queries in shapes.items():
-        places = [place for query in queries for place in exact[query]]
-        if len(queries) > 1 and len(set(places)) == len(places):
-            found[shape] = {place: word for query in queries for place, word in exact[query].items()}
-        else:
-            found |= {query: exact[query] for query in queries}
-    return found
 
 
 def _heads(cells: Cells) -> list[str]:
@@ -70,9 +51,11 @@ def _heads(cells: Cells) -> list[str]:
 
 def _layers(cells: Cells) -> list[str]:
     """A line for each layer, a column for each head: its weakest verdict at any position."""
+    from prooflens.results.maps import weaker
+
     weakest: dict[tuple[int, int], str] = {}
     for (layer, head, _), word in cells.items():
-        weakest[layer, head] = min(weakest.get((layer, head), "holds"), word, key=list(LETTERS).index)
+        weakest[layer, head] = weaker(weakest.get((layer, head), "holds"), word)
     layers, heads = (sorted({place[i] for place in weakest}) for i in (0, 1))
     lines = [[LETTERS.get(weakest.get((layer, head), ""), "·") for head in heads] for layer in layers]
     return _grid("head", [f"layer {layer}" for layer in layers], heads, lines)

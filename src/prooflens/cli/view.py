@@ -109,9 +109,24 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the pictures as SVG, and PNG where chromium is installed.")
     ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the file in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML file with pictures of what runs proved and broke."""
+    _write_report(runs, out, figures, as_json)
+    if open_it:
+        _open(out)
+
+
+def _open(page: Path) -> None:
+    """Open a page in the browser; where there is none, say so: the file is written all the same."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        say(f"no browser was found here: open {page} with yours", error=True)
+
+
+def _write_report(runs: list[Path], out: Path, figures: Path | None, as_json: bool) -> None:
     if any((run / "sweep.json").is_file() for run in runs):
         from prooflens.report.sweep import report_sweep
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from prooflens.certificate.store import RunWriter
 from prooflens.families import Family
+from prooflens.notebook import picture_of
 from prooflens.results.record import run_header
 
 PROVED, ENUMERATED, ESTIMATED, INCOMPLETE = "proved", "enumerated", "estimated", "incomplete"
@@ -199,7 +200,7 @@ class FamilyResults:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The claims as a table, for notebooks."""
+        """The claims as a table, for notebooks, under a picture of the first."""
         names = ("claim", "word", "held", "of", "share", "smallest margin", "nearest to 0")
         head = "".join(f"<th>{name}</th>" for name in names)
         lines = []
@@ -215,7 +216,9 @@ class FamilyResults:
                 f"{row.smallest:.4g}",
             )
             lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        return (
+            f"{picture_of(self)}<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts, without the tables of pairs."""

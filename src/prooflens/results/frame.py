@@ -16,6 +16,7 @@ from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
 from prooflens.models.changes import Changes
 from prooflens.models.reads import READ
+from prooflens.notebook import picture_of
 from prooflens.queries import Query, RowQuery, parse_query
 from prooflens.queries.rows import suggestion
 from prooflens.regions import Region
@@ -347,14 +348,14 @@ class Frame:
         return f"<{type(self).__name__}: {self.line}>"
 
     def _repr_html_(self) -> str:
+        """The rows as a table, under a picture of them."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown_names)
         few = self.shown_rows(SHOWN_ROWS)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_cell(row[name]))}</td>' for name in self.shown_names)}</tr>"
-            for row in few
-        )
+        cells = ([html.escape(_cell(row[name])) for name in self.shown_names] for row in few)
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
         more = f"<p>… {len(self) - len(few)} more rows</p>" if len(self) > len(few) else ""
-        return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>{more}"
+        said = f"<p>{html.escape(repr(self)[1:-1])}</p>"
+        return f"{said}{picture_of(self)}<table><tr>{head}</tr>{body}</table>{more}"
 
 
 def with_text(row: dict[str, Any], tokens: Sequence[str]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+from prooflens.notebook import picture_of
 from prooflens.queries import Claim
 from prooflens.results.frame import Subject
 
@@ -126,3 +128,7 @@ class Ways:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The claims as text, under a picture of the first, for notebooks."""
+        return f"{picture_of(self)}<pre>{escape(str(self))}</pre>"
