@@ -44,7 +44,9 @@ unit: $(STAMP) browser
 notebook: $(STAMP)
 	$(BIN)/python -m pytest --nbmake examples
 
+# The site, strictly; links and headings are a test. Spelling: pages and docstrings.
 docs: $(STAMP)
+	$(BIN)/codespell *.md docs src
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tightness, time and memory of every engine: build/bench/bench.json and bench.md. The check fails where one got looser.

@@ -14,7 +14,7 @@ from tests.conftest import Call
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "docs" / name for name in ("from-transformerlens.md", "from-autolirpa.md")]
+PAGES = [ROOT / "docs" / name for name in ("from-transformerlens.md", "from-autolirpa.md", "from-cora.md")]
 
 
 def blocks(text: str, language: str) -> list[str]:
