@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this mac
 class Visit:
     """A page that was opened, and everything it said or asked for."""
 
-    def __init__(self, browser: Any, path: Path, scheme: str = "light") -> None:
-        self.page = browser.new_page(color_scheme=scheme)
+    def __init__(self, browser: Any, path: Path, scheme: str = "light", width: int = 1280) -> None:
+        self.page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 720})
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -38,7 +38,7 @@ class Visit:
 
     def check(self, path: Path) -> None:
         assert self.said == []
-        assert self.asked == [path.as_uri()]
+        assert {url.partition("#")[0] for url in self.asked} == {path.as_uri()}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,23 @@ def test_light_and_dark_can_be_read(browser: Any, path: Path, scheme: str) -> No
     visit.page.locator("#theme").click()
     ink, ground = lightness()
     assert (ink > ground) is (scheme == "light")
+    visit.check(path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_verdicts_are_in_sight_at_every_width(browser: Any, path: Path, width: int, scheme: str) -> None:
+    visit = Visit(browser, path, scheme, width)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+    visit.page.locator("nav.jump a", has_text="Verdicts").click()
+    cell = visit.page.locator("#verdicts td.verdict").first
+    cell.wait_for(state="visible")
+    place = cell.bounding_box()
+    assert place["x"] >= 0
+    assert place["x"] + place["width"] <= width
+    assert cell.inner_text() in ("holds", "fails", "unknown", "estimated")
+    tops = [visit.page.locator(f"#{name}").bounding_box()["y"] for name in ("verdicts", "radius")]
+    assert (tops[0] < tops[1]) is (width == 360)  # on a phone the table stands before the maps
     visit.check(path)
 
 

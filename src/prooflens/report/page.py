@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import tempfile
@@ -169,7 +170,17 @@ def _png(browser: str, path: Path, drawing: Drawing) -> Path | None:
 
 def render(data: ReportData) -> str:
     """The HTML text."""
-    return document(data.model, f"{_header(data)}<main>{''.join(_sections(data))}</main>{footer(data.notes)}")
+    sections = list(_sections(data))
+    body = f"{_header(data)}{_jumps(sections)}<main>{''.join(sections)}</main>{footer(data.notes)}"
+    return document(data.model, body)
+
+
+def _jumps(sections: Sequence[str]) -> str:
+    """Links to the sections, the table of verdicts first: on a phone it stands first, too."""
+    heads = [found for text in sections if (found := re.match(r'<section id="(\w+)".*?<h2>(.*?)</h2>', text))]
+    heads.sort(key=lambda found: found[1] != "verdicts")
+    links = "".join(f'<a href="#{found[1]}">{found[2]}</a>' for found in heads)
+    return f'<nav class="jump" aria-label="sections">{links}</nav>' if len(heads) > 1 else ""
 
 
 def document(name: str, body: str) -> str:
@@ -357,7 +368,8 @@ def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row], ca
     if "circuit" not in shown:
         held["columns"], held["texts"] = [*shown, "circuit"], spelled | {"circuit": []}
     head = "".join(
-        f'<th scope="col"><button type="button">{escaped(column)}</button></th>' for column in shown
+        f'<th scope="col" class="{slug(column)}"><button type="button">{escaped(column)}</button></th>'
+        for column in shown
     )
     few = "".join(
         f"<tr>{''.join(f'<td>{escaped(_cell(row.get(column)))}</td>' for column in shown)}</tr>"
