@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import prooflens as pl
-from prooflens.report.inline import MOST_HEADS, verdict_map
+from prooflens.report.data import collect
+from prooflens.report.page import render
+from prooflens.report.verdict_map import MOST_HEADS, verdict_map, verdict_maps
 from tests.conftest import Call
 
 NONE = "0/0/0"
@@ -33,6 +35,23 @@ def test_many_heads_are_a_map_of_verdicts(toy: pl.Transformer) -> None:
     for word, count in res.counts.items():
         assert drawn.count(f'class="{word}"') == count
     assert "<table>" in res._repr_html_()
+
+
+def test_the_report_has_a_map_for_each_radius_and_query(toy: pl.Transformer) -> None:
+    queries = ["top1", "mass>=0.3"]
+    found = [
+        pl.certify(toy, toy.example(), pl.Ball(eps), "0", queries=queries, engine="interval", budget=NONE)
+        for eps in (0.01, 0.03)
+    ]
+    rows = [row for res in found for row in res.rows]
+    named = verdict_maps(rows, found[0].rows[0]["tokens"])
+    assert [name for name, _ in named] == [f"{q}, ε = {e}" for e in ("0.01", "0.03") for q in queries]
+    for (_, drawing), count in zip(
+        named, (res.sel(query=q).counts for res in found for q in queries), strict=True
+    ):
+        assert drawing.svg().count('class="holds"') == count["holds"]
+    assert 'id="map"' in render(collect(*found))
+    assert 'id="map"' not in render(collect(found[0]["0.1"]))
 
 
 def test_one_head_is_its_attention_with_proved_ranges(toy: pl.Transformer) -> None:

@@ -9,21 +9,16 @@ from prooflens.report.attention import telling_radius
 from prooflens.report.data import collect
 from prooflens.report.figures import attention_map, circuit_graph, radius_map
 from prooflens.report.outputs import answer_bars
-from prooflens.report.svg import Drawing, escaped, number
+from prooflens.report.svg import Drawing, escaped
+from prooflens.report.verdict_map import verdict_map
 from prooflens.report.ways import draw_pieces, way_picture
 from prooflens.results import Radii, Results
 from prooflens.results.families import FamilyResults
-from prooflens.results.maps import Cells, cells_by_query
+from prooflens.results.maps import cells_by_query
 from prooflens.results.ways import Ways
 
 if TYPE_CHECKING:
     from prooflens.report.data import ReportData
-
-MOST_HEADS = 48
-"""A map of verdicts has at most so many heads; the table and the report have all."""
-
-LETTERS = {"holds": "h", "fails": "F", "unknown": "?", "estimated": "e"}
-"""What cells say beside their colour, as maps in the terminal do."""
 
 
 def picture(found: Any) -> str:
@@ -71,38 +66,3 @@ def _of_rows(found: Results | Radii, data: ReportData) -> Drawing | None:
     if len({place[:2] for place in cells}) == 1 and data.attention:
         return attention_map(data.attention[0], data.tokens, telling_radius(data.attention))
     return verdict_map(query, cells, data.tokens)
-
-
-def verdict_map(query: str, cells: Cells, tokens: tuple[str, ...]) -> Drawing:
-    """Head × position: the colour and the letter of a cell are its verdict.
-
-    Args:
-        query: what was asked.
-        cells: verdicts by layer, head and position.
-        tokens: the tokens of the prompt.
-    """
-    heads = sorted({place[:2] for place in cells})
-    drawn, positions = heads[:MOST_HEADS], sorted({place[2] for place in cells})
-    side, left, top = 22.0, 62.0, 92.0
-    below = top + side * len(drawn)
-    label = f"Verdicts of {query} by head and position"
-    drawing = Drawing(max(left + side * len(positions) + 60.0, 420.0), below + 42.0, label)
-    for column, position in enumerate(positions):
-        x = left + side * (column + 0.6)
-        name = f"{position} {tokens[position].strip()}"
-        drawing.text(x, top - 6.0, name[:12], "small", "start", transform=f"rotate(-55 {x:.1f} {top - 6.0})")
-    for line, (layer, head) in enumerate(drawn):
-        y = top + side * line
-        drawing.text(left - 8.0, y + 15.0, f"{layer}.{head}", "small", "end")
-        for column, position in enumerate(positions):
-            word = cells.get((layer, head, position))
-            if word is not None:
-                x = left + side * column
-                drawing.rect(x, y, side - 1.5, side - 1.5, kind=word)
-                drawing.text(x + side / 2 - 1.0, y + 15.0, LETTERS[word], "small onnode")
-    counts = {word: sum(found == word for found in cells.values()) for word in LETTERS}
-    told = ", ".join(f"{LETTERS[word]} {word}: {number(float(n))}" for word, n in counts.items() if n)
-    left_out = f"; {len(heads) - len(drawn)} more heads" if len(heads) > len(drawn) else ""
-    drawing.text(left, below + 18.0, query, "small", "start")
-    drawing.text(left, below + 34.0, f"{told}{left_out}", "small quiet", "start")
-    return drawing

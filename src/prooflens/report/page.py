@@ -22,6 +22,7 @@ from prooflens.report.figures import attention_map, circuit_graph, radius_map, s
 from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
+from prooflens.report.verdict_map import verdict_maps
 from prooflens.report.ways import draw_pieces
 from prooflens.report.words import CAPTIONS, positions_asked, said_first
 from prooflens.version import __version__
@@ -257,6 +258,9 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield _section("output", "What the model says", body)
     if data.radius_map:
         yield _section("radius", "How far each head is proved", _radius_body(data))
+    if maps := verdict_maps(data.verdicts, data.tokens):
+        body = panels("query", "map", [name for name, _ in maps], [drawing for _, drawing in maps])
+        yield _section("map", "Verdicts by head and position", body)
     if data.attention:
         yield _section("attention", "Attention with proved ranges", _attention_body(data))
     if data.images:

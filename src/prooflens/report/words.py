@@ -11,6 +11,8 @@ CAPTIONS = {
     "radius": "Each cell is a head. Upper half: the largest ε for which its claim is <b>proved</b> on the whole ball, "
     "for its weakest row. Lower half: the smallest ε at which a point that breaks it was <b>found</b>. The true radius "
     "lies between. Hatched: nothing proved, or nothing broken.",
+    "map": "Each cell is a head at a position, its colour and letter the verdict: h holds, F fails, ? unknown, "
+    "e estimated. Where several rows share a cell it shows the weakest.",
     "attention": "Rows are queries, columns keys. The fill and the number are the clean attention weight; the bar is "
     "the range that is <b>proved</b> for every point of the ball, from 0 at the left of the cell to 1 at its right, "
     "the tick the clean weight on it. Where several radii were computed, a slider moves through them.",
