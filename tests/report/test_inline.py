@@ -15,6 +15,7 @@ from prooflens.report.data import collect
 from prooflens.report.page import render
 from prooflens.report.verdict_map import MOST_HEADS, verdict_map, verdict_maps
 from tests.conftest import Call
+from tests.enumeration.words import reader
 
 NONE = "0/0/0"
 
@@ -70,6 +71,12 @@ def test_other_results_have_pictures_of_their_own(toy: pl.Transformer) -> None:
     assert "<pre>" in ways._repr_html_()
     segment = pl.Segment(first, second)
     assert "Margin of" in shown(pl.certify(toy, first, segment, "0.1", positions=[-1], budget=NONE))
+
+
+def test_families_show_the_shares_of_two_slots() -> None:
+    names = {"A": [" Mary", " Kate"], "B": [" John", " Tom"]}
+    found = pl.family(reader(), pl.Template("When{A} and{B} met", **names), "0.0:top1={A}@-1")
+    assert "Share of 0.0:top1={A}@-1 by A and B" in shown(found)
 
 
 def test_what_cannot_be_drawn_is_a_table(toy: pl.Transformer, tmp_path: Path) -> None:

@@ -106,6 +106,19 @@ def test_embedded_models_run_our_own_forward_pass(precision: str) -> None:
         assert row["difference_worst"] is not None  # the corner of layer 0's bound
 
 
+def test_points_of_the_region_are_looked_at() -> None:
+    """Brute force: the largest difference at the 64 points that the region draws."""
+    toy = pl.load("toy")
+    ball = pl.Ball(0.02)
+    res = pl.certify(toy, toy.example(), ball, "1.0", positions=[-1], deployed="bfloat16", budget=NONE)
+    points, _ = ball.around(toy.example()).sample(POINTS)
+    low = toy.to(dtype=torch.bfloat16)
+    held = [model.scores(points.to(model.dtype), 1)[:, 0, -1].double() for model in (toy, low)]
+    rest = [key for key in range(4) if key != res.top]
+    first, second = (scores[:, res.top] - scores[:, rest].amax(-1) for scores in held)
+    assert res.difference_samples == pytest.approx(float((first - second).abs().max()), abs=1e-12)
+
+
 def test_witnesses_are_the_worst_point() -> None:
     toy = pl.load("toy")
     res = pl.certify(toy, toy.example(), pl.Ball(0.05), "0", budget="100/3/15", deployed="bfloat16")
