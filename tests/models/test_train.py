@@ -74,3 +74,26 @@ def test_sst2_is_read_line_by_line() -> None:
     rows = read_sst2(SHARED / "data" / "sst2" / "test.tsv")
     assert len(rows) == 872
     assert {label for _, label in rows} == {0, 1}
+
+
+def test_a_gpt2_is_trained_on_sentences_and_loads_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    lines = [
+        f"a film about {thing} is {word}\t1" for thing in "abcdefghij" for word in ("good", "long", "warm")
+    ]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.tsv").write_text("\n".join(["text\tlabel", *lines]))
+    folders = [
+        train("gpt2-sst2", data=tmp_path, target=tmp_path / name, epochs=1).folder for name in ("a", "b")
+    ]
+    model, again = map(load, folders)
+    assert model.sha256 == again.sha256
+    assert (model.architecture.family, model.architecture.n_layers, model.architecture.d_model) == (
+        "gpt2",
+        4,
+        256,
+    )
+    assert "".join(model.prompt("a film about a is warm").tokens) == "a film about a is warm"
+    (tmp_path / "train.tsv").write_text("text\tlabel\ntoo short\t1")
+    with pytest.raises(ModelError, match="give the whole files"):
+        train("gpt2-sst2", data=tmp_path, target=tmp_path / "c")

@@ -78,7 +78,8 @@ def train(
     name: Annotated[
         str,
         typer.Argument(
-            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2, sae"
+            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2, "
+            "gpt2-sst2, sae"
         ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
@@ -106,7 +107,7 @@ def train(
         return
 
     with shown(True) as report:
-        trained = fit(name, seed, data, report, out)
+        trained = fit(name, seed, data, report, out, device=device)
     if as_json:
         print_json({"name": name, "seed": seed, "folder": str(trained.folder), "accuracy": trained.accuracy})
     else:

@@ -32,7 +32,7 @@ from prooflens.models.transformer import Transformer
 EMBEDDED = ("toy", "toy-4layer", "toy-induction", "toy-d16")
 """Models whose weights are part of the package: no download, no tokenizer, example inputs in place of texts."""
 
-TRAINED = ("bert-tiny-sst2", "toy-d32", "toy-d64", "toy-d128")
+TRAINED = ("bert-tiny-sst2", "gpt2-sst2", "toy-d32", "toy-d64", "toy-d128")
 """Models that `prooflens train` makes."""
 
 

@@ -1,6 +1,6 @@
-"""Recipes of the models that prooflens trains itself: the paper's synthetic encoders, a BERT-tiny, and token tasks.
+"""Recipes of the models that prooflens trains itself: the paper's synthetic encoders, BERT-tiny, GPT-2, token tasks.
 
-Each recipe is deterministic for a seed (one thread, float32) and takes minutes at most on a cpu.
+Each recipe is deterministic for a seed (one thread, float32) and takes minutes at most on a CPU, but for `gpt2-sst2`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from prooflens.models.files import atomic_folder, check_replaceable, write_model
 from prooflens.models.prompt import FileTokenizer
 from prooflens.models.pull import Progress, pull
 from prooflens.models.tasks import TASKS, TokenTask, fit
+from prooflens.models.train_text import train_gpt2
 from prooflens.models.transformer import Transformer
 from prooflens.models.weights import optional_shapes, required_shapes
 
@@ -116,6 +117,10 @@ RECIPES: dict[str, Recipe] = {
 """The synthetic models by name; d = 16 … 128 are the paper's scaled ones."""
 
 
+TEXTS = ("bert-tiny-sst2", "gpt2-sst2")
+"""The models that are trained on SST-2's sentences."""
+
+
 def train(
     name: str,
     seed: int = 0,
@@ -123,16 +128,18 @@ def train(
     progress: Progress | None = None,
     target: Path | None = None,
     epochs: int | None = None,
+    device: str | None = None,
 ) -> Trained:
     """Train a model by its recipe and keep it in the cache, or in `target`.
 
     Args:
-        name: one of `RECIPES`, one of `TASKS`, or `bert-tiny-sst2`.
+        name: one of `RECIPES`, one of `TASKS`, or one of `TEXTS`.
         seed: seed of weights and data.
         data: the folder with SST-2; None to look for it.
         progress: called with a stage and a share from 0 to 1; None for silence.
         target: the folder to write; None for the cache.
         epochs: how many epochs, of 100 steps for `TASKS`; None for the recipe's.
+        device: where `gpt2-sst2` is trained; None for the CPU. The other recipes are small and stay there.
 
     Raises:
         ModelError: if there is no such recipe, its data is missing, or the folder cannot be written.
@@ -140,6 +147,11 @@ def train(
     folder = target or model_folder(name)
     check_replaceable(folder)
     report = progress or (lambda stage, share: None)
+    if name == "gpt2-sst2":
+        parts = [
+            [text for text, _ in read_sst2(sst2_folder(data) / f"{part}.tsv")] for part in ("train", "test")
+        ]
+        return Trained(folder, train_gpt2(parts[0], parts[1], seed, folder, report, epochs, device))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,9 +163,7 @@ def train(
             return _train_sst2(seed, data, folder, report, epochs or 4)
     finally:
         torch.set_num_threads(threads)
-    raise ModelError(
-        f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, *TASKS, 'bert-tiny-sst2'])}"
-    )
+    raise ModelError(f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, *TASKS, *TEXTS])}")
 
 
 def initial_weights(

@@ -223,7 +223,16 @@ def _header(data: ReportData) -> str:
 def header(
     title: str, text: str, counts: Mapping[str, int], facts: Mapping[str, str], more: str = "", said: str = ""
 ) -> str:
-    """The top of a page: what it is about, what was found in a sentence, how many rows end how, facts as HTML."""
+    """The top of a page.
+
+    Args:
+        title: what the page is about.
+        text: the prompt, or what stands for it.
+        counts: how many rows end with each verdict.
+        facts: names and what is said of each, as HTML; empty ones are left out.
+        more: HTML that follows the facts.
+        said: what was found, in a sentence.
+    """
     counted = "".join(f'<li class="{slug(v)}"><b>{n:,}</b>{v}</li>' for v, n in counts.items())
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items() if value)
     sentence = f"<p>{escaped(said)}</p>" if said else ""
@@ -293,7 +302,15 @@ def _section(name: str, title: str, body: str) -> str:
 
 
 def panels(label: str, group: str, names: Sequence[str], pictures: Sequence[Drawing], more: str = "") -> str:
-    """Several pictures of one kind, of which a list chooses one."""
+    """Several pictures of one kind, of which a list chooses one.
+
+    Args:
+        label: what the list is called.
+        group: a name for the list and its pictures, once a page.
+        names: the entries of the list.
+        pictures: one for each entry.
+        more: HTML beside the list.
+    """
     options = "".join(f'<option value="{i}">{escaped(name)}</option>' for i, name in enumerate(names))
     choice = f'<label>{label} <select data-panels="{group}" id="choose-{group}">{options}</select></label>'
     shown = "".join(
@@ -348,7 +365,15 @@ def _digits(value: float | None) -> float | None:
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row], caption: str = "") -> str:
-    """A table that scripts fill; the first rows are there without them. Texts are written once and numbered."""
+    """A table that scripts fill; the first rows are there without them. Texts are written once and numbered.
+
+    Args:
+        name: its id, once a page.
+        title: its heading.
+        columns: the columns in their order; those that no row fills are left out.
+        rows: all rows.
+        caption: what is said above it.
+    """
     shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
     texts: dict[str, list[Any]] = {}
     for column in shown:

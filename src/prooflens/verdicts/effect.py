@@ -232,6 +232,7 @@ def _same_answer(pair: Pair, points: Sequence[EffectPoint], settings: Settings) 
     claim = query.claim(pair.functional, 0, 0.0)
 
     def ended(verdict: Verdict, reason: str, engine: str, witness: Witness | None = None) -> Outcome:
+        """The outcome of this verdict for this reason: by which engine, and the witness that breaks it if one does."""
         known = Bounds(nothing, nothing, Guarantee.PROVED, engine, 0.0)
         return Outcome(claim, verdict, known, witness, reason, engine, None, time.perf_counter() - begin)
 

@@ -89,7 +89,19 @@ def profile(
     seed: int = 0,
     budget: str | None = None,
 ) -> list[HeadProfile]:
-    """Every head of a layer over some inputs; without labels the model's own answers are taken for true."""
+    """Every head of a layer over some inputs.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        eps: the radius of the ball around each.
+        layer: the layer whose heads are asked about.
+        labels: the true answers, shape [n]; without them the model's own are taken for true.
+        tau: the mass that a row's most attended token is asked to keep.
+        engine: who bounds; `auto` chooses.
+        seed: of the attack.
+        budget: of the attack, as samples/restarts/steps.
+    """
     labels = answers(model, prompts) if labels is None else labels
     gradients = head_gradients(model, prompts, labels, layer)
     before = accuracy(model, prompts, labels)
@@ -163,20 +175,38 @@ def read_answer(model: Transformer, x: Float[Tensor, "... S d"]) -> Float[Tensor
 
 
 def answers(model: Transformer, prompts: Sequence[Prompt]) -> Int[Tensor, " n"]:
-    """What the model says on each input."""
+    """What the model says on each input.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+    """
     with torch.no_grad():
         return torch.stack([read_answer(model, prompt.x).argmax(-1) for prompt in prompts])
 
 
 def accuracy(model: Transformer, prompts: Sequence[Prompt], labels: Int[Tensor, " n"]) -> float:
-    """The share of inputs that the model answers as labelled."""
+    """The share of inputs that the model answers as labelled.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        labels: their true answers, shape [n].
+    """
     return float((answers(model, prompts) == labels).double().mean())
 
 
 def head_gradients(
     model: Transformer, prompts: Sequence[Prompt], labels: Int[Tensor, " n"], layer: int
 ) -> Float[Tensor, " H"]:
-    """Mean ‖∂loss/∂x‖₂ along the paths through each head of a layer: the other heads' outputs are held fixed there."""
+    """Mean ‖∂loss/∂x‖₂ along the paths through each head of a layer: the other heads' outputs are held fixed there.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        labels: their true answers, shape [n].
+        layer: the layer of the heads.
+    """
     heads = model.architecture.n_heads
     total = torch.zeros(heads, dtype=torch.float64)
     for prompt, label in zip(prompts, labels, strict=True):
@@ -195,7 +225,14 @@ def head_gradients(
 
 
 def clean_entropy(model: Transformer, prompts: Sequence[Prompt], layer: int, head: int) -> float:
-    """The mean entropy of a head's rows on the inputs themselves."""
+    """The mean entropy of a head's rows on the inputs themselves.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        layer: the head's layer.
+        head: its number there.
+    """
     values = []
     with torch.no_grad():
         for prompt in prompts:
@@ -213,7 +250,17 @@ def survivors(
     steps: int = 50,
     seed: int = 0,
 ) -> list[bool]:
-    """Which inputs keep their label under projected gradient ascent on the loss; a wrong clean answer does not."""
+    """Which inputs keep their label under projected gradient ascent on the loss; a wrong clean answer does not.
+
+    Args:
+        model: the model.
+        x: inputs of one length, shape [n, S, d].
+        labels: their true answers, shape [n].
+        eps: the radius of the ball around each.
+        restarts: how often the ascent starts, at random points.
+        steps: how many steps each takes.
+        seed: of the random points.
+    """
     generator = torch.Generator(device=x.device).manual_seed(seed)
     with torch.no_grad():
         standing = read_answer(model, x).argmax(-1) == labels
@@ -237,7 +284,15 @@ def survivors(
 def proved(
     model: Transformer, prompts: Sequence[Prompt], labels: Int[Tensor, " n"], eps: float, engine: str
 ) -> list[bool]:
-    """Which inputs are proved to keep their label on the whole ball."""
+    """Which inputs are proved to keep their label on the whole ball.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        labels: their true answers, shape [n].
+        eps: the radius of the ball around each.
+        engine: who bounds.
+    """
     asked, found = get_engine(engine), []
     for prompt, label in zip(prompts, labels.tolist(), strict=True):
         problem = Problem(model, Ball(eps).around(prompt))
@@ -269,7 +324,18 @@ def evaluate(
     engine: str | None = "crown",
     seed: int = 0,
 ) -> Worth:
-    """Right answers on clean inputs, those that an attack leaves, and those that are proved (with an engine)."""
+    """Right answers on clean inputs, those that an attack leaves, and those that are proved.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        labels: their true answers, shape [n].
+        eps: the radius of the ball around each.
+        restarts: how often the attack starts.
+        steps: how many steps each start takes.
+        engine: who proves; None proves nothing.
+        seed: of the attack.
+    """
     clean = int((answers(model, prompts) == labels).sum())
     left = 0
     for group in stacked(prompts):

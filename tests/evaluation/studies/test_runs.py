@@ -100,6 +100,7 @@ def test_budgets_are_the_papers(run: Run) -> None:
         ("gpt2_layer1", {"engine": "crown"}, {2}),
         ("gpt2_layer2", {"model": "toy-4layer"}, {2}),
         ("gpt2_medium", {"engine": "cpz"}, {2}),
+        ("gpt2_trained", {"model": "toy-4layer"}, {8}),
         ("output_verification", {}, {1}),
         ("alphacrown", {}, {1}),
         ("k_j_sweep", {}, {1}),

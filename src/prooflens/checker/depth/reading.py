@@ -248,6 +248,12 @@ def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: l
     """Lower bounds of Σ w·output_index + rival·output_other for many others at once, by two ellipsoids per token.
 
     The linear part is bounded by its ellipsoid and not exactly, so a floor may be lower than `Form.bounds`.
+
+    Args:
+        walk: a walk as far as the outputs.
+        weights: w by the index of its output.
+        rival: the weight of each other output.
+        others: the indices of the other outputs, one floor each.
     """
     end = walk.end()
     W, bias = end.head

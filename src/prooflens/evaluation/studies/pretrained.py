@@ -7,11 +7,12 @@ BERT-tiny is trained here (`prooflens train bert-tiny-sst2`). GPT-2 is not at ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prooflens.engines import Engine
 from prooflens.engines.attack import AttackBudget
 from prooflens.evaluation.studies.base import Result, Sheet, StudySettings, get_study, study
+from prooflens.evaluation.studies.calibrate import calibrated
 from prooflens.evaluation.studies.measure import ON_PROVED, QUICK, Published, StudyCase, rows_of
 from prooflens.evaluation.studies.prompts import OPENINGS, SENTENCES, sst2_sentences
 from prooflens.evaluation.studies.render import read_one
@@ -159,16 +160,105 @@ def gpt2(settings: StudySettings, sheet: Sheet) -> None:
         if model.architecture.norm_place == "post":
             engines["CROWN"] = "crown"
         positions = [-1] if settings.quick else None
-        for eps, paper in settings.some(list(GPT0.items()), 1):
-            settings.tell(f"{name}, ε = {eps:g}", 0.0)
-            prompts = prompts_for(model, settings.count(5, 1))
-            cases = [StudyCase.of(model, prompt, eps, QUERIES, 0, positions) for prompt in prompts]
-            rows = rows_of(f"{name}, ε = {eps:g}", cases, engines, SHORT, paper, settings.seed, ON_PROVED)
-            sheet.add(*rows)
+        prompts = prompts_for(model, settings.count(5, 1))
+        asked = Asked(model, name, prompts, QUERIES, 0, positions)
+        if not settings.quick:
+            asked.add_as_hard(settings, sheet, engines, GPT0)
+        asked.add(settings, sheet, engines, GPT0, settings.some(list(GPT0), 1))
     sheet.note(
         "The paper's Q2 is above its own MC+PGD at every ε (95.4 and 89.0 %, 94.2 and 76.2 %, 85.4 and 44.8 %): some "
         "of those certificates are false."
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A model, its texts and what is asked of one layer.
+
+    Attributes:
+        model: the model.
+        name: what it is called in the rows.
+        prompts: the texts.
+        queries: by the paper's names.
+        layer: the layer.
+        positions: the positions that are asked, or None for all.
+    """
+
+    model: Transformer
+    name: str
+    prompts: Sequence[Prompt]
+    queries: Mapping[str, str]
+    layer: int
+    positions: Sequence[int] | None = None
+
+    def cases(self, eps: float) -> list[StudyCase]:
+        """The claims about every text at a radius.
+
+        Args:
+            eps: the radius.
+        """
+        return [
+            StudyCase.of(self.model, prompt, eps, self.queries, self.layer, self.positions)
+            for prompt in self.prompts
+        ]
+
+    def add(
+        self,
+        settings: StudySettings,
+        sheet: Sheet,
+        engines: Mapping[str, str | Engine],
+        paper: Mapping[float, Published],
+        radii: Sequence[float],
+    ) -> None:
+        """Add rows at some radii, beside the paper's figures at them.
+
+        Args:
+            settings: seed, and who is told.
+            sheet: where the rows go.
+            engines: ours by the paper's method, best first.
+            paper: its figures by radius.
+            radii: the radii.
+        """
+        for eps in radii:
+            self._add(settings, sheet, engines, paper.get(eps, {}), eps, f"ε = {eps:g}")
+
+    def add_as_hard(
+        self,
+        settings: StudySettings,
+        sheet: Sheet,
+        engines: Mapping[str, str | Engine],
+        paper: Mapping[float, Published],
+    ) -> None:
+        """Add rows at the radii at which our attack leaves the shares of Q1 that the paper's leaves at its own.
+
+        Args:
+            settings: seed, and who is told.
+            sheet: where the rows go.
+            engines: ours by the paper's method, best first.
+            paper: its figures by radius.
+        """
+        only = replace(self, queries={"Q1": self.queries["Q1"]})
+        for eps, published in paper.items():
+            share = published["attack", "Q1"]
+            settings.tell(f"{self.name}, where the attack leaves {share:g} %", 0.0)
+            found = calibrated(only.cases, "Q1", share / 100.0, eps, QUICK, settings.seed)
+            group = f"as hard as the paper's {eps:g}: ε = {found:g}"
+            self._add(settings, sheet, engines, published, found, group)
+
+    def _add(
+        self,
+        settings: StudySettings,
+        sheet: Sheet,
+        engines: Mapping[str, str | Engine],
+        published: Published,
+        eps: float,
+        group: str,
+    ) -> None:
+        settings.tell(f"{self.name}, {group}", 0.0)
+        cases = self.cases(eps)
+        sheet.add(
+            *rows_of(f"{self.name}, {group}", cases, engines, SHORT, published, settings.seed, ON_PROVED)
+        )
 
 
 def deep(
@@ -182,7 +272,8 @@ def deep(
 ) -> None:
     """Queries of all tokens at some layer, by an engine for depth. Quick: the last token of one text, on minilm.
 
-    A text takes half a minute of a GPU for all ε, and more than ten minutes of one core for the smallest.
+    Radii that leave as much as the paper's come first, then its own. A text takes half a minute of a GPU for all ε, and
+    more than ten minutes of one core for the smallest.
     """
     usual = "minilm" if settings.quick else usual
     name = sheet.model = settings.model_name or usual
@@ -191,18 +282,23 @@ def deep(
     engine = settings.engine or (quick_engine if settings.quick else "taylor")
     queries = {"Q1": "top1"} if settings.quick else QUERIES
     prompts, positions = prompts_for(model, settings.count(texts, 1)), [-1] if settings.quick else None
-    for eps in radii[:1] if settings.quick else radii:
-        settings.tell(f"{name}, ε = {eps:g}", 0.0)
-        cases = [StudyCase.of(model, prompt, eps, queries, layer, positions) for prompt in prompts]
-        published = paper.get(eps, {})
-        engines = {"CPZ": engine, "IBP": "interval"} if engine != "interval" else {"IBP": engine}
-        rows = rows_of(f"{name}, ε = {eps:g}", cases, engines, SHORT, published, settings.seed, ON_PROVED)
-        sheet.add(*rows)
-    asked = "all positions" if positions is None else "the last position"
+    engines: dict[str, str | Engine] = (
+        {"CPZ": engine, "IBP": "interval"} if engine != "interval" else {"IBP": engine}
+    )
+    asked = Asked(model, name, prompts, queries, layer, positions)
+    if not settings.quick:
+        asked.add_as_hard(settings, sheet, engines, paper)
+    asked.add(settings, sheet, engines, paper, radii[:1] if settings.quick else radii)
+    where = "all positions" if positions is None else "the last position"
     sheet.note(
-        f"Asked at {asked} of {len(prompts)} text(s) of {len(prompts[0])} tokens; the paper has {texts}. Its CPZ rests "
+        f"Asked at {where} of {len(prompts)} text(s) of {len(prompts[0])} tokens; the paper has {texts}. Its CPZ rests "
         "on a sampled remainder here and is an estimate."
     )
+    if not settings.quick:
+        sheet.note(
+            "*As hard as* is the radius at which our attack leaves the share of Q1 that the paper's leaves at its own "
+            "(MC in the row): the rates compare there, and at the paper's ε they do not."
+        )
 
 
 @study("gpt2_layer1", "Three queries at layer 1 of larger models", "pretrained", "mpnet", "GPT-2 small")
@@ -229,11 +325,36 @@ def gpt2_medium(settings: StudySettings, sheet: Sheet) -> None:
     deep(settings, sheet, 1, MEDIUM, "smollm2", (1e-4, 5e-4, 1e-3), texts=3)
 
 
+@study(
+    "gpt2_trained",
+    "Three queries at layers 1 to 3 of a GPT-2 of our own",
+    "pretrained",
+    "gpt2-sst2",
+    "GPT-2 small",
+)
+def gpt2_trained(settings: StudySettings, sheet: Sheet) -> None:
+    """GPT-2's architecture at the paper's difficulty: four layers trained on SST-2, whose test sentences are asked.
+
+    Layer 3 is asked where the attack leaves what the paper's leaves at layer 2, the deepest that it has. Quick: layer 1
+    of a toy.
+    """
+    usual = "toy-4layer" if settings.quick else "gpt2-sst2"
+    name = sheet.model = settings.model_name or usual
+    model = settings.load(usual)
+    engines: dict[str, str | Engine] = {"CPZ": settings.engine or "taylor", "IBP": "interval"}
+    count = settings.count(3, 1)
+    prompts = prompts_for(model, count) if model.tokenizer is None else sst2_sentences(model, count)
+    for layer, paper in settings.some([(1, GPT1), (2, GPT2), (3, GPT2)], 1):
+        asked = Asked(model.cut(layer + 1), f"{name}, layer {layer}", prompts, QUERIES, layer)
+        asked.add_as_hard(settings, sheet, engines, paper)
+
+
 HEADLINES = {
     "synthetic, layer 0": ("layer0_all", "ε = 0.02", "Q1"),
     "BERT-tiny, layer 1": ("bert_layer1", "ε = 0.002", "Q1"),
     "GPT-2 small, layer 0": ("gpt2", "ε = 0.001", "Q1"),
     "GPT-2 small, layer 1": ("gpt2_layer1", "ε = ", "Q1"),
+    "GPT-2 architecture, layers 1 to 3": ("gpt2_trained", "ε = ", "Q1"),
     "GPT-2 medium, layer 1": ("gpt2_medium", "ε = ", "Q1"),
     "BERT-tiny, class": ("output_verification", "ε = 0.002", "class"),
     "GPT-2 small, next token": ("output_verification_gpt2", "ε = ", "next token"),

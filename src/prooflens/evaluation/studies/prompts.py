@@ -128,14 +128,15 @@ def paraphrase_sets(model: Transformer, count: int) -> list[list[Prompt]]:
 
 
 def sst2_sentences(model: Transformer, count: int, size: int = 8) -> list[Prompt]:
-    """The first test sentences of SST-2 with at least `size` tokens, cut to `size` of which the last is [SEP]."""
+    """The first test sentences of SST-2 with at least `size` tokens, cut to `size`; an encoder's end in [SEP]."""
     if model.tokenizer is None:
         raise PromptError(f"{model.name} has no tokenizer: SST-2 needs one")
     found: list[Prompt] = []
     for text, _ in read_sst2(sst2_folder() / "test.tsv"):
         ids = model.tokenizer.encode(text)
         if len(ids) >= size and len(found) < count:
-            kept = torch.tensor([*ids[: size - 1], ids[-1]])
+            last = size - 1 if model.architecture.causal else -1
+            kept = torch.tensor([*ids[: size - 1], ids[last]])
             tokens = tuple(model.tokenizer.token(int(i)) for i in kept)
             found.append(Prompt(model.embed(kept), tokens, tuple(kept.tolist()), text))
     return found

@@ -77,7 +77,14 @@ class Maker:
         return whole(anchor, index.reshape(*form.shape[:-1], anchor.width))
 
     def patches(self, node: Any, x: Array | Form, weight: Array | Form, bias: Array | None = None) -> Form:
-        """The projection of an image's patches: a convolution whose steps are as wide as its kernel."""
+        """The projection of an image's patches: a convolution whose steps are as wide as its kernel.
+
+        Args:
+            node: the convolution, for what is said of it.
+            x: the image.
+            weight: the kernels, shape [width, channels, side, side].
+            bias: one number per kernel, or None.
+        """
         plain = isinstance(x, Form) and {a.kind for a in x.anchors} == {"pixels"} and x.is_plain()
         if not isinstance(x, Form) or isinstance(weight, Form) or not plain or weight.ndim != 4:
             raise refuse(node, "it is no projection of patches")
@@ -94,7 +101,14 @@ class Maker:
         return whole(anchor, index.reshape(1, width, high, wide))
 
     def norm(self, node: Any, word: str, form: Form, eps: float) -> Form:
-        """A norm of each row: of a token, or of a head of one."""
+        """A norm of each row: of a token, or of a head of one.
+
+        Args:
+            node: the node that ends the norm, for what is said of it.
+            word: which norm it is, as an anchor's `word`.
+            form: the rows.
+            eps: what the norm adds to the mean square.
+        """
         read = rows(form)
         whole_token = read is not None and np.array_equal(read.features, np.arange(len(read.features)))
         if read is not None and whole_token and len(read.features) == next(iter(read.anchors)).width:
