@@ -326,7 +326,11 @@ def _list(frame: Frame) -> None:
 
 
 def tell_precision(frame: Frame) -> None:
-    """How proved margins compare with what the deployed precision changes, if that was measured."""
+    """Say how proved margins compare with what the deployed precision changes, if that was measured.
+
+    Args:
+        frame: what was found.
+    """
     from prooflens.results import Results
 
     if isinstance(frame, Results) and frame.precision is not None:

@@ -49,8 +49,8 @@ def vocabulary(
     as_json: Json = False,
 ) -> None:
     """Count over all prompts of a length which key heads of layer 0 attend most: proved lower and upper counts."""
-    from prooflens.report.page import write_drawings
     from prooflens.report.vocabulary import draw_profiles
+    from prooflens.report.written import write_drawings
     from prooflens.verdicts.vocabulary import profile
 
     limit_memory(None)

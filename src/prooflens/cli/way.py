@@ -41,8 +41,8 @@ def way(
 
     Exit code: 0 all hold on the whole way, 1 error, 2 some unknown, 3 some fail.
     """
-    from prooflens.report.page import slug, write_drawings
     from prooflens.report.ways import way_picture
+    from prooflens.report.written import slug, write_drawings
     from prooflens.verdicts.way import way as walk
 
     if given.to is None or given.hull is not None or given.tokens is not None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from prooflens.certificate.store import read_run
 from prooflens.errors import RunError
 from prooflens.report.data import Row
-from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings, write_page
+from prooflens.report.page import document, footer, header, panels, table
 from prooflens.report.svg import SCALE, Drawing, escaped, hit, ink_on, number, visible
+from prooflens.report.written import slug, write_drawings, write_page
 from prooflens.results.families import FamilyResults
 
 MOST_CELLS = 40

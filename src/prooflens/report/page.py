@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +21,7 @@ from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visib
 from prooflens.report.verdict_map import verdict_maps
 from prooflens.report.ways import draw_pieces
 from prooflens.report.words import CAPTIONS, positions_asked, said_first
+from prooflens.report.written import slug, write_drawings, write_page
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
@@ -32,10 +29,6 @@ if TYPE_CHECKING:
     from prooflens.results.frame import Frame
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-MOST_FIGURES = 12
-"""How many pictures of each kind are written as files."""
-
 SHOWN_FIRST = 40
 """Rows that stand in the file as HTML, for readers without scripts; scripts draw the others."""
 
@@ -93,15 +86,6 @@ def is_family(path: Path | str) -> bool:
         return False
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write a text file, its folder too; an error names the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
     """Every picture with its name."""
     for query in dict.fromkeys(cell.query for cell in data.radius_map):
@@ -127,46 +111,9 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield f"output-{i}", answer_bars(answer)
 
 
-def slug(text: str) -> str:
-    """A text as part of a file's name."""
-    return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)
-
-
 def write_figures(data: ReportData, folder: Path) -> list[Path]:
     """The pictures of a report as files."""
     return write_drawings(drawings(data), folder)
-
-
-def write_drawings(named: Iterable[tuple[str, Drawing]], folder: Path) -> list[Path]:
-    """Pictures as files: SVG always, PNG where a chromium is installed."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    written, counts = [], Counter[str]()
-    for name, drawing in named:
-        counts[name.partition("-")[0]] += 1
-        if counts[name.partition("-")[0]] > MOST_FIGURES:
-            continue
-        path = folder / f"{name}.svg"
-        write_page(path, drawing.svg(alone=True))
-        written.append(path)
-        if browser is not None and (made := _png(browser, path, drawing)):
-            written.append(made)
-    return written
-
-
-def _png(browser: str, path: Path, drawing: Drawing) -> Path | None:
-    target = path.with_suffix(".png").resolve()
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--force-device-scale-factor=2",
-    ]
-    size = f"--window-size={drawing.width:.0f},{drawing.height:.0f}"
-    with tempfile.TemporaryDirectory() as profile:
-        command = [browser, *options, f"--user-data-dir={profile}", size, f"--screenshot={target}"]
-        subprocess.run([*command, path.resolve().as_uri()], capture_output=True, timeout=60, check=False)
-    return target if target.is_file() else None
 
 
 def render(data: ReportData) -> str:

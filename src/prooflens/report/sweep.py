@@ -17,8 +17,9 @@ from typing import Any
 
 from prooflens.errors import RunError
 from prooflens.report.head_radii import HeadRadii, draw_radii
-from prooflens.report.page import document, footer, header, panels, slug, table, write_drawings, write_page
+from prooflens.report.page import document, footer, header, panels, table
 from prooflens.report.svg import Drawing, escaped
+from prooflens.report.written import slug, write_drawings, write_page
 from prooflens.statistics import clopper_pearson
 from prooflens.sweep.drive import status
 from prooflens.sweep.store import SweepStore

@@ -76,5 +76,10 @@ def verdict_map(query: str, cells: Cells, tokens: Sequence[str]) -> Drawing:
 
 
 def name_of(position: int, tokens: Sequence[str]) -> str:
-    """A position by its number and the text of its token."""
+    """Return a position by its number and the text of its token.
+
+    Args:
+        position: its number.
+        tokens: the tokens of the prompt.
+    """
     return f"{position} {tokens[position].strip()}"

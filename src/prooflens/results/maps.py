@@ -41,5 +41,10 @@ def cells_by_query(rows: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
 
 
 def weaker(one: str, other: str) -> str:
-    """Return the weaker of two verdicts."""
+    """Return the weaker of two verdicts.
+
+    Args:
+        one: a verdict.
+        other: another one.
+    """
     return min(one, other, key=WEAKEST_FIRST.index)
