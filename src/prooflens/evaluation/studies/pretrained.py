@@ -229,7 +229,7 @@ class Asked:
         engines: Mapping[str, str | Engine],
         paper: Mapping[float, Published],
     ) -> None:
-        """Add rows at the radii at which our attack leaves the shares of Q1 that the paper's leaves at its own.
+        """Add rows of Q1 at the radii at which our attack leaves the shares that the paper's leaves at its own.
 
         Args:
             settings: seed, and who is told.
@@ -243,7 +243,7 @@ class Asked:
             settings.tell(f"{self.name}, where the attack leaves {share:g} %", 0.0)
             found = calibrated(only.cases, "Q1", share / 100.0, eps, QUICK, settings.seed)
             group = f"as hard as the paper's {eps:g}: ε = {found:g}"
-            self._add(settings, sheet, engines, published, found, group)
+            only._add(settings, sheet, engines, published, found, group)
 
     def _add(
         self,
