@@ -32,11 +32,14 @@ class EngineOptions:
         progress: called with what is being done and which share of it is done.
         deadline: when to stop, on the clock of `time.monotonic`, and return what is proved by then; None for never.
             Engines with loops look at it between their steps.
+        workspace: where an engine may keep what later calls about the same problem can use; it ends with the caller
+            who made it. None for nowhere. An answer does not depend on it, but for rounding.
     """
 
     memory: int | None = None
     progress: Progress = silent
     deadline: float | None = None
+    workspace: dict[str, object] | None = None
 
     @property
     def late(self) -> bool:

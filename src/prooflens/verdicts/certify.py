@@ -208,7 +208,7 @@ def _decide_chunks(
     evidence: dict[int, Evidence] = {}
     try:
         waiting = list(chunks(problem, claims, settings.memory))
-        settings = deadline_of(settings, problem, claims)
+        settings = replace(deadline_of(settings, problem, claims), workspace={})
         while waiting:
             allowed = part_of_time(problem, claims, waiting, settings)
             chunk = waiting.pop(0)
@@ -217,6 +217,7 @@ def _decide_chunks(
             try:
                 gather_evidence(problem, list(evidence.values()), replace(allowed, progress=board.tell))
             except (MemoryError, RuntimeError) as error:
+                settings = replace(settings, workspace={})
                 waiting = [*halves(chunk, error), *waiting]
                 continue
             board.outcomes |= {i: item.outcome(problem) for i, item in evidence.items()}

@@ -59,6 +59,7 @@ class Settings:
         time: seconds that all of it may take; None for the default of the portfolio.
         deadline: when to stop, on the clock of `time.monotonic`; None for never.
         allotted: how many seconds there were from the start to the deadline of the whole call.
+        workspace: where engines keep what later chunks of one call can use; None for nowhere.
     """
 
     stages: tuple[Stage, ...] = PORTFOLIO
@@ -70,6 +71,7 @@ class Settings:
     time: float | None = None
     deadline: float | None = None
     allotted: float | None = None
+    workspace: dict[str, object] | None = None
 
     @classmethod
     def of(
@@ -136,7 +138,7 @@ class Settings:
     def options(self) -> EngineOptions:
         """What every engine is allowed, and who it tells how far it is."""
         tell = silent if isinstance(self.progress, bool) else self.progress
-        return EngineOptions(self.memory, tell, self.deadline)
+        return EngineOptions(self.memory, tell, self.deadline, self.workspace)
 
 
 def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:
