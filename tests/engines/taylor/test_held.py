@@ -9,10 +9,10 @@ import torch
 
 import prooflens as pl
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineOptions
+from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.engines.taylor.engine import Taylor
 from prooflens.engines.taylor.held import HeldWalk, earlier_walk
-from prooflens.engines.taylor.segments import asked_segments
+from prooflens.engines.taylor.segments import Segment, asked_segments
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models import Architecture, Transformer
 from prooflens.models.train import initial_weights
@@ -25,13 +25,15 @@ def deep_model(layers: int = 4) -> Transformer:
     """A small encoder of several layers."""
     architecture = Architecture("encoder", layers, 2, 8, 8, "gelu", pool="mean", d_out=2)
     weights = initial_weights(architecture, torch.Generator().manual_seed(1))
-    return Transformer(architecture, {name: 1.5 * tensor.detach().double() for name, tensor in weights.items()})
+    return Transformer(
+        architecture, {name: 1.5 * tensor.detach().double() for name, tensor in weights.items()}
+    )
 
 
 def test_layer_after_layer_has_the_bounds_of_walks_from_the_input() -> None:
     model = deep_model()
     problem = Problem(model, pl.Ball(1e-3).around(center_of(model, 3, 0)))
-    options = EngineOptions(workspace={})
+    options = EngineOptions(workspace=Workspace())
     for layer in (1, 1, 2, 3, 2):
         forms = random_forms(problem, layer, 8, layer)
         held, alone = Taylor().bound_forms(problem, forms, options), Taylor().bound_forms(problem, forms)
@@ -43,13 +45,18 @@ def test_layer_after_layer_has_the_bounds_of_walks_from_the_input() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_goes_on(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers in turn, the second of them twice: the third call takes a chain over, and outputs do as well."""
-    taken = []
+    taken: list[int] = []
     go_on = TaylorWalk.go_on
-    monkeypatch.setattr(
-        TaylorWalk, "go_on", lambda walk, *given: (taken.append(len(given[1].chains)), go_on(walk, *given))
-    )
+
+    def counted(
+        walk: TaylorWalk, segments: list[Segment], earlier: TaylorWalk, read: list[int] | None
+    ) -> None:
+        taken.append(len(earlier.chains))
+        go_on(walk, segments, earlier, read)
+
+    monkeypatch.setattr(TaylorWalk, "go_on", counted)
     problem = random_problem(model_of(family), 3, 1e-3, 2)
-    options = EngineOptions(workspace={})
+    options = EngineOptions(workspace=Workspace())
     for layer in (0, 1, 1):
         forms = random_forms(problem, layer, 6, len(taken) + layer)
         held, alone = Taylor().bound_forms(problem, forms, options), Taylor().bound_forms(problem, forms)
@@ -74,7 +81,9 @@ def test_only_the_same_problem_and_what_is_kept_is_taken_over() -> None:
         walk = TaylorWalk(2**30, kept=kept)
         before = asked_segments(problem, random_forms(problem, 1, 4, 0))
         walk.forward(before, problem.region.center, torch.zeros(3, 8, 1, dtype=torch.float64))
-        return EngineOptions(workspace={"taylor, tight walk": HeldWalk(problem, walk)})
+        work = Workspace()
+        work.put("taylor, tight walk", problem, HeldWalk(problem, walk))
+        return EngineOptions(workspace=work)
 
     whole, some = TaylorWalk(2**30), TaylorWalk(2**30, kept=frozenset({0, 2}))
     assert earlier_walk(held(None), problem, segments, whole) is not None
@@ -96,7 +105,7 @@ def test_nothing_is_held_that_memory_does_not_allow() -> None:
     problem = Problem(model, pl.Ball(1e-3).around(center_of(model, 3, 0)))
     forms = random_forms(problem, 2, 4, 0)
     for memory, some in ((2**30, True), (2**19, False)):
-        options = EngineOptions(memory=memory, workspace={})
+        options = EngineOptions(memory=memory, workspace=Workspace())
         if Taylor().refuses(problem, forms, options) is None:
             Taylor().bound_forms(problem, forms, options)
         assert bool(options.workspace) is some

@@ -92,7 +92,7 @@ class Layer0(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners they were expanded around."""
-        view = FirstLayer.of(problem)
+        view = FirstLayer.of(problem, options)
         upper, upper_corner = _maximise(view, forms)
         minus, lower_corner = _maximise(view, forms.negated())
         lower = -minus

@@ -47,11 +47,13 @@ def earlier_walk(
     """
     if options.workspace is None or asked.blur:
         return None
-    held = options.workspace.pop(_place(asked.quick), None)
+    held = options.workspace.take(_place(asked.quick))
     if not isinstance(held, HeldWalk):
         return None
     about, walk = held.problem, held.walk
-    same = about.model is problem.model and about.region is problem.region and about.padding is problem.padding
+    same = (
+        about.model is problem.model and about.region is problem.region and about.padding is problem.padding
+    )
     roots = [chain.segment.root for chain in walk.chains]
     passed = {chain.segment.layer for chain in walk.chains[:-1]}
     if not same or roots != [segment.root for segment in segments[: len(roots)]]:
@@ -75,4 +77,4 @@ def hold_walk(options: EngineOptions, problem: Problem, forms: Forms, walk: Tayl
     whole = walk.kept is None
     both = sum(least_memory(problem, forms, whole, quick) for quick in (True, False))
     if both <= allowed_memory(problem, options):
-        options.workspace[_place(walk.quick)] = HeldWalk(problem, walk)
+        options.workspace.put(_place(walk.quick), problem, HeldWalk(problem, walk))
