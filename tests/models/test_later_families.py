@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,16 @@ import prooflens as pl
 from prooflens.errors import ModelError
 from prooflens.models import Transformer, load, pattern_name
 from prooflens.models.huggingface import FAMILIES, convert
-from tests.models.hf_families import DECODERS, ENCODERS, VOCABULARY, decoder, encoder, true_double
+from tests.models.hf_families import (
+    DECODERS,
+    ENCODERS,
+    OLD_SPELLING,
+    VOCABULARY,
+    decoder,
+    encoder,
+    spelled_as_before,
+    true_double,
+)
 
 RELATIVE = 1e-9
 
@@ -69,32 +77,9 @@ def test_folders_are_read_as_modules_are(name: str, tmp_path: Path) -> None:
     assert gap(folder(ids_of(5)), load(module)(ids_of(5))) < 1e-12
 
 
-OLD_SPELLING: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma2": ("gemma2", {"rope_theta": 300.0}),
-    "gemma3, whole layers by default": ("gemma3_text", {}),
-    "gemma3": (
-        "gemma3_text",
-        {"rope_theta": 900.0, "rope_local_base_freq": 50.0, "sliding_window_pattern": 2}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-    ),
-    "qwen2 with windows": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1},
-    ),
-    "qwen2 without": ("qwen2", {"use_sliding_window": False, "sliding_window": 2}),
-    "qwen3 silent": ("qwen3", {"sliding_window": 2}),
-}
-"""Fields of config.json as they were before `layer_types` and `rope_parameters`; the family says what is left out."""
-
-
 @pytest.mark.parametrize("name", OLD_SPELLING)
 def test_configurations_of_before_are_read_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
-    kind, fields = OLD_SPELLING[name]
-    decoder(kind).float().save_pretrained(tmp_path)
-    held = json.loads((tmp_path / "config.json").read_text())
-    for gone in ("layer_types", "rope_parameters", "use_sliding_window", "sliding_window_pattern"):
-        held.pop(gone, None)
-    (tmp_path / "config.json").write_text(json.dumps(held | fields))
+    spelled_as_before(name, tmp_path)
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").double()
     for part in read.modules():  # RoPE's constants stay float32
         for buffer, value in list(part.named_buffers(recurse=False)):

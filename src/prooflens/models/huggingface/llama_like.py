@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.huggingface.common import (
     Config,
@@ -107,8 +108,14 @@ def _rotary(config: Config, weights: dict[str, Tensor], known: dict[str, Any]) -
     )
     scale = 1.0
     for name, kind in kinds.items():
-        found, scale = frequencies(parameters_of(config, kind), d_head, known["context"])
+        found, factor = frequencies(parameters_of(config, kind), d_head, known["context"])
         weights[f"rope.{name}"] = whole_head(found, d_head)
+        if name == "frequencies":
+            scale = factor
+        elif factor != 1.0:
+            raise ModelError(
+                f"rope_parameters: a rope_type that widens the tables of {kind} is not supported"
+            )
     turning = int(d_head * float(parameters_of(config, next(iter(kinds.values())))["partial_rotary_factor"]))
     if turning < d_head:
         for layer in range(known["n_layers"]):
