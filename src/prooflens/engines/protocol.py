@@ -258,11 +258,9 @@ def unknown_steps(architecture: Architecture, engine: str) -> str | None:
     if architecture.score_cap is not None:
         return f"{engine} has no rule for capped scores (score_cap): ask crown or interval"
     if architecture.qk_norm != "none":
-        return f"{engine} has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+        return f"{engine} has no rule for norms of queries and keys (qk_norm): ask taylor or crown"
     if architecture.head_positions:
-        return (
-            f"{engine} has no rule for positions of queries and keys (head_positions): ask crown or interval"
-        )
+        return f"{engine} has no rule for positions of queries and keys (head_positions): ask taylor or crown"
     return None
 
 

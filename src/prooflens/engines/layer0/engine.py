@@ -70,10 +70,10 @@ class Layer0(EngineBase):
             return "layer0 bounds scores of layer 0 only"
         architecture = problem.model.architecture
         if architecture.qk_norm != "none":
-            return "layer0 has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+            return "layer0 has no rule for norms of queries and keys (qk_norm): ask taylor or crown"
         if architecture.head_positions:
             return (
-                "layer0 has no rule for positions of queries and keys (head_positions): ask crown or interval"
+                "layer0 has no rule for positions of queries and keys (head_positions): ask taylor or crown"
             )
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"
