@@ -18,7 +18,7 @@ from prooflens.sweep.tasks import AnyTask, FamilyTask, Task
 from prooflens.verdicts.certify import certify
 from prooflens.verdicts.chunks import CHUNK_NUMBERS
 from prooflens.verdicts.radius import radius
-from prooflens.verdicts.settings import checked_device
+from prooflens.verdicts.settings import Workspace, checked_device
 
 CHUNK_BYTES = 64 * CHUNK_NUMBERS
 """The memory limit at which chunks have their usual size: where none was given, half of it is the second try."""
@@ -112,6 +112,7 @@ def run_task(task: Task) -> Results | Radii:
             seed=task.seed,
             positions=task.positions,
             nearest=False,
+            workspace=_workspace(task.model, task.device),
         )
     assert task.eps is not None
     return certify(
@@ -125,6 +126,7 @@ def run_task(task: Task) -> Results | Radii:
         budget=task.budget,
         seed=task.seed,
         positions=task.positions,
+        workspace=_workspace(task.model, task.device),
     )
 
 
@@ -139,3 +141,9 @@ def _model(name: str, device: str | None) -> Transformer:
     """Tasks of one model follow each other: one is kept."""
     model = load(name)
     return model if device is None else model.to(checked_device(device))
+
+
+@lru_cache(maxsize=1)
+def _workspace(name: str, device: str | None) -> Workspace:
+    """What the tasks of one model share: its weights in float32, and norms of them."""
+    return Workspace()
