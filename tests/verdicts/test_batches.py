@@ -97,6 +97,7 @@ def test_the_command_line_reads_a_file_of_prompts(minilm: Transformer, tmp_path:
         (["--text", "a b"], "--texts does not go with --text: it gives the prompts"),
         (["-o", "run"], "--texts does not go with --out: a run is about one prompt"),
         (["--to", "a b"], "--texts does not go with --to"),
+        (["--deployed", "bfloat16"], "--texts does not go with --deployed: ask one prompt at a time"),
     ],
 )
 def test_texts_go_with_no_other_prompt_and_no_run(tmp_path: Path, extra: list[str], said: str) -> None:
