@@ -12,7 +12,7 @@ from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnect
 from prooflens.engines.jacobian.interval import interval_jacobian
 from prooflens.engines.tensor_sets.steps import SetOptions
 from prooflens.engines.tensor_sets.walk import propagate, score_steps
-from prooflens.evaluation.soundness.cases import random_model
+from prooflens.evaluation.soundness.cases import random_case, random_model
 from prooflens.models.program import INPUT
 from prooflens.models.sites import Scores
 from prooflens.problem import Problem
@@ -159,3 +159,22 @@ def test_remainders_of_normed_queries_and_keys_have_factors_of_their_own() -> No
     assert {i for i in q if i < fresh} & {i for i in k if i < fresh}
     assert {i for i in q if i >= fresh}
     assert not {i for i in q if i >= fresh} & {i for i in k if i >= fresh}
+
+
+def test_queries_and_keys_share_no_fresh_factor_where_heads_are_grouped() -> None:
+    """Four query heads read one key head: there are four times as many remainders of queries as of keys."""
+    asked = random_case(910117).problem
+    architecture = asked.model.architecture
+    assert (architecture.n_heads, architecture.kv_heads, architecture.head_positions) == (4, 1, True)
+    forms = Forms.of([(0, Row(0, 0, 0), 0, 1.0)], size=1)
+    engine = get_engine("jacobian-proved")
+    assert isinstance(engine, Jacobian)
+    (scores,) = score_steps(asked, forms).values()
+    assert isinstance(scores, Scores)
+    fresh = [
+        {int(i) for i in made.ids if i >= asked.region.n_factors}
+        for made in engine._read(asked, scores).values()
+    ]
+    assert len(fresh) == 2
+    assert all(fresh)
+    assert not fresh[0] & fresh[1]

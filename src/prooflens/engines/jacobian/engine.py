@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -246,7 +246,7 @@ class Jacobian(EngineBase):
             linear = made_by[step.inputs[0]] if turn is not None else step
             if problem.model.architecture.qk_norm != "none" or not isinstance(linear, Affine):
                 own = self.connector(problem, linear.out)
-                read = own and _apart(own, problem.region.n_factors, len(found))
+                read = own and _apart(own, problem.region.n_factors, list(found.values()))
             else:
                 around = around or self.connector(problem, linear.inputs[0])
                 read = around and affine(linear, around)
@@ -261,18 +261,16 @@ def _each(r: Tensor) -> list[Tensor]:
     return list(torch.arange(len(r), device=r.device).split(1))
 
 
-def _apart(made: TensorSet, n_region: int, number: int) -> TensorSet:
+def _apart(made: TensorSet, n_region: int, others: Sequence[TensorSet]) -> TensorSet:
     """Return a set whose fresh factors no other set has: queries' and keys' remainders are independent.
 
     Args:
         made: a set of a connector.
         n_region: how many factors the region has; those are shared.
-        number: the place of the set among those that are used together.
+        others: the sets that it is used together with.
     """
-    fresh = made.ids >= n_region
-    return replace(
-        made, ids=torch.where(fresh, made.ids + number * (made.c.numel() + len(made.ids)), made.ids)
-    )
+    taken = max((int(other.ids.max()) + 1 - n_region for other in others if len(other.ids)), default=0)
+    return replace(made, ids=torch.where(made.ids >= n_region, made.ids + max(0, taken), made.ids))
 
 
 @register("jacobian")
