@@ -58,6 +58,7 @@ QUERY_HELP = """Queries (docs/queries.md has the grammar):
   rank3, entropy<=1   the order of the first three; how spread the attention is
   argmax              the output stays; logit3>logit5: output 3 is above output 5
   neuron 5.12>0@-1    a value inside the model (docs/queries.md)
+  lens 8 argmax       the output behind block 8; dla 9.6 logit3-logit5>0: what a head adds
   0.4:top1@-1         with a head and a position of its own; A & B: both at once
 """
 """What may be asked, at the end of the help of every command that takes queries."""

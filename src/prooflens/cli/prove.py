@@ -363,6 +363,6 @@ def tell_open(frame: Frame) -> None:
 def _address(row: Mapping[str, Any]) -> str:
     if row["layer"] is not None:
         return f"{row['layer']}.{row['head']}@{row['position']}"
-    if row["query"].startswith(("neuron", "feature", "read(")):
+    if row["query"].startswith(("neuron", "feature", "read(", "dla", "lens")):
         return "inside"
     return "output" if row["query"].startswith(("argmax", "logit")) else "all parts"

@@ -1,7 +1,8 @@
 """Claims about values inside a model, as claims about the outputs of the model that ends there.
 
 Queries that read one hook at one token become one readout (`models.reads`): a row of directions for each of them, and a
-condition on that output. The proofs, the attack, the run and its check are those of outputs.
+condition on that output. Lenses at one layer are claims about the model cut there. The proofs, the attack, the run and
+its check are those of outputs.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.attribution import attribution, attribution_error
 from prooflens.models.dictionaries import Dictionary
 from prooflens.models.reads import find_hook, read_at
 from prooflens.problem import Problem
-from prooflens.queries import Claim, Condition, Query, SiteQuery
+from prooflens.queries import (
+    AttributionQuery,
+    Claim,
+    Condition,
+    InsideQuery,
+    Lens,
+    OutputLevel,
+    Query,
+    SiteQuery,
+    resolve,
+)
 from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
 from prooflens.queries.sites import level_condition, sum_error
+from prooflens.regions import Region
 
 Vectors = Mapping[str, object]
 """Directions (tensors of one dimension) and dictionaries (`Dictionary`, folders, SAELens objects) by name."""
@@ -45,7 +58,7 @@ class _Site:
         return level_condition(index, query.comparison, query.threshold, self.error, self.name)
 
 
-def are_sites(queries: Sequence[Query], *places: object) -> bool:
+def are_inside(queries: Sequence[Query], *places: object) -> bool:
     """Say whether queries are about values inside the model.
 
     Args:
@@ -55,54 +68,109 @@ def are_sites(queries: Sequence[Query], *places: object) -> bool:
     Raises:
         QueryError: if some are and some are not, or places are given: each of these names its own.
     """
-    sites = [query for query in queries if isinstance(query, SiteQuery)]
-    if sites and len(sites) < len(queries):
+    inside = [query for query in queries if isinstance(query, InsideQuery)]
+    if inside and len(inside) < len(queries):
         raise QueryError(
-            f"{sites[0]} is about a value inside the model: ask for attention and outputs apart from it"
+            f"{inside[0]} is about a value inside the model: ask for attention and outputs apart from it"
         )
-    if sites and any(place is not None for place in places):
-        raise QueryError(f"{sites[0]} names its own layer and position: give no heads, layer or positions")
-    return bool(sites)
+    if inside and any(place is not None for place in places):
+        raise QueryError(f"{inside[0]} names its own layer and position: give no heads, layer or positions")
+    return bool(inside)
 
 
 def by_place(
-    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors | None
-) -> list[list[SiteQuery]]:
-    """Return the queries grouped by the hook and the token that they read, in the order of their first.
+    model: Transformer, prompt: Prompt, queries: Sequence[Query], vectors: Vectors | None
+) -> list[list[InsideQuery]]:
+    """Return queries grouped by the hook and the token, or the lens, that they read, in the order of their first.
 
     Args:
         model: the model.
         prompt: its tokens.
-        queries: what is asked.
+        queries: what is asked, all about values inside the model.
         vectors: directions and dictionaries by name.
     """
-    groups: dict[tuple[str, int], list[SiteQuery]] = {}
-    for query in queries:
+    groups: dict[tuple[str, int], list[InsideQuery]] = {}
+    for query in _resolved(prompt, queries):
+        if isinstance(query, Lens):
+            groups.setdefault(("lens", query.layer), []).append(query)
+            continue
         for site in _sites(model, prompt, query, vectors or {}):
             groups.setdefault((site.hook, site.position), []).append(site.query)
     return list(groups.values())
 
 
-def read_model(
-    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors | None
-) -> tuple[Transformer, list[tuple[SiteQuery, Condition]]]:
-    """Return the model whose outputs are what the queries read, and what each wants of them.
+def inside_claims(
+    model: Transformer, prompt: Prompt, region: Region, queries: Sequence[Query], vectors: Vectors | None
+) -> tuple[Transformer, Problem, list[Claim]]:
+    """Bind queries about values inside a model, all of one hook and one token or of one lens.
 
     Args:
         model: the model.
         prompt: its tokens.
-        queries: what is asked, all of one hook and one token.
+        region: where the claims are to hold.
+        queries: what is asked.
         vectors: directions and dictionaries by name.
 
+    Returns:
+        The model that ends there, with the problem that engines are asked about and the claims.
+
     Raises:
-        QueryError: if they read several hooks or tokens, or name what is not given.
+        QueryError: if they read several places, or name what is not given.
     """
-    sites = [site for query in queries for site in _sites(model, prompt, query, vectors or {})]
-    places = list(dict.fromkeys((site.hook, site.position) for site in sites))
-    if len(places) > 1:
-        several = ", ".join(f"{hook}@{position}" for hook, position in places[:3])
-        raise QueryError(f"one proof reads one hook at one token, these read {several}: ask for each apart")
-    (hook, position), names, index = places[0], list[str](), dict[str, int]()
+    groups = by_place(model, prompt, queries, vectors)
+    if len(groups) > 1:
+        several = ", ".join(str(group[0]) for group in groups[:3])
+        raise QueryError(
+            f"one proof reads one hook at one token, these read several ({several}): ask for each apart"
+        )
+    sites = [query for query in groups[0] if isinstance(query, SiteQuery)]
+    if sites:
+        read, wanted = _read_model(model, prompt, sites, vectors or {})
+        problem = Problem(read, region)
+        setting = problem.setting([], True, prompt.tokens)
+        return read, problem, [make_claim(query, setting, (), [condition]) for query, condition in wanted]
+    lenses = [query for query in groups[0] if isinstance(query, Lens)]
+    cut = lens_of(model, lenses[0].layer)
+    check_cap(cut, [lens.query for lens in lenses])
+    problem = Problem(cut, region)
+    setting = problem.setting([], True, prompt.tokens)
+    return cut, problem, [replace(claim, query=lens) for lens in lenses for claim in lens.query.bind(setting)]
+
+
+def lens_of(model: Transformer, layer: int) -> Transformer:
+    """Return the model whose final norm and head read the stream behind a block.
+
+    Args:
+        model: the model.
+        layer: the block, from 0.
+
+    Raises:
+        ModelError: if there is no such block, or the model predicts nothing.
+    """
+    cut = model.cut(model.check_layer(layer) + 1)
+    _ = cut.head  # a model that predicts nothing has no outputs to ask about: its error says so
+    return cut
+
+
+def check_cap(model: Transformer, queries: Sequence[Query]) -> None:
+    """Refuse sizes of outputs of a model that caps them.
+
+    Args:
+        model: the model.
+        queries: what is asked.
+    """
+    if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in queries):
+        raise QueryError(
+            "logits of this model go through a cap, and claims are about those before it: compare two"
+        )
+
+
+def _read_model(
+    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors
+) -> tuple[Transformer, list[tuple[SiteQuery, Condition]]]:
+    """The model whose outputs are what the queries read at one place, and what each wants of them."""
+    sites = [site for query in queries for site in _sites(model, prompt, query, vectors)]
+    names, index = list[str](), dict[str, int]()
     rows, biases = [], []
     for site in sites:
         if site.name not in index:
@@ -111,26 +179,21 @@ def read_model(
             rows.append(site.row)
             biases.append(site.bias)
     bias = torch.tensor(biases, dtype=torch.float64)
+    hook, position = sites[0].hook, sites[0].position
     read = read_at(model, hook, position, torch.stack(rows), bias if bool(bias.any()) else None, names)
     return read, [(site.query, site.condition(index[site.name])) for site in sites]
 
 
-def site_claims(
-    problem: Problem, tokens: tuple[str, ...], wanted: Sequence[tuple[SiteQuery, Condition]]
-) -> list[Claim]:
-    """Bind conditions on the outputs of a readout to its prompt.
-
-    Args:
-        problem: the readout and the region.
-        tokens: the texts of the tokens.
-        wanted: queries and their conditions.
-    """
-    setting = problem.setting([], True, tokens)
-    return [make_claim(query, setting, (), [condition]) for query, condition in wanted]
+def _resolved(prompt: Prompt, queries: Sequence[Query]) -> list[InsideQuery]:
+    """Queries with slots looked up in the prompt."""
+    found = [one for query in queries for one in resolve(query, prompt.roles, len(prompt), prompt.ids)]
+    return [query for query in found if isinstance(query, InsideQuery)]
 
 
 def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vectors) -> list[_Site]:
     """Return what a query reads, at each token that it names."""
+    if isinstance(query, AttributionQuery):
+        return [_attributed(model, prompt, query)]
     found = []
     for position in find_token(query.position, len(prompt), prompt.tokens):
         placed = replace(query, position=position)
@@ -160,6 +223,18 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
                 )
             found.append(_Site(placed, query.place, position, row, 0.0, 0.0, query.name))
     return found
+
+
+def _attributed(model: Transformer, prompt: Prompt, query: AttributionQuery) -> _Site:
+    """What a part adds to a difference of logits, read at the last token."""
+    if not (isinstance(query.winner, int) and isinstance(query.loser, int)):
+        raise QueryError(f"{query} names a slot of a template, and this prompt is not a template's member")
+    if query.winner == query.loser:
+        raise QueryError(f"{query} compares an output with itself: name two")
+    part, pair = str(query.place), (query.winner, query.loser)
+    hook, row = attribution(model, part, pair, prompt)
+    error = attribution_error(model, part, pair, prompt)
+    return _Site(query, hook, len(prompt) - 1, row.cpu(), 0.0, error, query.readout)
 
 
 def _feature(model: Transformer, query: SiteQuery, position: int, held: object) -> _Site:
