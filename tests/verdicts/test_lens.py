@@ -18,7 +18,7 @@ from prooflens.models.attribution import _frozen, _largest, attribution_error
 from prooflens.models.edits import find_place
 from prooflens.models.export import export
 from prooflens.queries import parse_metric, parse_query
-from tests.checker.forging import edit
+from tests.checker.forging import TOY, edit
 from tests.enumeration.words import reader
 
 TEXT = "When Mary and John met the store"
@@ -38,6 +38,10 @@ PARTS = {"1.0": "a1.h0", "a1": "a1", "m0": "m0"}
         "lens 0 logit3>=0.5",
         "lens 0 logit3",
         "neuron 5.12>0.0@{A}",
+        "neuron 5.10@-1>neuron 5.11@-1",
+        "feature S.1@{A}<=feature S.2@{A}",
+        "read(blocks.8.hook_resid_post@-1,D)>=read(blocks.8.hook_resid_post@-1,E)",
+        "dla 9.6 logit3-logit5>dla 9.7 logit3-logit5",
         "read(blocks.8.hook_resid_post@{B.2},DIR)",
     ],
 )
@@ -46,6 +50,10 @@ def test_short_forms_are_read_back(text: str) -> None:
     assert str(query) == text
     assert parse_query(str(query), ["A", "B"]) == query
     assert hash(query) == hash(parse_query(text, ["A", "B"]))
+
+
+def test_the_token_of_a_comparison_may_be_said_once() -> None:
+    assert parse_query("neuron 5.10 > neuron 5.11 @ 2") == parse_query("neuron 5.10@2>neuron 5.11@2")
 
 
 def test_heads_are_named_in_two_ways() -> None:
@@ -65,6 +73,7 @@ def test_heads_are_named_in_two_ways() -> None:
         ("lens 12 lens 3 argmax", "write it as in 'lens 12 argmax'"),
         ("lenz 12 argmax", "did you mean 'lens 12 argmax'"),
         ("lens 3 argmax@2", "takes no heads and no position"),
+        ("neuron 5.10>0@-1>neuron 5.11@-1", "no readout to compare"),
         ("neuron 5.12>0@{C}", "names no slot"),
         ("neuron 5.12>0@{self-1}", "relative to a query"),
     ],
@@ -159,6 +168,45 @@ def test_a_lens_has_a_radius() -> None:
     assert rad.attack is None or 0.0 < rad.certified <= rad.attack
 
 
+@pytest.mark.parametrize("n", range(1, 6))
+def test_neurons_are_compared(toy: pl.Transformer, n: int, tmp_path: Path) -> None:
+    x = toy.example()
+    pre = toy.run_with_cache(x)[1]["blocks.1.mlp.hook_pre"][3]
+    first, second = (0, n) if pre[0] > pre[n] else (n, 0)
+    queries = [f"neuron 1.{a}{word}neuron 1.{b}@-1" for a, b in ((0, n), (n, 0)) for word in (">", ">=", "<")]
+    res = pl.certify(toy, x, pl.Ball(1e-5), queries=queries, out=tmp_path / "run", engine="taylor")
+    for row in res:
+        larger = row.query.replace("@3", "").split("<" if "<" in row.query else ">")
+        larger = larger if "<" not in row.query else larger[::-1]
+        assert (row.verdict == "holds") == larger[0].endswith(f".{first}"), second
+    report = check(tmp_path / "run", TOY)
+    assert report.ok, report
+    assert (report.counts["re-proved"], report.counts["witness confirmed"]) == (3, 3)
+
+    def swapped(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        one, other = rows[0]["query"].split(">")
+        rows[0]["query"] = f"{other}>{one}"
+        return 0
+
+    edit(tmp_path / "run", swapped)
+    assert check(tmp_path / "run", TOY).counts["WRONG"] == 1
+
+
+def test_attributions_are_compared_at_one_scale(tmp_path: Path) -> None:
+    model = reader("gpt2")
+    x = model.prompt(TEXT)
+    v, w = (pl.attribution(model, f"a1.h{head}", (1, 2), x)[1] for head in (0, 1))
+    z = model.run(x, "blocks.1.attn.hook_z")["blocks.1.attn.hook_z"][-1].flatten()
+    sign = ">" if float((v - w) @ z) > 0 else "<"
+    query = f"dla 1.0 logit1-logit2{sign}dla 1.1 logit1-logit2"
+    weights = export(model, tmp_path / "weights")
+    res = pl.certify(model, x, pl.Ball(1e-6), queries=query, out=tmp_path / "run", engine="taylor")
+    assert res.verdict == "holds"
+    report = check(tmp_path / "run", weights)
+    assert report.counts["re-proved"] == 1, report
+    assert "frozen norm" in report.findings[0].note
+
+
 def test_slots_of_a_template_are_looked_up() -> None:
     model = reader("gpt2")
     prompt = replace(model.prompt(TEXT), roles={"A": ((1,),), "B": ((3,),)})
@@ -175,6 +223,8 @@ def test_slots_of_a_template_are_looked_up() -> None:
         ("dla m7 logit1-logit2>0", "layers are 0"),
         ("dla 1.0 logit1-logit999999>0", "no output 999999"),
         ("dla 1.0 logit{A}-logit{B}>0", "not a template's member"),
+        ("neuron 0.1@-1>neuron 1.1@-1", "compares blocks.0"),
+        ("neuron 0.1@-1>neuron 0.1@-1", "with itself"),
         ("lens 9 argmax", "layer"),
         ("lens 0 logit999999>logit1", "no output 999999"),
         ("0.0:top1@-1 & lens 0 argmax", "alone"),

@@ -28,6 +28,11 @@ Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
 _ITEM = r'(?:-?\d+|"(?:[^"\\]|\\.)*")'
 _ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
 _NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_READOUT = (
+    rf"(?:neuron \d+\.\d+|feature [\w-]+\.\d+|dla(?:-live)? [\w.]+ logit\d+-logit\d+"
+    rf"|read\([\w.]+@{_ITEM},[\w-]+\))"
+)
+_SITE = rf"{_READOUT}(?:@{_ITEM})?"
 _PART = re.compile(
     rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
     rf"(?:=\{{(?P<set>{_ITEMS})\}})?"
@@ -35,9 +40,8 @@ _PART = re.compile(
     rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
     rf"|(?:lens (?P<lens>\d+) )?(?P<argmax>argmax)(?:=(?P<answer>\d+))?"
     rf"|(?:lens (?P<lens_of_two>\d+) )?logit(?P<winner>\d+)>logit(?P<loser>\d+)"
-    rf"|(?:(?P<level>(?:lens \d+ )?logit\d+|neuron \d+\.\d+|feature [\w-]+\.\d+"
-    rf"|dla(?:-live)? [\w.]+ logit\d+-logit\d+"
-    rf"|read\((?P<hook>[\w.]+)@(?P<on_token>{_ITEM}),[\w-]+\))"
+    rf"|(?P<one>{_SITE})(?P<over>>=|<=|>|<)(?P<two>{_SITE})"
+    rf"|(?:(?P<level>(?:lens \d+ )?logit\d+|{_READOUT})"
     rf"(?: (?P<word>active|off))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))(?:@\[?(?P<at>{_ITEMS})\]?)?"
 )
 
@@ -53,6 +57,7 @@ class QueryReader:
     ) -> None:
         self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, list(names)
         self.size = len(texts)
+        self.scales: dict[int, arb] = {}  # of the outputs that read attributions
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
@@ -90,7 +95,7 @@ class QueryReader:
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
-        if part["argmax"] or part["winner"] or part["level"]:
+        if part["argmax"] or part["winner"] or part["level"] or part["one"]:
             yield ()
         elif place[0] is not None and not part["heads"] and not part["at"]:
             yield place
@@ -127,6 +132,8 @@ class QueryReader:
             return self._argmax(left, part["answer"])
         if part["level"]:
             return [self._level(part)]
+        if part["one"]:
+            return [self._compared(part)]
         keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
         if part["set"]:
             return _over(self._tokens(part["set"]), int(part["k"]), at, keys)
@@ -162,6 +169,19 @@ class QueryReader:
         wanted = {"range": "range", ">": ">0", "<": ">0", ">=": ">=0", "<=": ">=0"}[sense]
         return {("logit", index): Fraction(sign)}, -sign * arb(float(part["than"] or 0)), wanted
 
+    def _compared(self, part: Mapping[str, Any]) -> Form:
+        """One readout above another of the same network."""
+        sides = []
+        for text in (part["one"], part["two"]):
+            readout, _, at = text.rpartition("@") if re.search(r"@[^@)]*$", text) else (text, "", None)
+            sides.append(self._output({"level": readout, "at": at, "compare": None, "than": None}))
+        held = [self.scales[side] for side in sides if side in self.scales]
+        if len(held) == 2 and not abs(held[0] - held[1]) < 1e-9 * abs(held[0]):
+            raise LookupError("two attributions are read at two scales")
+        sign, over = (1, -1) if part["over"][0] == ">" else (-1, 1), part["over"]
+        atoms = {("logit", side): Fraction(s) for side, s in zip(sides, sign, strict=True)}
+        return atoms, arb(0), ">=0" if over.endswith("=") else ">0"
+
     def _check_lens(self, part: Mapping[str, Any]) -> None:
         """LookupError where a lens looks at another block than the network's last."""
         level = re.match(r"lens (\d+) ", part["level"] or "")
@@ -175,11 +195,12 @@ class QueryReader:
         kind, _, name = re.sub(r"^lens \d+ ", "", part["level"]).partition(" ")
         if kind.startswith("logit"):
             return int(kind.removeprefix("logit"))
-        hook, at = self.arch.get("read_hook"), part["on_token"] or part["at"]
+        given = re.match(rf"read\(([\w.]+)@({_ITEM}),", part["level"])
+        hook, at = self.arch.get("read_hook"), given[2] if given else part["at"]
         if self._tokens(at or "-1") != [self.arch.get("read_position")]:
             raise LookupError("it is read at another token")
         if kind.startswith("read("):
-            if part["hook"] != hook:
+            if given is None or given[1] != hook:
                 raise LookupError("another hook is read")
             return self._named(kind.removesuffix(")").rpartition(",")[2])
         if kind == "feature":
@@ -217,6 +238,7 @@ class QueryReader:
         last = self.arch["read_position"] == self.size - 1
         if hook != self.arch.get("read_hook") or bias or not last or not scale > 0 or not same:
             raise LookupError("another attribution is read")
+        self.scales[index] = scale
         return index
 
     def _named(self, name: str) -> int:

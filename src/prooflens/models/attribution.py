@@ -151,8 +151,8 @@ def _largest(model: Transformer, place: Place) -> float:
         """The largest size of each coordinate of W n + b, n the norm that the part reads."""
         weight = model.weights[f"{block}.{name}.weight"]
         bias = model.weights.get(f"{block}.{name}.bias", zero)
-        size = torch.linalg.vector_norm(weight * gain, dim=1) * math.sqrt(a.d_model)
-        return size + torch.linalg.vector_norm(weight, dim=1) * shift.norm() + bias.abs()
+        size: Tensor = (weight * gain).square().sum(1).sqrt() * math.sqrt(a.d_model)
+        return size + (weight.square().sum(1) * shift.square().sum()).sqrt() + bias.abs()
 
     if attends:  # a head mixes values with weights that sum to 1
         inner = rows("v").norm() * math.sqrt(a.n_heads / a.kv_heads)

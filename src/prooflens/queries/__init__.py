@@ -9,7 +9,7 @@ from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import Atom, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Score
-from prooflens.queries.lens import AttributionQuery, InsideQuery, Lens
+from prooflens.queries.lens import AttributionQuery, InsideQuery, Lens, SiteComparison
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_metric, parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
@@ -50,6 +50,7 @@ __all__ = [
     "Score",
     "Sense",
     "Setting",
+    "SiteComparison",
     "SiteQuery",
     "Specialised",
     "TopK",

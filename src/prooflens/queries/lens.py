@@ -76,6 +76,54 @@ class AttributionQuery(SiteQuery):
 
 
 @dataclass(frozen=True)
+class SiteComparison(SiteQuery):
+    """Claim that one readout stays above another of the same hook and token.
+
+    Attributes:
+        first: the readout that should be larger, without a threshold.
+        second: the one that should be smaller, likewise.
+
+    Example:
+        >>> first, second = (SiteQuery("neuron", "5", "", n, position=-1) for n in (10, 11))
+        >>> str(SiteComparison.of(first, ">", second))
+        'neuron 5.10@-1>neuron 5.11@-1'
+    """
+
+    first: SiteQuery | None = None
+    second: SiteQuery | None = None
+
+    @classmethod
+    def of(cls, first: Query, comparison: str, second: Query) -> SiteComparison:
+        """Compare two readouts.
+
+        Args:
+            first: a readout without a threshold.
+            comparison: `>`, `>=`, `<` or `<=`.
+            second: another one.
+
+        Raises:
+            QueryError: if one of them is no readout, or has a threshold of its own.
+        """
+        for side in (first, second):
+            if not isinstance(side, SiteQuery) or side.comparison is not None:
+                raise QueryError(f"{side} is no readout to compare: write 'neuron 5.10@-1>neuron 5.11@-1'")
+        assert isinstance(first, SiteQuery)
+        assert isinstance(second, SiteQuery)
+        return cls("compare", None, "", None, comparison, 0.0, first.position, first, second)
+
+    @property
+    def sides(self) -> tuple[SiteQuery, SiteQuery]:
+        """Both readouts."""
+        assert self.first is not None
+        assert self.second is not None
+        return self.first, self.second
+
+    def __str__(self) -> str:
+        first, second = self.sides
+        return f"{first}{self.comparison}{second}"
+
+
+@dataclass(frozen=True)
 class Lens(Query):
     """Claim something about what the model's head says of the stream behind a block (the logit lens).
 

@@ -7,6 +7,7 @@
              | "logit" C [level] | "neuron " layer "." N [level] | "feature " NAME "." N ("active" | "off" | [level])
              | "read(" hook "@" token "," NAME ")" [level]
              | ("dla " | "dla-live ") part " logit" output "-logit" output [level]
+             | readout (">" | ">=" | "<" | "<=") readout, one of the last four without a level on either side
              | "lens " layer ("argmax" ["=" output] | "logit" output ">logit" output | "logit" C [level])
     level    = (">" | ">=" | "<" | "<=") x, without it the range is asked for
     set      = "{" token {"," token} "}"
@@ -31,7 +32,7 @@ from prooflens.errors import QueryError
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
-from prooflens.queries.lens import AttributionQuery, Lens
+from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
 from prooflens.queries.rows import Named, Role, suggestion
 from prooflens.queries.sites import OutputLevel, SiteQuery
 
@@ -151,7 +152,17 @@ def _level(comparison: str | None, threshold: str | None) -> tuple[str | None, f
     return comparison, 0.0 if threshold is None else float(threshold)
 
 
+SITE = r"(?:neuron\s|feature\s|read\(|dla\s)"
+COMPARED = re.compile(rf"\s*({SITE}.*?)\s*(>=|<=|>|<)\s*({SITE}.*)", re.DOTALL)
+"""Two readouts, and what stands between them."""
+
+
 def _parse_part(text: str, slots: Slots) -> Query:
+    if match := COMPARED.fullmatch(text):
+        one, other = _parse_part(match[1], slots), _parse_part(match[3], slots)
+        if isinstance(one, SiteQuery) and isinstance(other, SiteQuery) and "@" not in match[1]:
+            one = replace(one, position=other.position)
+        return SiteComparison.of(one, match[2], other)
     if match := READ.fullmatch(text.strip()):
         hook, at, name, comparison, threshold = match.groups()
         return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _site_token(at, slots))

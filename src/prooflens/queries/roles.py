@@ -12,7 +12,7 @@ from prooflens.errors import QueryError
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
-from prooflens.queries.lens import AttributionQuery, Lens
+from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
 from prooflens.queries.rows import Named, Role, find_tokens, suggestion
 from prooflens.queries.sites import SiteQuery
 
@@ -50,6 +50,11 @@ def resolve(query: Query, places: Places, size: int, ids: Sequence[int] | None =
     if isinstance(query, Lens):
         (inner,) = resolve(query.query, places, size, ids)
         return [replace(query, query=inner)]
+    if isinstance(query, SiteComparison):
+        first, second = (resolve(side, places, size, ids) for side in query.sides)
+        if len(first) != 1 or len(second) != 1:
+            raise QueryError(f"{query} reads several tokens: name one, as in {{A.1}}")
+        return [SiteComparison.of(first[0], str(query.comparison), second[0])]
     if isinstance(query, SiteQuery):
         return [replace(query, position=token) for token in _looked_up(query.position, places)]
     if isinstance(query, RowQuery):
@@ -67,6 +72,8 @@ def has_roles(query: Query) -> bool:
         return isinstance(query.winner, Role) or isinstance(query.loser, Role)
     if isinstance(query, Argmax):
         return isinstance(query.answer, Role)
+    if isinstance(query, SiteComparison):
+        return any(map(has_roles, query.sides))
     if isinstance(query, SiteQuery):
         return isinstance(query.position, Role)
     named = [token for name in (*FIELDS, "positions") for token in getattr(query, name, None) or ()]

@@ -118,7 +118,7 @@ class SiteQuery(Query):
 def inside_alone(query: Query) -> QueryError:
     """Return the error of a query about a value inside the model that stands beside others."""
     return QueryError(
-        f"{query} is about a value inside the model: ask it alone, without attention and outputs"
+        f"{query} is about a value inside the model: ask it alone, or join it to others by & in `circuit`"
     )
 
 
@@ -156,6 +156,25 @@ def level_condition(
     strict = constant if error == 0.0 else math.nextafter(constant - error, -math.inf)
     functional = Functional(((sign, Logit(index)),), strict, f"{name} {comparison} {threshold:g}")
     return Condition(functional, sense, 2.0 * (constant - strict))
+
+
+def compared_condition(
+    first: int, second: int, comparison: str, error: float = 0.0, name: str = ""
+) -> Condition:
+    """Return what a comparison of two outputs wants: that ±(first − second) is > 0 or ≥ 0.
+
+    Args:
+        first: the number of the one output.
+        second: the number of the other.
+        comparison: `>`, `>=`, `<` or `<=`.
+        error: how far their difference may be off from what is meant; it is counted to the strict side.
+        name: what the functional is called.
+    """
+    sign = 1.0 if comparison.startswith(">") else -1.0
+    sense = Sense.NONNEGATIVE if comparison.endswith("=") else Sense.POSITIVE
+    strict = 0.0 if error == 0.0 else math.nextafter(-error, -math.inf)
+    terms = ((sign, Logit(first)), (-sign, Logit(second)))
+    return Condition(Functional(terms, strict, name), sense, -2.0 * strict)
 
 
 def sum_error(size: float, terms: int) -> float:

@@ -7,6 +7,7 @@ its check are those of outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,12 +29,13 @@ from prooflens.queries import (
     Lens,
     OutputLevel,
     Query,
+    SiteComparison,
     SiteQuery,
     resolve,
 )
 from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
-from prooflens.queries.sites import level_condition, sum_error
+from prooflens.queries.sites import compared_condition, level_condition, sum_error
 from prooflens.regions import Region
 
 Vectors = Mapping[str, object]
@@ -42,7 +44,10 @@ Vectors = Mapping[str, object]
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """One query with its token found: what it reads, and how far its output may be off from what is meant."""
+    """One query with its token found: what it reads, and how far its output may be off from what is meant.
+
+    `other` is the readout that it is compared with; None where it is compared with a number.
+    """
 
     query: SiteQuery
     hook: str
@@ -51,11 +56,17 @@ class _Site:
     bias: float
     error: float
     name: str
+    other: _Site | None = None
 
-    def condition(self, index: int) -> Condition:
-        """What is wanted of the output that reads it."""
-        query = self.query
-        return level_condition(index, query.comparison, query.threshold, self.error, self.name)
+    def condition(self, index: Mapping[str, int]) -> Condition:
+        """What is wanted of the output that reads it, outputs being numbered by name."""
+        query, own = self.query, index[self.name]
+        if self.other is None:
+            return level_condition(own, query.comparison, query.threshold, self.error, self.name)
+        error = (
+            math.nextafter(self.error + self.other.error, math.inf) if self.error or self.other.error else 0.0
+        )
+        return compared_condition(own, index[self.other.name], str(query.comparison), error, str(query))
 
 
 def are_inside(queries: Sequence[Query], *places: object) -> bool:
@@ -172,7 +183,7 @@ def _read_model(
     sites = [site for query in queries for site in _sites(model, prompt, query, vectors)]
     names, index = list[str](), dict[str, int]()
     rows, biases = [], []
-    for site in sites:
+    for site in [read for one in sites for read in (one, one.other) if read is not None]:
         if site.name not in index:
             index[site.name] = len(names)
             names.append(site.name)
@@ -181,7 +192,7 @@ def _read_model(
     bias = torch.tensor(biases, dtype=torch.float64)
     hook, position = sites[0].hook, sites[0].position
     read = read_at(model, hook, position, torch.stack(rows), bias if bool(bias.any()) else None, names)
-    return read, [(site.query, site.condition(index[site.name])) for site in sites]
+    return read, [(site.query, site.condition(index)) for site in sites]
 
 
 def _resolved(prompt: Prompt, queries: Sequence[Query]) -> list[InsideQuery]:
@@ -194,6 +205,8 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
     """Return what a query reads, at each token that it names."""
     if isinstance(query, AttributionQuery):
         return [_attributed(model, prompt, query)]
+    if isinstance(query, SiteComparison):
+        return [_compared(model, prompt, query, vectors)]
     found = []
     for position in find_token(query.position, len(prompt), prompt.tokens):
         placed = replace(query, position=position)
@@ -223,6 +236,23 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
                 )
             found.append(_Site(placed, query.place, position, row, 0.0, 0.0, query.name))
     return found
+
+
+def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
+    """Two readouts of one hook and one token."""
+    first, second = (_sites(model, prompt, side, vectors) for side in query.sides)
+    if len(first) != 1 or len(second) != 1:
+        raise QueryError(f"{query} reads several tokens: name each by its index")
+    one, other = first[0], second[0]
+    if (one.hook, one.position) != (other.hook, other.position):
+        raise QueryError(
+            f"one proof reads one hook at one token, {query} compares {one.hook}@{one.position} with "
+            f"{other.hook}@{other.position}: compare each with a number"
+        )
+    if one.name == other.name:
+        raise QueryError(f"{query} compares a readout with itself: name two")
+    placed = SiteComparison.of(one.query, str(query.comparison), other.query)
+    return replace(one, query=placed, other=other)
 
 
 def _attributed(model: Transformer, prompt: Prompt, query: AttributionQuery) -> _Site:
