@@ -293,3 +293,40 @@ def test_reports_show_them(runs: dict[str, Path], tmp_path: Path) -> None:
     for name, words in (("head", "dla-live 1.0"), ("lens", "lens 0 argmax")):
         pl.report(runs[name], path=tmp_path / f"{name}.html")
         assert words in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+
+
+def test_circuits_join_attention_and_values_inside(toy: pl.Transformer, tmp_path: Path) -> None:
+    x = toy.example()
+    v = torch.linspace(-1.0, 1.0, toy.architecture.d_model, dtype=torch.float64)
+    values = toy.run_with_cache(x)[1]
+    sign = ">" if values["blocks.1.mlp.hook_pre"][3, 5] > 0 else "<"
+    other = "<" if values["blocks.0.hook_resid_post"][2] @ v > 0 else ">"
+    held = f"0.1:top1@-1 & neuron 1.5{sign}0@-1 & lens 0 argmax"
+    res = pl.circuit(toy, x, pl.Ball(1e-4), held)
+    assert res.verdict == "holds"
+    assert [row.verdict.value for row in res.parts] == ["holds"] * 3
+    assert res.whole.table["circuit"].to_pylist() == [str(parse_query(held))]
+    broken = pl.circuit(
+        toy, x, pl.Ball(1e-4), f"{held} & read(blocks.0.hook_resid_post@2,v){other}0", vectors={"v": v}
+    )
+    assert broken.verdict == "fails"
+    assert str(broken.weakest_link.query).startswith("read(")
+    for number, part in enumerate(broken.by_subject):
+        part.save(tmp_path / str(number))
+        assert check(tmp_path / str(number), TOY).ok
+    assert sum(len(part) for part in broken.by_subject) == len(broken) - 1
+    with pytest.raises(QueryError, match="by_subject"):
+        res.save(tmp_path / "whole")
+    with pytest.raises(QueryError, match="joined to them by &"):
+        pl.circuit(toy, x, pl.Ball(1e-4), "1 * 0.1:spec{1}>{2}@-1 + 1 * neuron 1.5>0@-1 > 0")
+
+
+def test_the_command_line_proves_a_joined_circuit() -> None:
+    from typer.testing import CliRunner
+
+    from prooflens.cli import app
+
+    words = ["circuit", "toy", "0.1:top1@-1 & lens 0 argmax", "--sample", "0", "--eps", "1e-4"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    assert "lens 0 argmax" in found.output

@@ -63,6 +63,26 @@ QUERY_HELP = """Queries (docs/queries.md has the grammar):
 """
 """What may be asked, at the end of the help of every command that takes queries."""
 
+VectorFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vector",
+        metavar="NAME=PATH",
+        help="A direction (.npy, .safetensors) or dictionary (SAELens folder) that queries name; may be repeated.",
+    ),
+]
+
+
+def read_vectors(given: list[str] | None) -> dict[str, object]:
+    """Directions and dictionaries by name, from texts NAME=PATH."""
+    from prooflens.models.dictionaries import read_vector
+
+    pairs = [text.partition("=") for text in given or ()]
+    if wrong := [name for name, equals, path in pairs if not (name and equals and path)]:
+        raise QueryError(f"--vector {wrong[0]!r} is not NAME=PATH, as in DIR=direction.npy")
+    return {name: read_vector(path) for name, _, path in pairs}
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory to write.")]
 Nearest = Annotated[
@@ -167,14 +187,7 @@ class ClaimOptions:
         list[str] | None,
         typer.Option("--query", help="What is asked, see below (may be repeated; default: top1)."),
     ] = None
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector",
-            metavar="NAME=PATH",
-            help="A direction (.npy, .safetensors) or dictionary (SAELens folder) that queries name; may be repeated.",
-        ),
-    ] = None
+    vector: VectorFiles = None
 
     @property
     def queries(self) -> list[str]:
@@ -202,12 +215,7 @@ class ClaimOptions:
     @property
     def vectors(self) -> dict[str, object]:
         """Directions and dictionaries by name."""
-        from prooflens.models.dictionaries import read_vector
-
-        pairs = [text.partition("=") for text in self.vector or ()]
-        if wrong := [name for name, equals, path in pairs if not (name and equals and path)]:
-            raise QueryError(f"--vector {wrong[0]!r} is not NAME=PATH, as in DIR=direction.npy")
-        return {name: read_vector(path) for name, _, path in pairs}
+        return read_vectors(self.vector)
 
 
 @dataclass(frozen=True)

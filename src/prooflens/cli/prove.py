@@ -24,8 +24,10 @@ from prooflens.cli.options import (
     KeepOptions,
     Nearest,
     Tolerance,
+    VectorFiles,
     limit_memory,
     named_tokens,
+    read_vectors,
 )
 from prooflens.progress import Progress, shown
 
@@ -253,6 +255,7 @@ def circuit(
     keep: KeepOptions,
     eps: Eps = None,
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
+    vector: VectorFiles = None,
     nearest: Nearest = None,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
@@ -266,7 +269,15 @@ def circuit(
         place = given.region(eps, held, prompt)
         words = given.eps_in_words(eps, held, prompt, nearest)
         try:
-            found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
+            found = decide(
+                held,
+                prompt,
+                place,
+                circuit,
+                query=query,
+                vectors=read_vectors(vector),
+                **effort.options(tell),
+            )
         except Interrupted as stop:
             _show(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} parts were decided", error=True)
