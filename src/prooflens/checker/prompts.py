@@ -281,8 +281,8 @@ class FamilyChecker:
 
 def _ordinary(query: str, places: Mapping[str, Any], ids: Sequence[int]) -> Iterator[str]:
     """The query's parts with every role as a position or an output, one for each position where `self` is read."""
-    if " * " in query or '"' in query:
-        raise ValueError("weighted sums and tokens by text are not read in families")
+    if re.search(r' \* |"|\b(neuron |feature |read\()', query):
+        raise ValueError("weighted sums, tokens by text and values inside the model are not read in families")
     for part in query.split(" & "):
         text = re.sub(r"(logit|argmax=)\{([^{}]*)\}", lambda m: f"{m[1]}{_output(m[2], places, ids)}", part)
         kind, *sets = re.split(r"@(?=[\[{])", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -23,6 +24,7 @@ from prooflens.memory import available, is_shortage
 from prooflens.models.tree import Runner, row_bytes
 from prooflens.progress import Progress
 from prooflens.queries import Query
+from prooflens.verdicts.sites import Vectors
 
 KEEP_SECONDS = 30.0
 """A run that can be resumed keeps what it has this often."""
@@ -65,6 +67,7 @@ class Walk:
         state: a file that keeps the counts, to go on with; None for none.
         tell: is told how far it is.
         cursor: the shape and the combination that come next.
+        vectors: the directions and dictionaries that claims name.
     """
 
     family: Family
@@ -74,6 +77,7 @@ class Walk:
     state: Path | None
     tell: Progress
     cursor: tuple[int, int] = (0, 0)
+    vectors: Vectors | None = None
     _saved: float = field(default_factory=time.monotonic)
     _held: tuple[int, Sequence[ShapeClaim], Runner] | None = None
 
@@ -175,10 +179,11 @@ class Walk:
         if self._held is None or self._held[0] != number:
             model = self.family.model
             texts = [self.family.token(i) if i >= 0 else "\0" for i in shape.ids.tolist()]
-            claims = [compile_claim(query, shape, model, texts) for query in self.queries]
+            claims = [compile_claim(query, shape, model, texts, self.vectors) for query in self.queries]
             rows = [(row.layer, row.position) for claim in claims for row in claim.rows]
             output = any(claim.outputs for claim in claims)
-            runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree)
+            sites = [(read.hook, read.position) for claim in claims for read in claim.readouts]
+            runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree, sites)
             self._held = (number, claims, runner)
         return self._held[1], self._held[2]
 
@@ -189,7 +194,12 @@ class Walk:
 
     def fingerprint(self) -> str:
         """What a kept state must be about."""
+        claims = self._compiled(0, self.family.shapes[0])[0] if self.family.shapes else ()
+        directions = [read.weight for claim in claims for read in claim.readouts]
         part = {"queries": [str(query) for query in self.queries], "part": list(self.plan.part)}
+        if directions:
+            held = b"".join(weight.numpy().astype("<f8").tobytes() for weight in directions)
+            part |= {"directions": [hashlib.sha256(held).hexdigest()]}
         return json.dumps(part | {"model": self.family.model.sha256, "family": self.family.to_dict()})
 
     def _keep(self, at_once: bool = False) -> None:

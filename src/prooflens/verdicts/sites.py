@@ -136,10 +136,11 @@ def inside_claims(
         )
     sites = [query for query in groups[0] if isinstance(query, SiteQuery)]
     if sites:
-        read, wanted = _read_model(model, prompt, sites, vectors or {})
+        held = _gathered([site for query in sites for site in _sites(model, prompt, query, vectors or {})])
+        read = held.of(model)
         problem = Problem(read, region)
         setting = problem.setting([], True, prompt.tokens)
-        return read, problem, [make_claim(query, setting, (), [condition]) for query, condition in wanted]
+        return read, problem, [make_claim(query, setting, (), [wanted]) for query, wanted in held.wanted]
     lenses = [query for query in groups[0] if isinstance(query, Lens)]
     cut = lens_of(model, lenses[0].layer)
     check_cap(cut, [lens.query for lens in lenses])
@@ -176,11 +177,48 @@ def check_cap(model: Transformer, queries: Sequence[Query]) -> None:
         )
 
 
-def _read_model(
-    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors
-) -> tuple[Transformer, list[tuple[SiteQuery, Condition]]]:
-    """The model whose outputs are what the queries read at one place, and what each wants of them."""
-    sites = [site for query in queries for site in _sites(model, prompt, query, vectors)]
+@dataclass(frozen=True, eq=False)
+class Readouts:
+    """Linear readouts of one hook at one token, and what is wanted of them.
+
+    Attributes:
+        hook: the name of the value.
+        position: the token.
+        names: what the outputs are called.
+        weight: a row of directions for each output, shape [F, n].
+        bias: what is added to each, shape [F].
+        wanted: queries, and conditions on the outputs.
+    """
+
+    hook: str
+    position: int
+    names: tuple[str, ...]
+    weight: Float[Tensor, "F n"]
+    bias: Float[Tensor, " F"]
+    wanted: tuple[tuple[SiteQuery, Condition], ...]
+
+    def of(self, model: Transformer) -> Transformer:
+        """Return the model whose outputs they are."""
+        bias = self.bias if bool(self.bias.any()) else None
+        return read_at(model, self.hook, self.position, self.weight, bias, self.names)
+
+
+def readouts(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors | None) -> list[Readouts]:
+    """Return what a query about values inside the model reads, one for every token that it names.
+
+    Args:
+        model: the model.
+        prompt: its tokens, and the slots that they stand in.
+        query: a readout with a threshold, a range, or a comparison of two.
+        vectors: directions and dictionaries by name.
+    """
+    found = [one for one in _resolved(prompt, [query]) if isinstance(one, SiteQuery)]
+    sites = [site for one in found for site in _sites(model, prompt, one, vectors or {})]
+    return [_gathered([site]) for site in sites]
+
+
+def _gathered(sites: Sequence[_Site]) -> Readouts:
+    """Sites of one hook and token as one readout: every direction once."""
     names, index = list[str](), dict[str, int]()
     rows, biases = [], []
     for site in [read for one in sites for read in (one, one.other) if read is not None]:
@@ -190,9 +228,8 @@ def _read_model(
             rows.append(site.row)
             biases.append(site.bias)
     bias = torch.tensor(biases, dtype=torch.float64)
-    hook, position = sites[0].hook, sites[0].position
-    read = read_at(model, hook, position, torch.stack(rows), bias if bool(bias.any()) else None, names)
-    return read, [(site.query, site.condition(index)) for site in sites]
+    wanted = tuple((site.query, site.condition(index)) for site in sites)
+    return Readouts(sites[0].hook, sites[0].position, tuple(names), torch.stack(rows), bias, wanted)
 
 
 def _resolved(prompt: Prompt, queries: Sequence[Query]) -> list[InsideQuery]:
