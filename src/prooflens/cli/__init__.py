@@ -15,6 +15,7 @@ from prooflens.cli import discover as _discover
 from prooflens.cli import effect as _effect
 from prooflens.cli import export as _export
 from prooflens.cli import family as _family
+from prooflens.cli import features as _features
 from prooflens.cli import models as _models
 from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
@@ -40,6 +41,7 @@ del (
     _effect,
     _export,
     _family,
+    _features,
     _models,
     _output,
     _prove,
