@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import prooflens as pl
+from prooflens.checker import check
+from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.errors import QueryError
 from prooflens.families import Member
 from prooflens.models import Transformer
+from prooflens.models.files import write_model
 from prooflens.models.reads import hooks_of
 from prooflens.models.tree import Runner
+from tests.checker.forging import edit
 from tests.enumeration.test_enumerate import TEMPLATE
 from tests.enumeration.words import reader
 
@@ -70,6 +75,39 @@ def test_counts_are_those_of_every_member(kind: str, tree: bool) -> None:
         assert (row.held, row.asked) == (sum(strict), len(every))
         assert row.least == pytest.approx(min(margins), rel=1e-9, abs=1e-12)
         assert row.nearest[0].confirmed == "confirmed"
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_runs_are_run_again_by_the_checker(kind: str, tmp_path: Path) -> None:
+    model = reader(kind)
+    write_model(tmp_path / "model", model.architecture, dict(model.weights))
+    queries = [*QUERIES, "1.1:spec{A}>{B}@-1 & neuron 1.3>0@-1", "read(blocks.1.attn.hook_q@-1,Q)>0"]
+    held = vectors(model) | {"Q": torch.ones(16).double()}
+    pl.family(model, TEMPLATE, queries, vectors=held, out=tmp_path / "run", confirm=0.0, nearest=2)
+    report = check(tmp_path / "run", tmp_path / "model", torch_tables, torch_powers)
+    assert report.ok, (report.problems, [f for f in report.findings if f.status == "WRONG"])
+    assert report.counts["re-run"] > 5 * len(queries)
+    notes = [finding.note for finding in report.findings]
+    assert sum("directions are the stored ones" in note for note in notes) == 2
+    assert any("hook_q is not run again" in note for note in notes)
+
+    def other_direction(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        tensors["read/D/weight"] = -tensors["read/D/weight"]
+        return 0
+
+    edit(tmp_path / "run", other_direction)
+    assert not check(tmp_path / "run", tmp_path / "model", torch_tables, torch_powers).ok
+
+
+def test_small_families_are_proved_again(tmp_path: Path) -> None:
+    model = reader("llama")
+    write_model(tmp_path / "model", model.architecture, dict(model.weights))
+    small = pl.Template("When{A} met{B}", A=[" Mary", " Tom"], B=[" John", " Kate"])
+    queries = ["neuron 1.3>0@{A}", "feature SAE.4 off@-1"]
+    res = pl.family(model, small, queries, vectors=vectors(model), out=tmp_path / "run")
+    assert [row.word for row in res] == ["proved", "proved"]
+    report = check(tmp_path / "run", tmp_path / "model", torch_tables, torch_powers)
+    assert report.counts["re-proved"] == 2, report
 
 
 def test_attention_and_values_are_joined(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def compile_claim(
     outputs: list[OutputMargin] = []
     rows: list[Row] = []
     for found in resolve(query, shape.roles, shape.n_tokens):
-        for part in _parts(found):
+        for part in parts_of(found):
             if isinstance(part, Argmax | Beats):
                 outputs.append(_output(part, shape, model))
                 continue
@@ -171,7 +171,7 @@ def member_conditions(query: Query, member: Member, model: Transformer) -> list[
     if model.architecture.d_out is not None:
         setting = replace(setting, logits=torch.zeros(model.architecture.d_out, dtype=torch.float64))
     found = resolve(query, member.roles, size, member.ids)
-    parts = [part for one in found for part in _parts(one) if not isinstance(part, SiteQuery)]
+    parts = [part for one in found for part in parts_of(one) if not isinstance(part, SiteQuery)]
     return [condition for asked in parts for claim in asked.bind(setting) for condition in claim.conditions]
 
 
@@ -186,12 +186,12 @@ def member_readouts(
         model: the model.
         vectors: directions and dictionaries by name.
     """
-    sites = [part for part in _parts(query) if isinstance(part, SiteQuery)]
+    sites = [part for part in parts_of(query) if isinstance(part, SiteQuery)]
     prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if sites else None
     return [read for part in sites if prompt is not None for read in readouts(model, prompt, part, vectors)]
 
 
-def _parts(query: Query) -> tuple[Query, ...]:
+def parts_of(query: Query) -> tuple[Query, ...]:
     """The parts of a conjunction; of a weighted sum, and of everything else, it itself."""
     return query.parts if isinstance(query, Circuit) and query.weights is None else (query,)
 

@@ -140,7 +140,8 @@ def family(
                 "early": early,
                 **(configuration or {}),
             }
-            found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
+            seconds = time.perf_counter() - begin
+            found = FamilyResults(members, rows, source, seconds, facts, walk.directions)
             if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):
                 found.save(out)
                 for path in others if state is None else [state, *others]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from prooflens.certificate.store import write_atomically
-from prooflens.enumeration.claims import ShapeClaim, compile_claim
+from prooflens.enumeration.claims import ShapeClaim, compile_claim, parts_of
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.errors import ModelError, RunError
 from prooflens.families import Family, Shape
@@ -23,7 +23,7 @@ from prooflens.families.shapes import Numbers
 from prooflens.memory import available, is_shortage
 from prooflens.models.tree import Runner, row_bytes
 from prooflens.progress import Progress
-from prooflens.queries import Query
+from prooflens.queries import Query, SiteQuery
 from prooflens.verdicts.sites import Vectors
 
 KEEP_SECONDS = 30.0
@@ -192,13 +192,25 @@ class Walk:
         for number, shape in enumerate(self.family.shapes):
             self._compiled(number, shape)
 
+    @property
+    def directions(self) -> dict[str, tuple[str, NDArray[np.float64], float]]:
+        """What readouts of directions and features read: the hook, the direction and the bias by name."""
+        if not any(isinstance(part, SiteQuery) for query in self.queries for part in parts_of(query)):
+            return {}
+        claims = self._compiled(0, self.family.shapes[0])[0]
+        return {
+            name: (read.hook, read.weight[i].numpy(), float(read.bias[i]))
+            for claim in claims
+            for read in claim.readouts
+            for i, name in enumerate(read.names)
+            if not name.startswith("neuron ")
+        }
+
     def fingerprint(self) -> str:
         """What a kept state must be about."""
-        claims = self._compiled(0, self.family.shapes[0])[0] if self.family.shapes else ()
-        directions = [read.weight for claim in claims for read in claim.readouts]
         part = {"queries": [str(query) for query in self.queries], "part": list(self.plan.part)}
-        if directions:
-            held = b"".join(weight.numpy().astype("<f8").tobytes() for weight in directions)
+        if directions := self.directions:
+            held = b"".join(weight.astype("<f8").tobytes() for _, weight, _ in directions.values())
             part |= {"directions": [hashlib.sha256(held).hexdigest()]}
         return json.dumps(part | {"model": self.family.model.sha256, "family": self.family.to_dict()})
 
