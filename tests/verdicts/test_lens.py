@@ -153,7 +153,7 @@ def test_a_lens_is_the_head_on_the_stream_behind_a_block(kind: str) -> None:
     logits = model.head[0] @ (normed if shift is None else normed + shift) + model.head[1]
     best = int(logits.argmax())
     queries = ["lens 0 argmax", f"lens 0 argmax={best}", f"lens 0 logit{best}>logit3", f"lens 0 logit{best}"]
-    res = pl.certify(model, x, pl.Ball(1e-6), queries=[*queries, "lens 1 argmax"])
+    res = pl.certify(model, x, pl.Ball(1e-6), queries=[*queries, "lens 1 argmax"], engine="taylor")
     assert [row.verdict.value for row in res] == ["holds"] * 5
     assert res.table["query"].to_pylist()[:4] == queries
     assert res.table["model"].to_pylist() == [f"{kind}, first 1 layers"] * 4 + [kind]
@@ -211,7 +211,7 @@ def test_slots_of_a_template_are_looked_up() -> None:
     model = reader("gpt2")
     prompt = replace(model.prompt(TEXT), roles={"A": ((1,),), "B": ((3,),)})
     queries = ["lens 0 logit{A}>logit{B}", "dla 1.0 logit{A}-logit{B}", "neuron 1.3@{B}"]
-    res = pl.certify(model, prompt, pl.Ball(1e-6), queries=queries)
+    res = pl.certify(model, prompt, pl.Ball(1e-6), queries=queries, engine="taylor", budget="10/1/3")
     assert res.table["query"].to_pylist() == ["lens 0 logit1>logit2", "dla 1.0 logit1-logit2", "neuron 1.3@3"]
 
 
