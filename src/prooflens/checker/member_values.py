@@ -72,7 +72,10 @@ class Readouts:
             name = kept if kind == "neuron" else name
         if hook.endswith(UNNOTED):
             raise ValueError(f"{hook} is not run again")
-        return [("site", hook, position % size, name) for position in places(at)]
+        found = places(at)
+        if not all(-size <= position < size for position in found):
+            raise LookupError(f"there is no token {at}")
+        return [("site", hook, position % size, name) for position in found]
 
     def row(self, name: str) -> tuple[Array, float]:
         """The direction and the bias of a readout."""
