@@ -1,6 +1,6 @@
 """Direct logit attributions and logit lenses on balls: how many signs that the attack leaves are proved.
 
-python benchmarks/attributions.py [--layers 1 2] [--eps 1e-5] [--device cuda] [--out FILE.jsonl]
+python benchmarks/attributions.py [--layers 1 …] [--eps 1e-5] [--device cuda] [--out FILE.jsonl]
 
 SmolLM2 on the prompt of indirect object identification, all tokens moving. At each layer: the sign of what every head,
 the attention and the network add to logit Mary − logit John, and which of the two logits the lens behind the layer has
@@ -36,7 +36,9 @@ def ask(model: pl.Transformer, layer: int, kind: str, eps: float, device: str | 
                 value = float(v @ model.run(prompt, hook)[hook][-1].flatten())
                 queries.append(f"dla {part} logit{a}-logit{b}{'>' if value > 0 else '<'}0")
     start = time.perf_counter()
-    found = pl.certify(model, prompt, pl.Ball(eps), queries=queries, device=device, engine="taylor")
+    found = pl.certify(
+        model, prompt, pl.Ball(eps), queries=queries, device=device, engine="taylor", budget="100/2/10"
+    )
     return {
         "layer": layer,
         "kind": kind,
@@ -53,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layers", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--layers", nargs="*", type=int, default=[1])
     parser.add_argument("--eps", type=float, default=1e-5)
     parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/measured/attributions.jsonl"))

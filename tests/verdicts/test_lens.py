@@ -18,6 +18,7 @@ from prooflens.models.attribution import _frozen, _largest, attribution_error
 from prooflens.models.edits import find_place
 from prooflens.models.export import export
 from prooflens.queries import parse_metric, parse_query
+from prooflens.verdicts.question import ask
 from tests.checker.forging import TOY, edit
 from tests.enumeration.words import reader
 
@@ -138,6 +139,18 @@ def test_the_error_of_a_direction_covers_its_rounding(kind: str) -> None:
             )
             h = model.run(far, hook)[hook].flatten(1)
             assert float(place.read(h).norm(dim=-1).max()) <= most
+
+
+def test_thresholds_are_moved_to_the_strict_side() -> None:
+    model = reader("gpt2")
+    x = model.prompt(TEXT)
+    error = attribution_error(model, "m0", (1, 2), x)
+    for compare, level in ((">", 0.25), ("<=", 0.25), (">=", 0.0)):
+        question = ask(model, x, pl.Ball(1e-6), queries=f"dla m0 logit1-logit2{compare}{level}")
+        (condition,) = question.claims[0].conditions
+        meant = -level if compare.startswith(">") else level
+        assert error <= meant - condition.functional.constant <= 2.0 * error + 1e-15
+        assert condition.blur >= error
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
