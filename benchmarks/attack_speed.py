@@ -92,7 +92,7 @@ def main() -> None:
         for device in devices:
             problem = Problem(original.model.to(device), original.region.to(device))
             for dtype in (torch.float64, torch.float32):
-                landscape = Landscape.of(problem, (0,), False, dtype)
+                landscape = Landscape.of(problem, (0,), False, problem.model.to(dtype=dtype))
                 fast, slow = (
                     batched(landscape, targets, budget),
                     looped(landscape, targets, options.loop_steps),

@@ -22,7 +22,7 @@ from measuring import Line, tell, told
 from prooflens import Ball, load
 from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_claims
-from prooflens.engines.protocol import EngineOptions
+from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.memory import keep_freed, parse_memory
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
@@ -65,6 +65,7 @@ def ask(name: str, memory: int | None) -> Line:
     problem = Problem(model, Ball(float(str(question["eps"]))).around(model.prompt(str(question["text"]))))
     engine, query = str(question.get("engine", "taylor")), str(question.get("query", "top1"))
     proved = asked = 0
+    options = EngineOptions(memory=memory, workspace=Workspace())
     start, busy = time.perf_counter(), time.process_time()
     for layer in question["layers"]:  # type: ignore[attr-defined]
         claims = parse_query(query).bind(problem.setting([layer]))
@@ -76,7 +77,7 @@ def ask(name: str, memory: int | None) -> Line:
                 get_engine("layer0" if layer == 0 else engine),
                 problem,
                 claims,
-                options=EngineOptions(memory=memory),
+                options=options,
             )
         asked += len(claims)
         proved += sum(is_proved(claim, part) for claim, part in zip(claims, parts, strict=True))

@@ -11,7 +11,8 @@ they said.
   mode; **× paper**: over the paper's own seconds (Tab. `timing`, one core, its 2-layer encoder), where it has any;
 - **GEMM share**: multiplications in matrix products per second, over what a large float64 product reaches here.
 
-With `--check` the run fails if an engine is more than 10 % looser than the baseline says. Seconds are not checked.
+With `--check` the run fails if an engine is more than 10 % looser than the baseline says, takes half as much memory
+again, or if sharing saves less than it did (`benchmarks/ratios.py`). Seconds themselves are not checked.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ratios
 from prooflens import Ball, load
 from prooflens.engines import get_engine
 from prooflens.engines.functionals import bound_claims
@@ -42,6 +44,15 @@ from texts import IOI, MOVIE
 
 ALLOWED = 0.10
 """How much looser an engine may be than the baseline, relatively."""
+
+HEAVIER = 1.5
+"""By which factor an engine's memory may exceed the baseline's."""
+
+LEAST_MB = 50.0
+"""Smaller amounts of memory are not compared: they are the allocator's."""
+
+SLOWER = 1.25
+"""By which factor a ratio of seconds may exceed the baseline's."""
 
 MOST_PROFILED = 60.0
 """Engines that take more seconds are not run a second time to be taken apart."""
@@ -209,6 +220,31 @@ def loosened(rows: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> list
     return said
 
 
+def heavier(rows: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> list[str]:
+    """Engines that take more memory than the baseline says by more than is allowed."""
+    key = ("model", "layer", "eps", "engine")
+    known = {tuple(row[name] for name in key): row.get("mb") for row in baseline}
+    said = []
+    for row in rows:
+        before, now = known.get(tuple(row[name] for name in key)), row.get("mb")
+        if before is None or now is None or row["engine"] == "attack":
+            continue
+        if now > HEAVIER * max(before, LEAST_MB):
+            name = f"{row['engine']} on {row['model']}, layer {row['layer']}, ε = {row['eps']:g}"
+            said.append(f"{name}: {now:.0f} MB, was {before:.0f}")
+    return said
+
+
+def dearer(ratios: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> list[str]:
+    """Ratios of seconds that exceed the baseline's by more than is allowed: what was won is lost."""
+    known = {(row["ratio"], row["model"]): row["value"] for row in baseline}
+    return [
+        f"{row['ratio']} on {row['model']}: ratio {row['value']:.2f}, was {before:.2f}"
+        for row in ratios
+        if (before := known.get((row["ratio"], row["model"]))) is not None and row["value"] > SLOWER * before
+    ]
+
+
 HEAD = (
     "model", "layer", "ε", "engine", "proved / left", "width", "s", "MB", "× crown", "× Jacobian", "× paper",
     "GEMM share", "top costs",
@@ -254,6 +290,11 @@ def page(document: dict[str, Any]) -> str:
             top or row["reason"] or "–",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    for row in document.get("ratios", ()):
+        lines += [
+            "",
+            f"{row['ratio']} ({row['model']}): {row['value']:.2f} of the processor seconds without sharing.",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -283,6 +324,7 @@ def main() -> None:
             print(f"{asked.model} is left out: {error}", file=sys.stderr)
             continue
         print(f"{asked.model}, layer {asked.layer}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    shares = ratios.measured(options.models)
     name = platform.processor() or platform.machine()
     document = {
         "command": " ".join(["python", "benchmarks/run.py", *sys.argv[1:]]),
@@ -295,6 +337,7 @@ def main() -> None:
         "gemm_rate": peak,
         "questions": [asdict(asked) for asked in QUESTIONS],
         "rows": rows,
+        "ratios": shares,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -303,10 +346,14 @@ def main() -> None:
     if any(row["crossed"] for row in rows if row["guarantee"] == "proved"):
         sys.exit("a proved bound was crossed: this is a defect of the highest class")
     if options.check is not None:
-        said = loosened(rows, json.loads(options.check.read_text(encoding="utf-8"))["rows"])
+        baseline = json.loads(options.check.read_text(encoding="utf-8"))
+        said = loosened(rows, baseline["rows"]) + heavier(rows, baseline["rows"])
+        said += dearer(shares, baseline["ratios"])
         if said:
-            sys.exit("looser than the baseline:\n" + "\n".join(said))
-        print(f"no engine is more than {100 * ALLOWED:.0f} % looser than {options.check}")
+            sys.exit("worse than the baseline:\n" + "\n".join(said))
+        print(
+            f"no engine is more than {100 * ALLOWED:.0f} % looser than {options.check}, nor heavier or dearer"
+        )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ ENGINES: Mapping[str, set[str]] = {
     "relational": {"bounds", "forms", "protocol"},
     "relaxations": {"forms"},
     "tensor_sets": {"bounds", "forms", "relaxations"},
-    "first_layer": {"forms"},
+    "first_layer": {"forms", "protocol"},
     "hidden": {"bounds", "forms", "protocol", "relaxations"},
     "rivals": {"bounds", "forms", "protocol"},
     "vocabulary": {"bounds", "protocol", "relaxations", "hidden", "rivals"},

@@ -22,6 +22,11 @@ class RateError(ProoflensError):
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """The exact interval of a rate.
 
+    Args:
+        successes: how many succeeded.
+        trials: out of how many.
+        confidence: how sure the interval is.
+
     >>> low, high = clopper_pearson(95, 100)
     >>> f"{100 * low:.1f} to {100 * high:.1f} %"
     '88.7 to 98.4 %'

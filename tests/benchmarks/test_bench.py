@@ -22,6 +22,16 @@ def test_looser_engines_are_named() -> None:
     assert bench.loosened([row(engine="new")], [row()]) == []
 
 
+def test_heavier_engines_and_dearer_ratios_are_named() -> None:
+    was = [row(mb=100.0), row(engine="layer0", mb=1.0)]
+    assert bench.heavier([row(mb=149.0), row(engine="layer0", mb=70.0)], was) == []
+    assert len(bench.heavier([row(mb=151.0), row(engine="layer0", mb=76.0)], was)) == 2
+    assert bench.heavier([row(mb=None), row(engine="new", mb=1e9)], was) == []
+    share = {"ratio": "prompts", "model": "toy", "value": 0.5}
+    assert bench.dearer([share | {"value": 0.62}, share | {"model": "new", "value": 9.0}], [share]) == []
+    assert len(bench.dearer([share | {"value": 0.63}], [share])) == 1
+
+
 @pytest.mark.slow
 def test_a_small_question_is_measured() -> None:
     asked = bench.Asked("toy", 0, 0.02, ("interval", "layer0", "crown"), budget="10/1/2")

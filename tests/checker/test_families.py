@@ -1,5 +1,6 @@
 """Hugging Face folders of every family that the checker reads itself: fingerprint and values are the package's."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ from flint import arb
 import prooflens as pl
 from prooflens.checker.families import own_powers
 from prooflens.checker.network import Network
-from tests.models.hf_families import DECODERS, ENCODERS, IMAGE, decoder, encoder, randomised
-
-NOT_READ = ("gemma3_text", "yarn scaling", "phi3 longrope", "modernbert")
-"""Checked from a folder in prooflens' own layout."""
+from tests.models.hf_families import (
+    DECODERS,
+    ENCODERS,
+    IMAGE,
+    OLD_SPELLING,
+    decoder,
+    encoder,
+    randomised,
+    spelled_as_before,
+)
 
 
 def torch_powers(theta: float, width: int) -> Any:
@@ -43,26 +50,35 @@ def assert_read(folder: Path, x: torch.Tensor) -> None:
             assert float(ball.rad()) <= 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in (*DECODERS, *ENCODERS) if name not in NOT_READ])
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
 def test_families_of_texts(name: str, tmp_path: Path) -> None:
     module = decoder(name) if name in DECODERS else encoder(name)
     module.float().save_pretrained(tmp_path)
     assert_read(tmp_path, torch.tensor([3, 14, 15, 9]))
 
 
-@pytest.mark.parametrize("kind", ["ViTModel", "ViTForImageClassification"])
+@pytest.mark.parametrize("name", OLD_SPELLING)
+def test_configurations_of_before(name: str, tmp_path: Path) -> None:
+    spelled_as_before(name, tmp_path)
+    assert_read(tmp_path, torch.tensor([3, 14, 15, 9]))
+
+
+@pytest.mark.parametrize("kind", ["ViTModel", "ViTForImageClassification", "Dinov2Model"])
 def test_images(kind: str, tmp_path: Path) -> None:
-    config = transformers.ViTConfig(**IMAGE, intermediate_size=24, num_labels=3)
-    randomised(getattr(transformers, kind)(config)).save_pretrained(tmp_path)
+    config: Any = transformers.ViTConfig(**IMAGE, intermediate_size=24, num_labels=3)
+    config = transformers.Dinov2Config(**IMAGE, mlp_ratio=2) if "Dino" in kind else config
+    randomised(getattr(transformers, kind)(config)).float().save_pretrained(tmp_path)
     assert_read(tmp_path, torch.randn(5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("name", NOT_READ)
-def test_other_families_are_named(name: str, tmp_path: Path) -> None:
-    module = decoder(name) if name in DECODERS else encoder(name)
-    module.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="not known to the checker"):
-        Network.read(tmp_path)
+def test_other_families_are_named(tmp_path: Path) -> None:
+    decoder("qwen3").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    held = json.loads(path.read_text())
+    for fields in ({"model_type": "mamba"}, {"num_experts": 4}):
+        path.write_text(json.dumps(held | fields))
+        with pytest.raises(ValueError, match="not known to the checker"):
+            Network.read(tmp_path)
 
 
 def test_other_powers_are_refused(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_vectorised_targets_equal_the_functionals_themselves() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_one_head_alone_has_the_same_scores(name: str, layer: int) -> None:
     problem = problem_of(name)
-    landscape = Landscape.of(problem, (layer,), False, torch.float64)
+    landscape = Landscape.of(problem, (layer,), False, problem.model)
     _, alpha = problem.region.sample(5)
     scores, _ = landscape.observe(alpha)
     for head in range(problem.model.architecture.n_heads):

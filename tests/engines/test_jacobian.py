@@ -1,5 +1,6 @@
 """The Jacobian connector: the paper's estimate breaks where it must, the proved one holds; interval Jacobians."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -10,9 +11,12 @@ from prooflens.engines import Forms, Guarantee, forms_of, get_engine
 from prooflens.engines.jacobian import Jacobian, ProvedConnector, SampledConnector, jacobian
 from prooflens.engines.jacobian.interval import interval_jacobian
 from prooflens.engines.tensor_sets.steps import SetOptions
-from prooflens.engines.tensor_sets.walk import propagate
+from prooflens.engines.tensor_sets.walk import propagate, score_steps
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.program import INPUT
+from prooflens.models.sites import Scores
 from prooflens.problem import Problem
+from prooflens.queries import Row
 from prooflens.queries.attention import TopK
 from prooflens.regions import Ball
 from tests.engines.cases import model_of
@@ -138,3 +142,20 @@ def test_keeping_more_columns_never_loosens_the_proved_bound() -> None:
         bounds = proof.bound_forms(asked, forms)
         widths.append(float((bounds.upper - bounds.lower).mean()))
     assert widths == sorted(widths, reverse=True)
+
+
+def test_remainders_of_normed_queries_and_keys_have_factors_of_their_own() -> None:
+    """Each is linearised by itself: what one misses says nothing of what the other misses."""
+    choose = random.Random(0)
+    model = random_model("qwen3", choose, 2)
+    x = torch.randn(3, model.architecture.d_model, generator=torch.Generator().manual_seed(0)).double()
+    problem = Problem(model, Ball(0.01).around(x))
+    engine = get_engine("jacobian-proved")
+    assert isinstance(engine, Jacobian)
+    (scores,) = score_steps(problem, Forms.of([(0, Row(1, 0, 2), 0, 1.0)], 1)).values()
+    assert isinstance(scores, Scores)
+    q, k = (set(made.ids.tolist()) for made in engine._read(problem, scores).values())
+    fresh = problem.region.n_factors
+    assert {i for i in q if i < fresh} & {i for i in k if i < fresh}
+    assert {i for i in q if i >= fresh}
+    assert not {i for i in q if i >= fresh} & {i for i in k if i >= fresh}

@@ -137,3 +137,29 @@ def test_no_forms_at_all() -> None:
     found = ENGINE.bound_forms(problem, Forms.of([], 0))
     assert found.lower.shape == (0,)
     assert ENGINE.guarantee is Guarantee.PROVED
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "toy"])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_forms_of_all_widths_at_once_are_bounded_as_one_at_a_time(family: str, coupled: bool) -> None:
+    """Single scores, margins and sums over a row stand in chunks of their own, and come back in order."""
+    model = model_of(family)
+    region = Ball(0.01).around(center_of(model, 4, 3))
+    if coupled:
+        generators = 0.01 * torch.randn(3, *region.center.shape, generator=torch.Generator().manual_seed(3))
+        region = Region(region.center, generators=generators.double())
+    problem = Problem(model, region)
+    row = Row(0, 1, 3)
+    entries = [(0, row, key, 0.25) for key in range(4)] + [(1, row, 3, 1.0)]
+    entries += [(2, row, 1, 1.0), (2, row, 0, -1.0), (3, row, 2, 1.0), (4, row, 3, 2.0), (4, row, 2, -1.0)]
+    forms = Forms.of(entries, 6)
+    found = ENGINE.bound_forms(problem, forms)
+    assert forms.tokens_read(4).sum(-1).tolist() == [4, 1, 3, 2, 2, 0]
+    for number in range(forms.size):
+        alone = ENGINE.bound_forms(problem, forms.select(torch.tensor([number])))
+        for one, many in ((alone.lower, found.lower), (alone.upper, found.upper)):
+            assert float(one[0]) == pytest.approx(float(many[number]), rel=1e-9, abs=1e-9)
+        assert found.upper_corner is not None
+        assert alone.upper_corner is not None
+        assert torch.equal(found.upper_corner[number], alone.upper_corner[0])
+    assert_contains(problem, forms, found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +103,17 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn scaling": ("llama", GROUPED | _rope("yarn", original_max_position_embeddings=8)),
     "gemma": ("gemma", WIDE),
     "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3_text yarn": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _rope("yarn", original_max_position_embeddings=8)["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "gemma3_text": (
         "gemma3_text",
         GEMMA | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
@@ -169,6 +182,34 @@ def decoder(name: str) -> Any:
     kind, fields = DECODERS[name]
     config = transformers.AutoConfig.for_model(kind, **fields)
     return randomised(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+OLD_SPELLING: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {"rope_theta": 300.0}),
+    "gemma3, whole layers by default": ("gemma3_text", {}),
+    "gemma3": (
+        "gemma3_text",
+        {"rope_theta": 900.0, "rope_local_base_freq": 50.0, "sliding_window_pattern": 2}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "qwen2 with windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1},
+    ),
+    "qwen2 without": ("qwen2", {"use_sliding_window": False, "sliding_window": 2}),
+    "qwen3 silent": ("qwen3", {"sliding_window": 2}),
+}
+"""Fields of config.json as they were before `layer_types` and `rope_parameters`; the family says what is left out."""
+
+
+def spelled_as_before(name: str, folder: Path) -> None:
+    """Write a language model whose config.json has the fields of `OLD_SPELLING`, and not those that replaced them."""
+    kind, fields = OLD_SPELLING[name]
+    decoder(kind).float().save_pretrained(folder)
+    held = json.loads((folder / "config.json").read_text())
+    for gone in ("layer_types", "rope_parameters", "use_sliding_window", "sliding_window_pattern"):
+        held.pop(gone, None)
+    (folder / "config.json").write_text(json.dumps(held | fields))
 
 
 def encoder(name: str) -> Any:

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import prooflens as pl
 from prooflens.errors import ModelError
 from prooflens.models import Transformer, load, pattern_name
 from prooflens.models.huggingface import FAMILIES, convert
-from tests.models.hf_families import DECODERS, ENCODERS, VOCABULARY, decoder, encoder, true_double
+from tests.models.hf_families import (
+    DECODERS,
+    ENCODERS,
+    OLD_SPELLING,
+    VOCABULARY,
+    decoder,
+    encoder,
+    spelled_as_before,
+    true_double,
+)
 
 RELATIVE = 1e-9
 
@@ -65,6 +75,19 @@ def test_folders_are_read_as_modules_are(name: str, tmp_path: Path) -> None:
     folder = load(tmp_path)
     assert folder.sha256 == load(module).sha256
     assert gap(folder(ids_of(5)), load(module)(ids_of(5))) < 1e-12
+
+
+@pytest.mark.parametrize("name", OLD_SPELLING)
+def test_configurations_of_before_are_read_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    spelled_as_before(name, tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").double()
+    for part in read.modules():  # RoPE's constants stay float32
+        for buffer, value in list(part.named_buffers(recurse=False)):
+            if "inv_freq" in buffer:
+                setattr(part, buffer, value.float())
+    ids = ids_of(7)
+    theirs = run(read.eval(), ids, use_cache=False)
+    assert_equal(load(tmp_path), theirs, theirs.logits[0], ids)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "mistral", "opt", "phi"])

@@ -1,6 +1,7 @@
 """`certify`: verdicts that agree with brute force, the portfolio's order, honesty about estimates, interruptions."""
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from prooflens.engines import Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, break_claims
 from prooflens.errors import EngineError, ProoflensError, RunError
 from prooflens.evaluation.soundness import random_case
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models import Transformer, load
 from prooflens.problem import Problem
 from prooflens.queries import parse_query
@@ -365,3 +367,14 @@ def test_no_attack_breaks_what_the_portfolio_proves(seed: int) -> None:
     for outcome in outcomes:
         if outcome.attack is not None:
             assert outcome.lower <= outcome.attack
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
+def test_auto_asks_taylor_about_layer_0_where_queries_and_keys_are_normed(family: str) -> None:
+    """There `layer0` has no rule; tangents are nearly exact on a small ball."""
+    model = random_model(family, random.Random(1), 2)
+    x = torch.randn(4, model.architecture.d_model, generator=torch.Generator().manual_seed(1)).double()
+    found = pl.certify(model, x, pl.Ball(0.05), layer=0)
+    assert "taylor" in {
+        engine for row in found.table.column("engine").to_pylist() for engine in row.split("+")
+    }

@@ -359,7 +359,12 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def query_rows(path: Path | str, sql: str) -> pa.Table:
-    """Run a SQL query (DuckDB) over the rows of a run, as table `rows`."""
+    """Run a SQL query (DuckDB) over the rows of a run, as table `rows`.
+
+    Args:
+        path: the run's folder.
+        sql: the query.
+    """
     if not sql.strip():
         raise RunError(
             "the query is empty: write one, as in 'select verdict, count(*) from rows group by all'"

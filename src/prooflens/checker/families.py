@@ -1,7 +1,7 @@
 """Hugging Face folders, read by the checker itself: which tensor is which, and what its configuration says.
 
-`layouts` has the names; here is what families need beside. What is not read here (ModernBERT, DINOv2,
-Gemma 3, YaRN, LongRoPE, mixtures, …) is checked from a folder in prooflens' own layout (`prooflens export`).
+`layouts` has the names; here is what families need beside, and `frequencies` how fast pairs turn. What is not read
+here (mixtures, other families) is checked from a folder in prooflens' own layout (`prooflens export`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prooflens.checker.layouts import ACTIVATIONS, ALIASES, FAMILIES, GROUPED, KEYS, OLD_VIT, TABLES, TIED
+from prooflens.checker.frequencies import scaled
+from prooflens.checker.layouts import ACTIVATIONS, ALIASES, FAMILIES, GROUPED, KEYS, OLD_IMAGE, TABLES, TIED
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -59,9 +60,8 @@ class Folder:
     def read(self) -> tuple[Config, Tensors]:
         """Architecture and canonical weights."""
         arch, state = self.arch, self.state
-        if self.family == "vit" and "layers.0.attention.q_proj.weight" not in state:
-            self.blocks = OLD_VIT["layers"]
-            self.parts = " ".join(OLD_VIT.get(name, name) for name in self.parts.split())
+        if self.family in ("vit", "dinov2"):
+            self._image_names()
         names, others = self.parts.split(), self.others.split()
         where = dict(zip(others[::2], others[1::2], strict=True))
         for layer in range(arch["n_layers"]):
@@ -74,8 +74,10 @@ class Folder:
             if found is not None:
                 self.held[f"embed.{ours}"] = state[found]
         self._cut_joint()
-        if self.family == "vit":
+        if self.family in ("vit", "dinov2"):
             self._image()
+        elif self.family == "modernbert":
+            self._modernbert()
         elif arch.get("causal"):
             self._decoder()
         else:
@@ -102,11 +104,15 @@ class Folder:
                 rows = np.arange(3 * heads * width).reshape(heads, 3, width)
                 for i, name in enumerate("qkv"):
                     self._rows(layer, name, rows[:, i].ravel())
+            if self.family == "modernbert":
+                for i, name in enumerate("qkv"):
+                    self._rows(layer, name, slice(i * heads * width, (i + 1) * heads * width))
             if self.family == "phi3":
                 groups = config.get("num_key_value_heads") or heads
                 cuts = np.cumsum([0, heads * width, groups * width, groups * width])
                 for i, name in enumerate("qkv"):
                     self._rows(layer, name, slice(cuts[i], cuts[i + 1]))
+            if self.family in ("phi3", "modernbert"):
                 self._rows(layer, "gate", slice(0, config["intermediate_size"]))
                 self._rows(layer, "up", slice(config["intermediate_size"], None))
 
@@ -146,7 +152,7 @@ class Folder:
             self._windows()
         if family == "gptj":
             width = arch["d_model"] // arch["n_heads"]
-            self._turn(width, config.get("rotary_dim") or width, True, base=10000.0)
+            self._turn(width, config.get("rotary_dim") or width, True, {"rope_theta": 10000.0})
         elif grouped or family in ("gpt_neox", "phi"):
             self._rotary()
         if family == "gpt_neox" and config.get("use_parallel_residual", True):
@@ -169,7 +175,7 @@ class Folder:
             arch["embed_scale"] = float(arch["d_model"] ** 0.5)
             for name in [name for name in held if "norm" in name]:
                 held[name] = 1.0 + held[name].astype(np.float64)
-        if family == "gemma2":
+        if family in ("gemma2", "gemma3_text"):
             arch["attention_scale"] = float(config["query_pre_attn_scalar"]) ** -0.5
             for ours, theirs in (
                 ("score_cap", "attn_logit_softcapping"),
@@ -193,60 +199,115 @@ class Folder:
         self.arch |= {"d_vocab": vocabulary, "d_out": vocabulary if predicts else None}
 
     def _windows(self) -> None:
-        window, kinds = self.config.get("sliding_window"), self.config.get("layer_types")
-        if window is None or self.config.get("use_sliding_window") is False:
+        """Layers that look back only so far: as listed or, in configurations of before, as the family has them."""
+        config = self.config
+        window, kinds, sliding = config.get("sliding_window"), config.get("layer_types"), "sliding_attention"
+        if window is None or config.get("use_sliding_window") is False:
             return
-        kinds = kinds or ["sliding_attention"] * self.arch["n_layers"]
-        local = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+        every = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(self.family)
+        first = (
+            config.get("max_window_layers", 28) if config.get("use_sliding_window") else self.arch["n_layers"]
+        )
+        for layer in range(0 if kinds else self.arch["n_layers"]):
+            near = layer >= first if self.family in ("qwen2", "qwen3") else not every or (layer + 1) % every
+            kinds = [*(kinds or []), sliding if near else "full_attention"]
+        local = [i for i, kind in enumerate(kinds or []) if kind == sliding]
         self.arch |= {"window": window - 1, "window_layers": local} if local else {}
+
+    def _parameters(self, kind: str | None, base: float) -> Config:
+        """What the configuration says of turning, in layers of a kind; base and share are always there."""
+        config = self.config
+        given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        if kind is not None and isinstance(given.get(kind), dict):
+            given = dict(given[kind])
+        elif kind == "sliding_attention" and self.family == "gemma3_text":
+            given = {}
+        part: Any = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
+        return {"rope_theta": base, "partial_rotary_factor": part, **given}
 
     def _rotary(self) -> None:
         """A base where that says it all; else frequencies, which are weights, and the order of turning pairs."""
         arch, config = self.arch, self.config
-        given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        if any(isinstance(part, dict) for part in given.values()):
-            raise ValueError("rotary positions by kinds of layers are not known to the checker")
         old: Any = config.get("rope_theta", config.get("rotary_emb_base", 10000.0))
-        part: Any = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
-        theta, share = float(given.get("rope_theta", old)), float(given.get("partial_rotary_factor", part))
-        kind = str(given.get("rope_type", given.get("type", "default")))
-        if kind == "default" and share == 1.0:
-            arch["rope_theta"] = theta
-            return
+        given = self._parameters(None, old)
+        plain = str(given.get("rope_type", given.get("type", "default"))) == "default"
+        if any(isinstance(part, dict) for part in given.values()) or self.family == "gemma3_text":
+            self._rotary_by_kind(config.get("rope_theta") or 1e6, config.get("rope_local_base_freq") or 1e4)
+        elif plain and float(given["partial_rotary_factor"]) == 1.0:
+            arch["rope_theta"] = float(given["rope_theta"])
+        else:
+            arch["rope_given"] = True
+            width = arch.get("d_head") or arch["d_model"] // arch["n_heads"]
+            scale = self._turn(width, int(width * float(given["partial_rotary_factor"])), False, given)
+            arch |= {"rope_scale": scale} if scale != 1.0 else {}
+
+    def _rotary_by_kind(self, base: float, near: float) -> None:
+        """Frequencies of layers that see everything and of layers with a window; no pair stands still."""
+        arch = self.arch
         width = arch.get("d_head") or arch["d_model"] // arch["n_heads"]
-        arch["rope_given"] = True
-        self._turn(width, int(width * share), False, theta, kind, given)
+        arch |= {"rope_given": True, "rope_local": True}
+        for kind, theta, name in (
+            ("full_attention", base, "frequencies"),
+            ("sliding_attention", near, "local_frequencies"),
+        ):
+            given = self._parameters(kind, theta)
+            scale = self._turn(width, width, False, given, f"rope.{name}")
+            if float(given["partial_rotary_factor"]) != 1.0 or (scale != 1.0 and kind != "full_attention"):
+                raise ValueError("partial and widened rotary positions by kinds are not known to the checker")
+            arch |= {"rope_scale": scale} if scale != 1.0 else {}
 
     def _turn(
-        self,
-        width: int,
-        turning: int,
-        neighbours: bool,
-        base: float,
-        kind: str = "default",
-        given: Config | None = None,
-    ) -> None:
-        """Frequencies of a head's pairs, and rows of queries and keys in the order in which c turns with c + d_h/2."""
+        self, width: int, turning: int, neighbours: bool, given: Config, name: str = "rope.frequencies"
+    ) -> float:
+        """Frequencies of a head's pairs, and rows of queries and keys in the order in which c turns with c + d_h/2.
+
+        The factor of cosines and sines comes back.
+        """
+        base = float(given["rope_theta"])
         ours = own_powers(base, turning)
         powers = ours if self.powers is None else self.powers(base, turning)
         if not (np.abs(powers - ours) <= 2.0**-22 * ours).all():
             raise ValueError("the powers of RoPE's base are not those of the model")
-        turns = _scaled(np.float32(1.0) / powers, kind, given or {})
-        self.held["rope.frequencies"] = np.concatenate(
-            (turns, np.zeros(width // 2 - len(turns), dtype=np.float32))
-        )
+        turns, scale = scaled(powers, given, base, int(self.arch["context"]))
+        self.held[name] = np.concatenate((turns, np.zeros(width // 2 - len(turns), dtype=np.float32)))
         if turning == width and not neighbours:
-            return
+            return scale
         first = np.arange(0, turning, 2) if neighbours else np.arange(turning // 2)
         second = first + (1 if neighbours else turning // 2)
         still = np.arange(turning, width)
         order = np.concatenate((first, still[: len(still) // 2], second, still[len(still) // 2 :]))
         for layer in range(self.arch["n_layers"]):
-            for name, heads in (
+            for part, heads in (
                 ("q", self.arch["n_heads"]),
                 ("k", self.arch.get("n_kv_heads") or self.arch["n_heads"]),
             ):
-                self._rows(layer, name, (np.arange(heads)[:, None] * width + order).ravel())
+                self._rows(layer, part, (np.arange(heads)[:, None] * width + order).ravel())
+        return scale
+
+    def _modernbert(self) -> None:
+        """ModernBERT: windows around each token, two bases of rotary positions, no norm before the first attention."""
+        arch, config, layers = self.arch, self.config, self.arch["n_layers"]
+        if any(name.startswith(("classifier.", "decoder.", "head.")) for name in self.whole):
+            raise ValueError("heads of ModernBERT are not known to the checker")
+        every = int(config.get("global_attn_every_n_layers", 3))
+        kinds = config.get("layer_types") or ["sliding_attention" if i % every else "" for i in range(layers)]
+        arch["window"] = int(config.get("local_attention", 128)) // 2
+        arch["window_layers"] = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+        self._rotary_by_kind(
+            float(config.get("global_rope_theta") or 160_000.0), float(config.get("local_rope_theta") or 1e4)
+        )
+        arch |= {"pool": self.pool or "none", "d_vocab": len(self.held["embed.tokens"])}
+
+    def _image_names(self) -> None:
+        """The names of blocks and their parts before and since transformers renamed them."""
+        if "encoder.layer.0.attention.output.dense.weight" in self.state:
+            self.parts = " ".join(OLD_IMAGE.get(name, name) for name in self.parts.split())
+        if self.family == "dinov2":  # its networks have kept their names
+            self.parts = self.parts.replace("intermediate.dense", "mlp.fc1").replace(
+                " output.dense", " mlp.fc2"
+            )
+        if any(name.startswith("encoder.layer.") for name in self.state):
+            self.blocks = "encoder.layer"
 
     def _image(self) -> None:
         """Patches, the token in front, positions."""
@@ -256,6 +317,8 @@ class Folder:
         held["embed.patches.bias"] = state["embeddings.patch_embeddings.projection.bias"]
         held["embed.front"] = state["embeddings.cls_token"].reshape(1, -1)
         held["embed.positions"] = state["embeddings.position_embeddings"].reshape(-1, len(patches))
+        if self.family == "dinov2":
+            self._scales()
         head = "head.weight" in held
         arch |= {"context": len(held["embed.positions"]), "patch": self.config["patch_size"]}
         arch |= {"pool": "first" if head else (self.pool or "none")}
@@ -263,21 +326,13 @@ class Folder:
         if self.config.get("num_channels", 3) != 3:
             arch["channels"] = self.config["num_channels"]
 
-
-def _scaled(plain: NDArray[np.float32], kind: str, given: Config) -> NDArray[np.float32]:
-    """Frequencies slowed as the configuration says, in float32."""
-    if kind in ("default", "dynamic"):
-        return plain
-    one, factor = np.float32(1.0), np.float32(given.get("factor", 1.0))
-    if kind == "linear":
-        return np.asarray(plain / factor, dtype=np.float32)
-    if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r} is not known to the checker")
-    low, high = np.float32(given["low_freq_factor"]), np.float32(given["high_freq_factor"])
-    before = given["original_max_position_embeddings"]
-    wave = np.float32(2 * np.pi) / plain
-    slowed = np.where(wave > np.float32(before / low), plain / factor, plain)
-    smooth = (np.float32(before) / wave - low) / (high - low)
-    blended = (one - smooth) * slowed / factor + smooth * slowed
-    between = ~(wave < np.float32(before / high)) & ~(wave > np.float32(before / low))
-    return np.asarray(np.where(between, blended, slowed), dtype=np.float32)
+    def _scales(self) -> None:
+        """DINOv2's factors of what attention and network add: they join the projections."""
+        if self.config.get("use_swiglu_ffn") or any(name.startswith("classifier.") for name in self.state):
+            raise ValueError("DINOv2's classifier and gated networks are not known to the checker")
+        for layer in range(self.arch["n_layers"]):
+            for name, scale in (("o", "layer_scale1.lambda1"), ("down", "layer_scale2.lambda1")):
+                factor = self.state[f"{self.blocks}.{layer}.{scale}"].astype(np.float64)
+                for kind, shape in (("weight", (-1, 1)), ("bias", (-1,))):
+                    part = f"blocks.{layer}.{name}.{kind}"
+                    self.held[part] = factor.reshape(shape) * self.held[part].astype(np.float64)

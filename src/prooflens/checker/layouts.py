@@ -81,6 +81,11 @@ gemma2 | {_USUAL} hidden_act/hidden_activation rms_norm_eps max_position_embeddi
  norm2_out post_feedforward_layernorm
  | final_norm norm | {{"norm_place": "sandwich", "causal": true, "norm_kind": "rms", "gated": true}}
 
+gemma3_text | {_USUAL} hidden_act/hidden_activation rms_norm_eps max_position_embeddings | model. | layers | {_LLAMA}
+ norm1 input_layernorm norm1_out post_attention_layernorm norm2 pre_feedforward_layernorm
+ norm2_out post_feedforward_layernorm {_HEADS} | final_norm norm
+ | {{"norm_place": "sandwich", "causal": true, "norm_kind": "rms", "gated": true, "qk_norm": "head"}}
+
 phi3 | {_USUAL} hidden_act rms_norm_eps max_position_embeddings | model. | layers
  | q self_attn.qkv_proj k self_attn.qkv_proj v self_attn.qkv_proj o self_attn.o_proj gate mlp.gate_up_proj
  up mlp.gate_up_proj down mlp.down_proj {_NORMS} | final_norm norm | {{{_RMS}}}
@@ -98,6 +103,15 @@ stablelm | {_USUAL} hidden_act layer_norm_eps max_position_embeddings | model. |
 vit | {_USUAL} hidden_act layer_norm_eps - | vit. | layers
  | norm1 layernorm_before q attention.q_proj k attention.k_proj v attention.v_proj o attention.o_proj
  norm2 layernorm_after up mlp.fc1 down mlp.fc2 | final_norm layernorm head classifier | {{"norm_place": "pre"}}
+
+dinov2 | {_USUAL} hidden_act layer_norm_eps - | dinov2. | layer
+ | norm1 norm1 q attention.q_proj k attention.k_proj v attention.v_proj o attention.o_proj
+ norm2 norm2 up mlp.fc1 down mlp.fc2 | final_norm layernorm | {{"norm_place": "pre"}}
+
+modernbert | {_USUAL} hidden_activation norm_eps max_position_embeddings | model. | layers
+ | norm1 attn_norm q attn.Wqkv k attn.Wqkv v attn.Wqkv o attn.Wo norm2 mlp_norm gate mlp.Wi up mlp.Wi down mlp.Wo
+ | final_norm final_norm embed.norm embeddings.norm
+ | {{"norm_place": "pre", "gated": true, "first_norm": false, "rope_given": true, "rope_local": true}}
 """
 ALIASES = {"mistral": "llama", "qwen2": "llama", "xlm-roberta": "roberta", "camembert": "roberta"}
 ACTIVATIONS = {
@@ -107,15 +121,18 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 TABLES = {
-    "tokens": ("wte", "embed_tokens", "embed_in", "word_embeddings", "embeddings.word_embeddings"),
+    "tokens": (
+        *("wte", "embed_tokens", "embed_in", "word_embeddings"),
+        *("embeddings.word_embeddings", "embeddings.tok_embeddings"),
+    ),
     "positions": ("wpe", "embed_positions", "embeddings.position_embeddings"),
     "types": ("embeddings.token_type_embeddings",),
 }
 # Heads may share keys and values.
-GROUPED = ("llama", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "stablelm")
+GROUPED = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo", "olmo2", "stablelm")
 # Embedding and unembedding are one, where the configuration does not say.
 TIED = ("gpt2", "gpt_neo", "opt", "bloom")
-OLD_VIT = {
+OLD_IMAGE = {
     "layers": "encoder.layer",
     "attention.q_proj": "attention.attention.query",
     "attention.k_proj": "attention.attention.key",

@@ -124,11 +124,9 @@ class InputOptions:
         typer.Option(help="A file with a prompt per line: ask about the hull of --text and these."),
     ] = None
 
-    def load(self, tell: Progress) -> tuple[Transformer, Prompt]:
-        """The model and the prompt that were asked for."""
-        from prooflens.models import load
-
-        held = load(self.model, tell)
+    def load(self, tell: Progress, held: Transformer | None = None) -> tuple[Transformer, Prompt]:
+        """The model and the prompt that were asked for; a model that is held is not loaded again."""
+        held = loaded(self.model, None, tell) if held is None else held
         if self.text is not None and self.sample is not None:
             raise PromptError("give --text or --sample, not both")
         if self.text is None and held.examples is None:
@@ -194,11 +192,18 @@ class ClaimOptions:
         """What is asked."""
         return self.query or ["top1"]
 
-    def ask(self, given: InputOptions, eps: float | None, device: str | None, tell: Progress) -> Question:
-        """The claims, bound to the model, the prompt and the region."""
+    def ask(
+        self,
+        given: InputOptions,
+        eps: float | None,
+        device: str | None,
+        tell: Progress,
+        held: Transformer | None = None,
+    ) -> Question:
+        """The claims, bound to the model, the prompt and the region; a model that is held is not loaded again."""
         from prooflens.verdicts.question import ask, source_of
 
-        held, prompt = given.load(tell)
+        held, prompt = given.load(tell, held)
         return ask(
             held,
             prompt,
@@ -272,6 +277,14 @@ def limit_memory(text: str | None) -> None:
 
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pools reserve far more than they use
         cap(size)
+
+
+def loaded(name: str, device: str | None, tell: Progress) -> Transformer:
+    """A model by its name, on a device."""
+    from prooflens.models import load
+
+    held = load(name, tell)
+    return held if device is None else held.to(device)
 
 
 def other_prompt(model: Transformer, text: str) -> Prompt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,9 +27,12 @@ from prooflens.cli.options import (
     Tolerance,
     VectorFiles,
     limit_memory,
+    loaded,
     named_tokens,
+    prompts_of,
     read_vectors,
 )
+from prooflens.errors import PromptError
 from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
@@ -55,6 +59,10 @@ def certify(
     nearest: Nearest = None,
     deployed: Deployed = None,
     resume: Resume = False,
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="A file with a prompt per line: ask the same about a ball around each of them."),
+    ] = None,
 ) -> None:
     """Prove that attention holds on a whole region, head by head, or find what breaks it.
 
@@ -62,6 +70,9 @@ def certify(
 
     Exit code: 0 all hold, 1 error, 2 some unknown or only estimated, 3 some fail.
     """
+    if texts is not None:
+        alone = {"--resume": resume or None, "--nearest": nearest, "--deployed": deployed}
+        _decide_each(given, eps, claims, effort, keep, texts, alone)
     _decide(given, eps, claims, effort, keep, resume, effort.memory, nearest, deployed)
 
 
@@ -171,6 +182,50 @@ def _decide(
     _show(results, keep, words)
     tell_written(keep)
     raise typer.Exit(exit_code(results.counts))
+
+
+def _decide_each(
+    given: InputOptions,
+    eps: float | None,
+    claims: ClaimOptions,
+    effort: EffortOptions,
+    keep: KeepOptions,
+    texts: Path,
+    alone: Mapping[str, object],
+) -> None:
+    """Ask the same about every prompt of a file; the prompts share what depends on the model alone.
+
+    Options in `alone` that were given are refused: they are for one prompt.
+    """
+    from dataclasses import replace
+
+    from prooflens.results import Results
+    from prooflens.verdicts.certify import decide_question
+
+    named = {"--text": given.text, "--sample": given.sample, "--to": given.to, "--hull": given.hull}
+    named["--out"] = keep.out
+    if wrong := [name for name, value in named.items() if value is not None]:
+        why = "a run is about one prompt: write a sweep" if wrong == ["--out"] else "it gives the prompts"
+        raise PromptError(f"--texts does not go with {wrong[0]}: {why}")
+    if wrong := [name for name, value in alone.items() if value is not None]:
+        raise PromptError(f"--texts does not go with {wrong[0]}: ask one prompt at a time")
+    parts = []
+    with shown(True) as tell:
+        settings = effort.settings(tell)
+        held = loaded(given.model, settings.device, tell)
+        limit_memory(effort.memory)
+        for text in prompts_of(texts):
+            question = claims.ask(replace(given, text=text), eps, None, tell, held)
+            parts.append(decide_question(question, settings))
+            if not keep.as_json:
+                say(f"{text}: {parts[-1].line}")
+    joined = Results.joined(parts)
+    if keep.as_json:
+        print_json(document(joined))
+    else:
+        say(joined.line)
+        tell_open(joined)
+    raise typer.Exit(exit_code(joined.counts))
 
 
 def _advice(keep: KeepOptions) -> str:

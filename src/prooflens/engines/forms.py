@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.errors import EngineError
@@ -101,6 +101,17 @@ class Forms:
             None if self.logits is None else self.logits[chosen],
             self.signs,
         )
+
+    def tokens_read(self, n_tokens: int) -> Bool[Tensor, "F S"]:
+        """Say which tokens the scores of each form are made of: the queries and the keys of its entries.
+
+        Args:
+            n_tokens: S, how many tokens the prompt has.
+        """
+        used = torch.zeros(self.size, n_tokens, dtype=torch.bool)
+        used[self.index, self.position] = True
+        used[self.index, self.key] = True
+        return used
 
     def negated(self) -> Forms:
         """Return −f for every form."""

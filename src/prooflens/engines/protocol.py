@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -23,6 +23,75 @@ class OutOfTimeError(EngineError):
     """The time that an engine was allowed ended before it knew anything."""
 
 
+Made = TypeVar("Made")
+
+
+class Workspace:
+    """What engines keep for later calls: a model in another precision, norms of its weights, a walk to a layer.
+
+    A caller who asks one model many things gives all calls the same workspace; what it holds ends with it. No answer
+    depends on it, but for rounding.
+
+    Example:
+        >>> made = []
+        >>> work, owner = Workspace(), object()
+        >>> for _ in range(2):
+        ...     _ = work.shared("list", owner, lambda: made.append(1))
+        >>> made
+        [1]
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[object, object]] = {}
+
+    def shared(self, name: str, owner: object, make: Callable[[], Made]) -> Made:
+        """Return what is held under a name about an owner; it is made where nothing is, or about another.
+
+        Args:
+            name: what it is; one name is always of one type.
+            owner: what it was made from, which is compared by identity.
+            make: makes it.
+        """
+        held = self._held.get(name)
+        if held is None or held[0] is not owner:
+            self._held.pop(name, None)
+            held = self._held[name] = (owner, make())
+        return held[1]  # type: ignore[return-value]
+
+    def put(self, name: str, owner: object, value: object) -> None:
+        """Hold something under a name.
+
+        Args:
+            name: what it is.
+            owner: what it was made from.
+            value: the thing itself.
+        """
+        self._held[name] = (owner, value)
+
+    def take(self, name: str) -> object | None:
+        """Return what is held under a name, and hold it no longer; None for nothing.
+
+        Args:
+            name: what it is.
+        """
+        return self._held.pop(name, (None, None))[1]
+
+    def forget(self, owner: object) -> None:
+        """Let go of what was made from an owner.
+
+        Args:
+            owner: compared by identity.
+        """
+        self._held = {name: held for name, held in self._held.items() if held[0] is not owner}
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._held.clear()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """What a caller allows an engine, and who is told of progress; the same for every engine.
@@ -32,11 +101,13 @@ class EngineOptions:
         progress: called with what is being done and which share of it is done.
         deadline: when to stop, on the clock of `time.monotonic`, and return what is proved by then; None for never.
             Engines with loops look at it between their steps.
+        workspace: where an engine may keep what later calls can use; None for nowhere.
     """
 
     memory: int | None = None
     progress: Progress = silent
     deadline: float | None = None
+    workspace: Workspace | None = None
 
     @property
     def late(self) -> bool:
@@ -50,6 +121,16 @@ class EngineOptions:
             seconds: how long something may take.
         """
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
+    def shared(self, name: str, owner: object, make: Callable[[], Made]) -> Made:
+        """Return what the workspace holds under a name about an owner, made where it holds nothing.
+
+        Args:
+            name: what it is; one name is always of one type.
+            owner: what it was made from, which is compared by identity.
+            make: makes it.
+        """
+        return make() if self.workspace is None else self.workspace.shared(name, owner, make)
 
     def in_time(self, stage: str, share: float) -> None:
         """Tell how far the work is, and end it if the deadline has passed.
@@ -177,11 +258,9 @@ def unknown_steps(architecture: Architecture, engine: str) -> str | None:
     if architecture.score_cap is not None:
         return f"{engine} has no rule for capped scores (score_cap): ask crown or interval"
     if architecture.qk_norm != "none":
-        return f"{engine} has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+        return f"{engine} has no rule for norms of queries and keys (qk_norm): ask taylor or crown"
     if architecture.head_positions:
-        return (
-            f"{engine} has no rule for positions of queries and keys (head_positions): ask crown or interval"
-        )
+        return f"{engine} has no rule for positions of queries and keys (head_positions): ask taylor or crown"
     return None
 
 

@@ -188,7 +188,12 @@ class Tally:
         return found
 
     def read_arrays(self, name: str, held: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `to_arrays` wrote."""
+        """Take over what `to_arrays` wrote.
+
+        Args:
+            name: the name that it was written under.
+            held: the arrays by name.
+        """
         self.asked, self.held, exponent = map(int, held[f"{name}/counts"])
         self.histogram = Histogram(exponent, held[f"{name}/histogram"])
         for kind in ("failures", "worst", "nearest"):

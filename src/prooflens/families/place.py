@@ -231,6 +231,10 @@ def _shape(
 def check_texts(family: Family, reader: TextReader) -> None:
     """Compare members with the tokens of their texts: every filler beside the first ones, and many more by chance.
 
+    Args:
+        family: the family.
+        reader: reads texts as the model does.
+
     Raises:
         PromptError: if a text has other tokens than its pieces.
     """

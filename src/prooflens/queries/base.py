@@ -241,8 +241,10 @@ class Claim:
             lower: lower bounds, one per functional; at a point, the values.
             upper: upper bounds, one per functional; at a point, the values.
         """
-        met = torch.zeros_like(lower, dtype=torch.bool)
         senses = [condition.sense for condition in self.conditions]
+        if senses and all(sense is senses[0] for sense in senses):
+            return senses[0].met(lower, upper)
+        met = torch.zeros_like(lower, dtype=torch.bool)
         for sense in set(senses):
             here = [i for i, other in enumerate(senses) if other is sense]
             met[..., here] = sense.met(lower[..., here], upper[..., here])

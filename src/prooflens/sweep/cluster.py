@@ -28,7 +28,15 @@ LOOK_SECONDS = 1.0
 def execute(
     tasks: Sequence[AnyTask], path: Path, workers: int | None, threads: int = 1, address: str | None = None
 ) -> Generator[TaskReport, None, None]:
-    """Do the tasks on a cluster; reports come as tasks end. Tasks on a CUDA device take one GPU each."""
+    """Do the tasks on a cluster; reports come as tasks end. Tasks on a CUDA device take one GPU each.
+
+    Args:
+        tasks: what is to be done.
+        path: the sweep's folder.
+        workers: how many tasks at a time; None for what the cluster holds.
+        threads: the threads of each.
+        address: the cluster's address; None to start one here.
+    """
     waiting, deaths = deque(tasks), Counter[str]()
     if not waiting:
         return

@@ -39,6 +39,10 @@ def diff(first: Rows, second: Rows) -> dict[str, Any]:
     """A summary, the transitions between verdicts, and the rows whose verdict changed.
 
     Of radii, `lower` is the proved and `upper` the broken one, and the verdict says whether one is proved.
+
+    Args:
+        first: rows of one run or sweep.
+        second: rows of the other.
     """
     if first.radii != second.radii:
         raise RunError("one of the two holds radii and the other verdicts: they cannot be compared")

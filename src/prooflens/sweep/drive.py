@@ -93,7 +93,13 @@ def start(spec: Spec, path: Path) -> SweepStore:
 
 
 def proceed(store: SweepStore, crew: Crew, tell: Progress) -> Tally:
-    """Do every task of a run that is not done; damaged files count as not done, failed tasks are tried again."""
+    """Do every task of a run that is not done; damaged files count as not done, failed tasks are tried again.
+
+    Args:
+        store: the sweep.
+        crew: who works.
+        tell: told of every task that ends.
+    """
     with locked(store):
         store.repair()
         tasks, total = pending(store)
@@ -153,7 +159,12 @@ def status(store: SweepStore) -> dict[str, Any]:
 
 
 def probe(spec: Spec, crew: Crew) -> dict[str, Any]:
-    """A dry run: the number of tasks, and what a few of them, done here, say about rows, time and disk."""
+    """A dry run: the number of tasks, and what a few of them, done here, say about rows, time and disk.
+
+    Args:
+        spec: what would be swept.
+        crew: who would work.
+    """
     workers = crew.workers or default_workers(crew.threads)
     facts = {name: ModelFacts.of(name) for name in spec.models}
     tasks = list(plan(spec, facts))

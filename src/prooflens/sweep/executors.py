@@ -44,7 +44,13 @@ class Crew:
 
 
 def execute(tasks: Sequence[AnyTask], path: Path, crew: Crew) -> Generator[TaskReport, None, None]:
-    """Do the tasks of the sweep in a folder; reports come as tasks end."""
+    """Do the tasks of the sweep in a folder; reports come as tasks end.
+
+    Args:
+        tasks: what is to be done.
+        path: the sweep's folder.
+        crew: who works.
+    """
     if crew.executor is Executor.RAY:
         from prooflens.sweep import cluster
 

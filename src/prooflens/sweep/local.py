@@ -37,7 +37,14 @@ def default_workers(threads: int) -> int:
 def execute(
     tasks: Iterable[AnyTask], path: Path, workers: int, threads: int = 1
 ) -> Generator[TaskReport, None, None]:
-    """Do the tasks in worker processes; reports come as tasks end."""
+    """Do the tasks in worker processes; reports come as tasks end.
+
+    Args:
+        tasks: what is to be done.
+        path: the sweep's folder.
+        workers: how many processes.
+        threads: the threads of each.
+    """
     waiting, deaths = deque(tasks), Counter[str]()
     crew: list[_Worker] = []
     with pinned(threads):

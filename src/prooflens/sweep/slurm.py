@@ -42,7 +42,16 @@ def execute(
     address: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Generator[TaskReport, None, None]:
-    """Do the tasks in at most `workers` jobs at a time; reports come as tasks end."""
+    """Do the tasks in at most `workers` jobs at a time; reports come as tasks end.
+
+    Args:
+        tasks: what is to be done.
+        path: the sweep's folder.
+        workers: how many jobs at a time.
+        threads: the threads of each.
+        address: `local` to run jobs here, without Slurm; None for Slurm.
+        options: what `--slurm` says, by name.
+    """
     if not tasks:
         return
     folder = path.resolve() / "jobs" / uuid4().hex[:12]
@@ -96,7 +105,15 @@ class _Job:
 
     @classmethod
     def submit(cls, executor: Any, tasks: list[AnyTask], path: Path, folder: Path, threads: int) -> _Job:
-        """Hand a batch to the executor."""
+        """Hand a batch to the executor.
+
+        Args:
+            executor: submitit's.
+            tasks: the batch.
+            path: the sweep's folder.
+            folder: where the job keeps its ledger.
+            threads: the threads of the job.
+        """
         import submitit
 
         ledger = folder / f"{uuid4().hex[:12]}.jsonl"

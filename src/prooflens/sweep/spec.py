@@ -197,7 +197,12 @@ def read_spec(path: Path) -> Spec:
 
 
 def parse_spec(content: dict[str, Any], origin: str) -> Spec:
-    """A specification from its plain form; an error is one sentence that names the first wrong field."""
+    """A specification from its plain form; an error is one sentence that names the first wrong field.
+
+    Args:
+        content: the plain form.
+        origin: where it is from, for errors.
+    """
     try:
         return Spec.model_validate(content)
     except ValidationError as error:

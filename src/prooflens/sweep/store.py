@@ -46,7 +46,12 @@ class SweepStore:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> SweepStore:
-        """A new sweep in a folder that does not exist or is empty."""
+        """A new sweep in a folder that does not exist or is empty.
+
+        Args:
+            path: the folder.
+            header: what the sweep is about.
+        """
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             hint = f"`prooflens resume {path}` goes on with it, or " if (path / HEADER).is_file() else ""
             raise RunError(f"{path} is not empty: {hint}choose another folder")
@@ -92,7 +97,13 @@ class SweepStore:
         return self.path / "shards" / f"{key}.parquet"
 
     def write_shard(self, key: str, prompt: str, table: pa.Table) -> None:
-        """The rows of a task, verdicts or radii, whole or not at all."""
+        """The rows of a task, verdicts or radii, whole or not at all.
+
+        Args:
+            key: the task's.
+            prompt: the prompt that it asked about.
+            table: its rows.
+        """
         size = table.num_rows
         table = table.add_column(0, "prompt", pa.repeat(pa.scalar(prompt), size))
         table = table.add_column(0, "row", pa.array(range(size), pa.int32()))
@@ -101,7 +112,12 @@ class SweepStore:
         self._error(key).unlink(missing_ok=True)
 
     def write_error(self, key: str, record: dict[str, Any]) -> None:
-        """Why a task failed."""
+        """Why a task failed.
+
+        Args:
+            key: the task's.
+            record: what is said of the failure.
+        """
         _write_json(self._error(key), record)
 
     def errors(self) -> dict[str, dict[str, Any]]:

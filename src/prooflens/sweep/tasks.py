@@ -125,7 +125,12 @@ AnyTask = Task | FamilyTask
 
 
 def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
-    """The tasks of a sweep in order, each once: model by model, and prompt by prompt with all its layers and radii."""
+    """The tasks of a sweep in order, each once: model by model, and prompt by prompt with all its layers and radii.
+
+    Args:
+        spec: the specification.
+        models: what is known of each model, by name.
+    """
     seen: set[str] = set()
     inside: dict[int | None, tuple[int, ...]] = {None: ()}
     chosen = {name: inside if spec.is_inside else _heads(spec, models[name]) for name in spec.models}

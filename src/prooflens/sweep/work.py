@@ -23,7 +23,7 @@ from prooflens.sweep.tasks import AnyTask, FamilyTask, Task, fingerprint
 from prooflens.verdicts.certify import certify
 from prooflens.verdicts.chunks import CHUNK_NUMBERS
 from prooflens.verdicts.radius import radius
-from prooflens.verdicts.settings import checked_device
+from prooflens.verdicts.settings import Workspace, checked_device
 from prooflens.verdicts.sites import Vectors, by_place
 
 CHUNK_BYTES = 64 * CHUNK_NUMBERS
@@ -155,6 +155,7 @@ def _settled(
             positions=task.positions,
             nearest=False,
             vectors=vectors,
+            workspace=_workspace(task.model, task.device),
         )
     assert task.eps is not None
     return certify(
@@ -169,6 +170,7 @@ def _settled(
         seed=task.seed,
         positions=task.positions,
         vectors=vectors,
+        workspace=_workspace(task.model, task.device),
     )
 
 
@@ -183,3 +185,9 @@ def _model(name: str, device: str | None) -> Transformer:
     """Tasks of one model follow each other: one is kept."""
     model = load(name)
     return model if device is None else model.to(checked_device(device))
+
+
+@lru_cache(maxsize=1)
+def _workspace(name: str, device: str | None) -> Workspace:
+    """What the tasks of one model share: its weights in float32, and norms of them."""
+    return Workspace()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from prooflens.engines import Engine, Guarantee
 from prooflens.engines.attack import AttackBudget
+from prooflens.engines.protocol import Workspace
 from prooflens.errors import EngineError, PromptError, QueryError, RunError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
@@ -34,7 +35,7 @@ from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import attack, gather_evidence, prove
 from prooflens.verdicts.question import Heads, Place, Question, as_prompt, as_queries, ask
-from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors, are_inside, by_place
 
 
@@ -66,7 +67,8 @@ def certify(
 
     Args:
         model: a model, or what `load` takes: a short name, a folder, a hub name.
-        prompt: a text, `model.prompt(text)`, or an input of shape [S, d]; or a list of such, asked one after another.
+        prompt: a text, `model.prompt(text)`, or an input of shape [S, d]; or a list of such,
+            which share what depends on the model alone.
         region: the inputs on which the claims are to hold: `Ball(eps)`, `Paraphrases([...])`, or a `Region`.
         heads: `"2.4"`, `"0-2"`, a pair (2, 4), a list of such, or None for all.
         layer: all heads of one layer, in place of `heads`.
@@ -101,6 +103,9 @@ def certify(
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         _check_prompts(prompt, out, resume)
         held = load(model)
+        options.setdefault("workspace", Workspace())
+        if (device := options.pop("device", None)) is not None:
+            held = held.to(checked_device(device))
         return Results.joined(
             [
                 certify(
@@ -216,6 +221,8 @@ def decide_question(
             if keeper is not None:
                 keeper.keep(stop.results)
             raise
+        finally:
+            settings.workspace.forget(question.problem)
     return results if keeper is None else keeper.finish(results)
 
 
@@ -240,6 +247,7 @@ def _decide_chunks(
             try:
                 gather_evidence(problem, list(evidence.values()), replace(allowed, progress=board.tell))
             except (MemoryError, RuntimeError) as error:
+                settings.workspace.clear()
                 waiting = [*halves(chunk, error), *waiting]
                 continue
             found = [evidence[i].outcome(problem) for i in chunk]

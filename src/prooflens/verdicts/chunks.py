@@ -46,7 +46,12 @@ def least_memory(problem: Problem, functionals: int = LEAST_FUNCTIONALS) -> int:
 
 
 def check_memory(problem: Problem, memory: int | None) -> int | None:
-    """How many bytes may be used; an error before any work where even the smallest chunk does not fit."""
+    """How many bytes may be used; an error before any work where even the smallest chunk does not fit.
+
+    Args:
+        problem: the model and the region.
+        memory: bytes that the caller allows; None for what is free.
+    """
     free = available() if problem.model.device.type == "cpu" else None
     allowed = min((size for size in (memory, free) if size is not None), default=None)
     need = least_memory(problem)
@@ -59,7 +64,13 @@ def check_memory(problem: Problem, memory: int | None) -> int | None:
 
 
 def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
-    """Claims of one depth together, as many as fit; numbers of them in `claims`."""
+    """Claims of one depth together, as many as fit; numbers of them in `claims`.
+
+    Args:
+        problem: the model and the region.
+        claims: all claims.
+        memory: bytes that may be used; None for what is free.
+    """
     allowed = check_memory(problem, memory)
     numbers = CHUNK_NUMBERS if allowed is None else min(CHUNK_NUMBERS, allowed // 64)
     most = min(CHUNK_FUNCTIONALS, max(LEAST_FUNCTIONALS, numbers // max(1, problem.region.n_factors)))

@@ -66,7 +66,12 @@ class Known:
 
     @classmethod
     def nothing(cls, claim: Claim, guarantee: Guarantee) -> Known:
-        """Nothing is known but, if proved, the value of functionals that are constants."""
+        """Nothing is known but, if proved, the value of functionals that are constants.
+
+        Args:
+            claim: the claim.
+            guarantee: what the bounds will be worth.
+        """
         size = len(claim.conditions)
         lower = torch.full((size,), -torch.inf, dtype=torch.float64)
         upper = torch.full((size,), torch.inf, dtype=torch.float64)

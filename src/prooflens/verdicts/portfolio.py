@@ -43,6 +43,11 @@ def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Se
     A stage of the portfolio that would take longer than there is time, or more memory, is not begun; every claim that
     is open remembers that, and what the stage would need. An engine that refuses is passed over, unless it is the only
     one that was asked for: then its reason is the error.
+
+    Args:
+        problem: the model and the region.
+        evidence: what is known of each claim, which is added to.
+        settings: engines, time and memory.
     """
     depth = max((depth_of(problem, item.claim) for item in evidence), default=0)
     stages = [stage for stage in settings.stages if stage.applies(problem, depth)]
@@ -130,7 +135,14 @@ class StageBoard:
     def of(
         cls, problem: Problem, evidence: Sequence[Evidence], stages: Sequence[Stage], settings: Settings
     ) -> StageBoard:
-        """Weigh the stages that can be asked."""
+        """Weigh the stages that can be asked.
+
+        Args:
+            problem: the model and the region.
+            evidence: the claims.
+            stages: the stages that apply.
+            settings: engines, time and memory.
+        """
         claims = [item.claim for item in evidence]
         expected = [forecast(stage, problem, claims, settings) for stage in stages]
         weights = [

@@ -234,7 +234,12 @@ def as_queries(queries: str | Query | Sequence[str | Query], slots: Collection[s
 
 
 def head_text(heads: Heads, layer: int | None) -> str | None:
-    """Heads as one text."""
+    """Heads as one text.
+
+    Args:
+        heads: heads as people write them.
+        layer: a layer, for all of its heads.
+    """
     if layer is not None and heads is not None:
         raise QueryError("give a layer or heads, not both")
     if layer is not None:

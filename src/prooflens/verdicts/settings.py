@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import torch
@@ -12,6 +12,7 @@ from prooflens.durations import parse_time
 from prooflens.engines import Guarantee, get_engine
 from prooflens.engines.attack import BUDGETS, AttackBudget
 from prooflens.engines.protocol import EngineOptions
+from prooflens.engines.protocol import Workspace as Workspace
 from prooflens.errors import EngineError, PromptError
 from prooflens.memory import parse_memory
 from prooflens.progress import Show, silent
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     - `seed`: seed of the attack (default: 0).
     - `budget`: how hard to attack: a row of `BUDGETS`, `"samples/restarts/steps"` or an `AttackBudget` (default: one
       that fits the size of the problem).
+    - `workspace`: what calls about one model share: its weights in float32, norms of them (default: each call its own).
     """
 
     engine: str
@@ -43,6 +45,7 @@ class Options(TypedDict, total=False):
     progress: Show
     seed: int
     budget: AttackBudget | str | None
+    workspace: Workspace
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Settings:
         time: seconds that all of it may take; None for the default of the portfolio.
         deadline: when to stop, on the clock of `time.monotonic`; None for never.
         allotted: how many seconds there were from the start to the deadline of the whole call.
+        workspace: where engines keep what later calls of theirs can use; it ends with the settings.
     """
 
     stages: tuple[Stage, ...] = PORTFOLIO
@@ -70,6 +74,7 @@ class Settings:
     time: float | None = None
     deadline: float | None = None
     allotted: float | None = None
+    workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -81,6 +86,7 @@ class Settings:
         seed: int = 0,
         budget: AttackBudget | str | None = None,
         time: float | str | None = None,
+        workspace: Workspace | None = None,
     ) -> Settings:
         """Read settings as people write them: the keyword arguments are those of `Options`.
 
@@ -101,6 +107,7 @@ class Settings:
             named,
             progress,
             parse_time(time),
+            workspace=Workspace() if workspace is None else workspace,
         )
 
     @property
@@ -136,7 +143,7 @@ class Settings:
     def options(self) -> EngineOptions:
         """What every engine is allowed, and who it tells how far it is."""
         tell = silent if isinstance(self.progress, bool) else self.progress
-        return EngineOptions(self.memory, tell, self.deadline)
+        return EngineOptions(self.memory, tell, self.deadline, self.workspace)
 
 
 def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:

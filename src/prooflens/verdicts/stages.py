@@ -56,25 +56,45 @@ class Stage:
 
 
 def adds_lines(problem: Problem, depth: int) -> bool:
-    """Whether `crown` can add to `layer0`: not where the first scores are exactly quadratic."""
+    """Whether `crown` can add to `layer0`: not where the first scores are exactly quadratic.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer that is read.
+    """
     architecture = problem.model.architecture
     exact = architecture.norm_place in ("post", "none", "output") and architecture.qk_norm == "none"
     return depth > 0 or not exact
 
 
+def adds_tangents(problem: Problem, depth: int) -> bool:
+    """Whether `taylor` can add anything: at layer 0 where `layer0` has no rule for how queries and keys are made.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer that is read.
+    """
+    architecture = problem.model.architecture
+    return depth > 0 or architecture.qk_norm != "none" or architecture.head_positions
+
+
 def has_cases(problem: Problem, depth: int) -> bool:
-    """Whether cases of ReLUs can add to lines: without norms, ReLUs are where lines lose most."""
+    """Whether cases of ReLUs can add to lines: without norms, ReLUs are where lines lose most.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer that is read.
+    """
     architecture = problem.model.architecture
     return depth > 0 and architecture.activation == "relu" and architecture.norm_place == "none"
 
 
-DEEPER = range(1, 10**6)
 PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("chebyshev", few=True),
-    Stage("taylor", DEEPER, few=False),
+    Stage("taylor", few=False, useful=adds_tangents),
     Stage("crown", useful=adds_lines),
     Stage("beta-crown", useful=has_cases),
     Stage("cpz", small_only=True),

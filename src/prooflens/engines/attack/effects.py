@@ -33,7 +33,7 @@ class PairLandscape(Landscape):
             problem: the model and the region.
             edited: the other model and the same region.
         """
-        one, other = (Landscape.of(asked, (), True, asked.model.dtype) for asked in (problem, edited))
+        one, other = (Landscape.of(asked, (), True, asked.model) for asked in (problem, edited))
         return cls(**vars(one), edited=other.program)
 
     def observe(self, alpha: Float[Tensor, "... p"]) -> tuple[dict[int, Tensor], Float[Tensor, "... C"]]:

@@ -87,7 +87,9 @@ class Attack:
             options: the deadline; memory is not looked at.
         """
         targets = Targets.of_forms(forms, problem.n_tokens)
-        search = AttackSearch(_landscape(problem, targets, self.fast), targets, late=lambda: options.late)
+        search = AttackSearch(
+            _landscape(problem, targets, self.fast, options), targets, late=lambda: options.late
+        )
         search.run(self.budget, self.seed, _corners(self.starts))
         alpha, _ = inside(problem.region, search.alpha)
         values = attained(problem, targets, alpha)
@@ -95,11 +97,13 @@ class Attack:
         return FormBounds(values[:n], -values[n:], alpha[:n], alpha[n:])
 
 
-def _landscape(problem: Problem, targets: Targets, fast: bool) -> Landscape:
+def _landscape(problem: Problem, targets: Targets, fast: bool, options: EngineOptions) -> Landscape:
     """Return what the search evaluates; projections onto constraints need float64."""
-    slow = not fast or problem.region.constraints is not None
-    dtype = problem.model.dtype if slow else torch.float32
-    return Landscape.of(problem, targets.layers, targets.logits is not None, dtype)
+    output, exact = targets.logits is not None, problem.model
+    if not fast or problem.region.constraints is not None:
+        return Landscape.of(problem, targets.layers, output, exact)
+    rounded = options.shared("float32 model", exact, lambda: exact.to(dtype=torch.float32))
+    return Landscape.of(problem, targets.layers, output, rounded)
 
 
 def _corners(bounds: FormBounds | None) -> Float[Tensor, "T 1 p"] | None:
@@ -118,7 +122,7 @@ def attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) ->
     """
     if not targets.size:
         return alpha.new_zeros(0)
-    landscape = Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype)
+    landscape = Landscape.of(problem, targets.layers, targets.logits is not None, problem.model)
     targets = targets.to(problem.region.center)
     parts = [
         landscape.values(targets.select(chosen), alpha[chosen][:, None])[:, 0]
@@ -222,7 +226,7 @@ def attack_claims(
             found[index] = _witness(problem, claims[index], factors, x)
         return torch.tensor([found[index] is not None for index in chosen.tolist()])
 
-    search = AttackSearch(_landscape(problem, targets, fast), targets, confirm, lambda: options.late)
+    search = AttackSearch(_landscape(problem, targets, fast, options), targets, confirm, lambda: options.late)
     search.run(budget, seed, _padded(starts, search.alpha))
     alpha, _ = inside(problem.region, search.alpha)
     values = attained(problem, targets, alpha) if targets.n_functionals else search.best

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from prooflens.engines.attack.targets import Targets
 from prooflens.errors import EngineError
-from prooflens.models import INPUT, OUTPUT, scores_name
+from prooflens.models import INPUT, OUTPUT, Transformer, scores_name
 from prooflens.models.program import Program
 from prooflens.models.sites import Affine, AnyStep, Scores
 from prooflens.problem import Problem
@@ -83,20 +83,19 @@ class Landscape:
     output: bool
 
     @classmethod
-    def of(cls, problem: Problem, layers: tuple[int, ...], output: bool, dtype: torch.dtype) -> Landscape:
+    def of(cls, problem: Problem, layers: tuple[int, ...], output: bool, model: Transformer) -> Landscape:
         """Cut the program at the deepest value that is needed.
 
         Args:
             problem: the model and the region.
             layers: the layers whose scores are read.
             output: whether the output is read.
-            dtype: the precision.
+            model: the problem's model, in the precision of the search.
         """
         wanted = [scores_name(problem.model.check_layer(layer)) for layer in layers]
         wanted += [OUTPUT] if output else []
-        model = problem.model if dtype == problem.model.dtype else problem.model.to(dtype=dtype)
         program = model.program(problem.n_tokens, wanted or INPUT, problem.padding)
-        return cls(problem, problem.region.to(dtype=dtype), program, layers, output)
+        return cls(problem, problem.region.to(dtype=model.dtype), program, layers, output)
 
     def observe(
         self, alpha: Float[Tensor, "... p"]

@@ -271,7 +271,7 @@ class ByEngines:
     def of(cls, problem: Problem, forms: Forms) -> ByEngines:
         """Make a bounder for a single form."""
         about_output = forms.logits is not None
-        landscape = Landscape.of(problem, forms.layers, about_output, problem.model.dtype)
+        landscape = Landscape.of(problem, forms.layers, about_output, problem.model)
         target = Targets.of_forms(forms, problem.n_tokens).to(problem.region.center)
         applies = problem.region.generators is None and Layer0().refuses(problem, forms) is None
         program = form_program(problem, forms)

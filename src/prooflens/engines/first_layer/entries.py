@@ -54,10 +54,8 @@ class Entries:
         device, S = view.center.device, len(view.center)
         form, head, i, j = (c.to(device) for c in (forms.index, forms.head, forms.position, forms.key))
         weight = forms.weight.to(view.center)
-        used = torch.zeros(forms.size, S, dtype=torch.bool, device=device)
-        if view.problem.region.generators is None:
-            used[form, i] = used[form, j] = True
-        else:
+        used = forms.tokens_read(S).to(device)
+        if view.problem.region.generators is not None:
             used[:] = True
         width = max(1, int(used.sum(-1).max())) if forms.size else 1
         tokens = used.long().argsort(dim=-1, descending=True, stable=True)[:, :width]

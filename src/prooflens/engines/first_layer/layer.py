@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.models import scores_name
 from prooflens.models.sites import Affine, Norm, Rotary, Scores, Softcap
 from prooflens.numerics import down, gamma, lambda_max_upper, up
@@ -56,6 +57,7 @@ class FirstLayer:
         k: the map to keys.
         rotary: RoPE; None for models without it.
         scores: the step that makes scores.
+        options: with the workspace in which spectra are shared by prompts of one length.
     """
 
     problem: Problem
@@ -64,10 +66,16 @@ class FirstLayer:
     k: Affine
     rotary: Rotary | None
     scores: Scores
+    options: EngineOptions = NO_OPTIONS
 
     @classmethod
-    def of(cls, problem: Problem) -> FirstLayer:
-        """Find the steps between the input and the scores of layer 0."""
+    def of(cls, problem: Problem, options: EngineOptions = NO_OPTIONS) -> FirstLayer:
+        """Find the steps between the input and the scores of layer 0.
+
+        Args:
+            problem: the model and the region.
+            options: with a workspace in which spectra are shared by prompts of one length.
+        """
         steps = problem.model.program(problem.n_tokens, scores_name(0), problem.padding).steps
         steps = steps[:-1] if isinstance(steps[-1], Softcap) else steps
         norms = [step for step in steps if isinstance(step, Norm)]
@@ -78,7 +86,7 @@ class FirstLayer:
         turn = rotaries[0] if rotaries else None
         if turn is not None:
             turn, last = _unit_tables(turn, last)
-        return cls(problem, norms[0] if norms else None, maps["q"], maps["k"], turn, last)
+        return cls(problem, norms[0] if norms else None, maps["q"], maps["k"], turn, last, options)
 
     @property
     def center(self) -> Float[Tensor, "S d"]:
@@ -221,7 +229,13 @@ class FirstLayer:
 
     @cached_property
     def spectra(self) -> Spectra:
-        """The verified spectral norms of all heads, with scale and γ."""
+        """The verified spectral norms of all heads, with scale and γ; of weights and positions alone."""
+        if self.problem.padding is not None:
+            return self._spectra()
+        name = f"spectra of the first layer, {len(self.center)} tokens"
+        return self.options.shared(name, self.problem.model, self._spectra)
+
+    def _spectra(self) -> Spectra:
         gain = None if self.norm is None else self.norm.weight
         Q, K = self.head_weights(self.q), self.head_weights(self.k)
         # Multiplying by the gain errs by u per entry, like the scaling that GramBlocks allows for.

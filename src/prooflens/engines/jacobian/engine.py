@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.forms import Forms
 from prooflens.engines.jacobian.interval import interval_jacobian
-from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
+from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.affine import through_rotary
 from prooflens.engines.tensor_sets.steps import SetOptions, affine
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
@@ -111,7 +111,11 @@ class SampledConnector:
         keep = leading_columns(J, self.columns)
         dropped = J.abs().sum(0) - J[keep].abs().sum(0)
         r = self.remainder(program, name, region, J) + dropped.clamp(min=0.0)
-        rows = r[None] if r.ndim == 1 else torch.diag_embed(torch.ones_like(r[:, 0]))[..., None] * r
+        rows = (
+            r[None]
+            if r.ndim == 1
+            else torch.stack([torch.zeros_like(r).index_copy(0, t, r[t]) for t in _each(r)])
+        )
         fresh = FactorIds(region.n_factors).fresh(len(rows), keep)
         start = TensorSet.point(center)
         return TensorSet(
@@ -211,22 +215,27 @@ class Jacobian(EngineBase):
         """Refuse a region that is a point."""
         if problem.region.n_factors == 0:
             return "the connector needs a region that moves: at a point any other engine is as good"
-        return unknown_steps(problem.model.architecture, self.name)
+        return None
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form; `jacobian` uses the paper's lemma, `jacobian-proved` the improved one."""
         steps = score_steps(problem, forms)
         sets: dict[str, TensorSet] = {}
         for scores in steps.values():
-            assert isinstance(scores, Scores)
-            sets |= self._read(problem, scores)
+            if isinstance(scores, Scores):
+                sets |= self._read(problem, scores)
+            elif (capped := self.connector(problem, scores.out)) is not None:
+                sets[scores.out] = capped
         if forms.logits is not None and (output := self.connector(problem, OUTPUT)) is not None:
             sets[OUTPUT] = output
         lemma = self.guarantee is Guarantee.ESTIMATED
         return bound_from(sets, problem, forms, steps, lemma=lemma)
 
     def _read(self, problem: Problem, scores: Scores) -> dict[str, TensorSet]:
-        """Return queries and keys of a layer, from the connector's set of what they read."""
+        """Return queries and keys of a layer, from the connector's set of what they read.
+
+        Where they are no affine maps of it (norms of queries and keys, positions of heads) each is linearised itself.
+        """
         program = problem.model.program(problem.n_tokens, scores.inputs, problem.padding)
         made_by = {step.out: step for step in program.steps}
         found: dict[str, TensorSet] = {}
@@ -235,13 +244,35 @@ class Jacobian(EngineBase):
             step = made_by[name]
             turn = step if isinstance(step, Rotary) else None
             linear = made_by[step.inputs[0]] if turn is not None else step
-            assert isinstance(linear, Affine)
-            around = around or self.connector(problem, linear.inputs[0])
-            if around is None:
+            if problem.model.architecture.qk_norm != "none" or not isinstance(linear, Affine):
+                own = self.connector(problem, linear.out)
+                read = own and _apart(own, problem.region.n_factors, len(found))
+            else:
+                around = around or self.connector(problem, linear.inputs[0])
+                read = around and affine(linear, around)
+            if read is None:
                 return {}
-            read = affine(linear, around)
             found[name] = read if turn is None else read.linear(turn, through_rotary(turn), 3)
         return found
+
+
+def _each(r: Tensor) -> list[Tensor]:
+    """The numbers of the rows of a tensor, each as a tensor of one."""
+    return list(torch.arange(len(r), device=r.device).split(1))
+
+
+def _apart(made: TensorSet, n_region: int, number: int) -> TensorSet:
+    """Return a set whose fresh factors no other set has: queries' and keys' remainders are independent.
+
+    Args:
+        made: a set of a connector.
+        n_region: how many factors the region has; those are shared.
+        number: the place of the set among those that are used together.
+    """
+    fresh = made.ids >= n_region
+    return replace(
+        made, ids=torch.where(fresh, made.ids + number * (made.c.numel() + len(made.ids)), made.ids)
+    )
 
 
 @register("jacobian")

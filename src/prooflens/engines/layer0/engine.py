@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.bounds import FormBounds, Guarantee
@@ -69,10 +70,10 @@ class Layer0(EngineBase):
             return "layer0 bounds scores of layer 0 only"
         architecture = problem.model.architecture
         if architecture.qk_norm != "none":
-            return "layer0 has no rule for norms of queries and keys (qk_norm): ask crown or interval"
+            return "layer0 has no rule for norms of queries and keys (qk_norm): ask taylor or crown"
         if architecture.head_positions:
             return (
-                "layer0 has no rule for positions of queries and keys (head_positions): ask crown or interval"
+                "layer0 has no rule for positions of queries and keys (head_positions): ask taylor or crown"
             )
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"
@@ -91,7 +92,7 @@ class Layer0(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners they were expanded around."""
-        view = FirstLayer.of(problem)
+        view = FirstLayer.of(problem, options)
         upper, upper_corner = _maximise(view, forms)
         minus, lower_corner = _maximise(view, forms.negated())
         lower = -minus
@@ -117,17 +118,28 @@ def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple
 
 
 def _maximise(view: FirstLayer, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-    """Return proved upper bounds of the forms and their corners, chunk by chunk."""
-    step = max(1, CHUNK_ELEMENTS // view.center.numel())
-    bounds = [view.center.new_zeros(0)]
-    corners = [view.center.new_zeros(0, view.problem.region.n_factors)]
-    for start in range(0, forms.size, step):
-        chosen = torch.arange(start, min(start + step, forms.size))
+    """Return proved upper bounds of the forms and their corners, chunk by chunk.
+
+    Forms of a chunk read equally many tokens. Every form of a chunk has as many slots as its widest one, so a margin,
+    which reads three tokens, would pay for the tangent of a mass, which reads all of them.
+    """
+    bound = view.center.new_zeros(forms.size)
+    corner = view.center.new_zeros(forms.size, view.problem.region.n_factors)
+    for chosen in _chunks(view, forms):
         entries = Entries.of(view, forms.select(chosen))
-        bound, corner = _maximise_chunk(entries, Moves(entries, view.problem.region))
-        bounds.append(bound)
-        corners.append(corner)
-    return torch.cat(bounds), torch.cat(corners)
+        at = chosen.to(bound.device)
+        bound[at], corner[at] = _maximise_chunk(entries, Moves(entries, view.problem.region))
+    return bound, corner
+
+
+def _chunks(view: FirstLayer, forms: Forms) -> Iterator[Int[Tensor, " M"]]:
+    """Yield the numbers of forms that read equally many tokens, `CHUNK_ELEMENTS` coordinates at a time."""
+    S, d = view.center.shape
+    coupled = view.problem.region.generators is not None
+    widths = torch.full((forms.size,), S) if coupled else forms.tokens_read(S).sum(-1)
+    for width in widths.unique().tolist():
+        alike = (widths == width).nonzero()[:, 0]
+        yield from alike.split(max(1, CHUNK_ELEMENTS // (max(1, width) * d)))
 
 
 def _maximise_chunk(entries: Entries, moves: Moves) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:

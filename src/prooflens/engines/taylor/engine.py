@@ -28,6 +28,7 @@ from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
 from prooflens.engines.taylor.cost import least_memory, walk_cost
 from prooflens.engines.taylor.effects import EffectWalk
+from prooflens.engines.taylor.held import earlier_walk, hold_walk
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
@@ -283,7 +284,11 @@ class Taylor(EngineBase):
                 read = pools[0].pool.weights.nonzero()[:, 0].tolist()
             if pools and any(isinstance(step, Rotary | Shift) for step in pools[0].steps):
                 read = None  # what depends on the position needs every token in its place
-        walk.forward(segments, problem.region.center, factors(problem.region), read)
+        if (earlier := earlier_walk(options, problem, segments, walk)) is None:
+            walk.forward(segments, problem.region.center, factors(problem.region), read)
+        else:
+            walk.go_on(segments, earlier, read)
+        hold_walk(options, problem, forms, walk)
         return walk
 
 

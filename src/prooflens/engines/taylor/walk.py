@@ -75,11 +75,28 @@ class TaylorWalk:
         if segments[0].attention is not None:
             root = input_root(center, generators, self._widths(segments[0], root), self.blur)
         del generators
-        for number, segment in enumerate(segments):
+        self._follow(segments, root, read)
+
+    def go_on(self, segments: list[Segment], earlier: TaylorWalk, read: list[int] | None = None) -> None:
+        """Walk all segments, the first of them by taking over the chains of an earlier walk.
+
+        Args:
+            segments: the program, cut at its attentions; it begins as that of the earlier walk did.
+            earlier: a walk of the same problem whose last chain did not go on.
+            read: the tokens that are walked behind the last attention; None for all.
+        """
+        self.chains = earlier.chains[:-1]
+        self._follow(segments, earlier.chains[-1].root, read)
+
+    def _follow(self, segments: list[Segment], root: Root, read: list[int] | None) -> None:
+        """Walk the segments behind the chains that there are, from the root of the first of them."""
+        tokens = list(range(len(root.u)))
+        for number in range(len(self.chains), len(segments)):
+            segment = segments[number]
             chain = Chain(segment, root)
             if segment.attention is not None:
                 last = not any(later.attention for later in segments[number + 1 :])
-                chain.goes_on = read if last and read is not None else list(range(len(center)))
+                chain.goes_on = read if last and read is not None else tokens
             self.chains.append(chain)
             self._start(chain)
             for step in segment.steps:

@@ -176,7 +176,7 @@ def try_forms(
         return
     targets = Targets.of_forms(forms, problem.n_tokens)
     search = AttackSearch(
-        Landscape.of(problem, targets.layers, targets.logits is not None, problem.model.dtype), targets
+        Landscape.of(problem, targets.layers, targets.logits is not None, problem.model), targets
     )
     search.run(budget, case.seed, corners_of(list(answers.values())))
     alpha, _ = inside(problem.region, search.alpha)

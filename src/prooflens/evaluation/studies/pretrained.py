@@ -327,7 +327,7 @@ def gpt2_medium(settings: StudySettings, sheet: Sheet) -> None:
 
 @study(
     "gpt2_trained",
-    "Three queries at layers 1 to 3 of a GPT-2 of our own",
+    "Top-1 at layers 1 to 3 of a GPT-2 of our own",
     "pretrained",
     "gpt2-sst2",
     "GPT-2 small",

@@ -194,11 +194,11 @@ def modernbert(config: Config, state: State, pool: str | None) -> Converted:
     kinds = config.get("layer_types") or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(layers)
     ]
-    for kind, name, old in (
-        ("full_attention", "frequencies", "global_rope_theta"),
-        ("sliding_attention", "local_frequencies", "local_rope_theta"),
+    for kind, name, old, usual in (
+        ("full_attention", "frequencies", "global_rope_theta", 160_000.0),
+        ("sliding_attention", "local_frequencies", "local_rope_theta", 10_000.0),
     ):
-        given = parameters_of(dict(config) | {"rope_theta": config.get(old) or 10000.0}, kind)
+        given = parameters_of(dict(config) | {"rope_theta": config.get(old) or usual}, kind)
         weights[f"rope.{name}"] = whole_head(frequencies(given, d_head, context)[0], d_head)
     architecture = Architecture(
         family="modernbert",

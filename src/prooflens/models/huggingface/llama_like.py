@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.huggingface.common import (
     Config,
@@ -107,8 +108,14 @@ def _rotary(config: Config, weights: dict[str, Tensor], known: dict[str, Any]) -
     )
     scale = 1.0
     for name, kind in kinds.items():
-        found, scale = frequencies(parameters_of(config, kind), d_head, known["context"])
+        found, factor = frequencies(parameters_of(config, kind), d_head, known["context"])
         weights[f"rope.{name}"] = whole_head(found, d_head)
+        if name == "frequencies":
+            scale = factor
+        elif factor != 1.0:
+            raise ModelError(
+                f"rope_parameters: a rope_type that widens the tables of {kind} is not supported"
+            )
     turning = int(d_head * float(parameters_of(config, next(iter(kinds.values())))["partial_rotary_factor"]))
     if turning < d_head:
         for layer in range(known["n_layers"]):
@@ -127,9 +134,24 @@ def _windows(config: Config, layers: int) -> dict[str, Any]:
     if window is None or config.get("use_sliding_window") is False:
         return {}
     if kinds is None:
-        kinds = [SLIDING] * layers
-    chosen = tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+        chosen = tuple(layer for layer in range(layers) if _looks_near(config, layer))
+    else:
+        chosen = tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
     return {"window": int(window) - 1, "window_layers": chosen} if chosen else {}
+
+
+def _looks_near(config: Config, layer: int) -> bool:
+    """Whether a layer has a window, where a configuration of before `layer_types` leaves that to its family."""
+    match str(config["model_type"]):
+        case "gemma2":
+            return layer % 2 == 0
+        case "gemma3_text":
+            return (layer + 1) % int(config.get("sliding_window_pattern") or 6) != 0
+        case "qwen2" | "qwen3":
+            return config.get("use_sliding_window") is True and layer >= int(
+                config.get("max_window_layers", 28)
+            )
+    return True
 
 
 def _one_plus(weights: dict[str, Tensor]) -> None:
@@ -167,6 +189,8 @@ def gemma2(config: Config, state: State, pool: str | None) -> Converted:
     del pool
     refuse(config, use_bidirectional_attention=False)
     third = str(config["model_type"]) != "gemma2"
+    if third and config.get("rope_parameters") is None:
+        config = dict(config) | {"rope_parameters": _turns_by_kind(config)}
     extra: dict[str, Any] = {
         "embed_scale": float(int(config["hidden_size"]) ** 0.5),
         "norm_place": "sandwich",
@@ -180,6 +204,15 @@ def gemma2(config: Config, state: State, pool: str | None) -> Converted:
     architecture, weights = _decoder(config, state, SANDWICH | (HEAD_NORMS if third else {}), **extra)
     _one_plus(weights)
     return architecture, weights
+
+
+def _turns_by_kind(config: Config) -> dict[str, dict[str, Any]]:
+    """The rotary parameters of Gemma 3's two kinds of layers, where they are spelled as they were at first."""
+    whole = {"rope_type": "default", "rope_theta": 1e6}
+    whole |= {name: config[name] for name in ("rope_theta",) if config.get(name) is not None}
+    whole |= config.get("rope_scaling") or {}
+    near = float(config.get("rope_local_base_freq") or 1e4)
+    return {"full_attention": whole, SLIDING: {"rope_type": "default", "rope_theta": near}}
 
 
 def phi3(config: Config, state: State, pool: str | None) -> Converted:

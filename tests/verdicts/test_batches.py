@@ -1,0 +1,108 @@
+"""Many prompts in one call: the answers of one call each, and weights worked on once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import prooflens as pl
+from prooflens.cli import app
+from prooflens.engines.first_layer.layer import FirstLayer, Spectra
+from prooflens.engines.protocol import EngineOptions, Workspace
+from prooflens.models import Transformer
+from prooflens.problem import Problem
+from tests.engines.support import center_of, model_of
+
+
+def test_a_list_has_the_rows_of_one_call_each() -> None:
+    model = pl.load("toy")
+    prompts = [model.example(i) for i in range(3)]
+    together = pl.certify(model, prompts, pl.Ball(0.02), layer=0)
+    apart = [pl.certify(model, prompt, pl.Ball(0.02), layer=0) for prompt in prompts]
+    for name in ("verdict", "lower", "upper", "engine", "attack"):
+        expected = [value for one in apart for value in one.table.column(name).to_pylist()]
+        assert together.table.column(name).to_pylist() == expected
+    assert [len(part) for part in together.by_subject] == [len(one) for one in apart]
+
+
+def test_weights_are_rounded_and_their_norms_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack's float32 copy and the first layer's spectra serve all prompts of a call, and end with it."""
+    done: list[str] = []
+    moved, found = Transformer.to, FirstLayer._spectra
+    monkeypatch.setattr("prooflens.verdicts.portfolio.is_small", lambda problem: False)  # search in float32
+
+    def counted_move(model: Transformer, dtype: torch.dtype | None = None) -> Transformer:
+        done.append("to")
+        return moved(model, dtype=dtype)
+
+    def counted_spectra(view: FirstLayer) -> Spectra:
+        done.append("spectra")
+        return found(view)
+
+    monkeypatch.setattr(Transformer, "to", counted_move)
+    monkeypatch.setattr(FirstLayer, "_spectra", counted_spectra)
+    model = pl.load("toy")
+    prompts = [model.example(i) for i in range(3)]
+    for calls in (1, 2):
+        pl.certify(model, prompts, pl.Ball(0.2), layer=0)
+        assert done.count("to") == done.count("spectra") == calls
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_spectra_of_another_model_length_or_padding_are_not_taken(family: str) -> None:
+    options = EngineOptions(workspace=Workspace())
+    model = model_of(family)
+    other = Transformer(model.architecture, {name: 1.5 * value for name, value in model.weights.items()})
+    padding = torch.tensor([True, True, True, False])
+    for held, size, hidden in ((model, 4, None), (other, 4, None), (model, 3, None), (model, 4, padding)):
+        problem = Problem(held, pl.Ball(0.01).around(center_of(held, size, 0)), hidden)
+        shared, own = FirstLayer.of(problem, options).spectra, FirstLayer.of(problem).spectra
+        assert all(torch.equal(one, another) for one, another in zip(shared, own, strict=True))
+
+
+def test_what_a_workspace_holds() -> None:
+    work, one, other = Workspace(), object(), object()
+    assert work.shared("a", one, lambda: 1) == 1
+    assert work.shared("a", one, lambda: 2) == 1
+    assert work.shared("a", other, lambda: 3) == 3
+    work.put("b", one, 4)
+    work.forget(other)
+    assert len(work) == 1
+    assert work.take("b") == 4
+    assert work.take("b") is None
+    work.put("b", one, 4)
+    work.clear()
+    assert len(work) == 0
+
+
+def test_the_command_line_reads_a_file_of_prompts(minilm: Transformer, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("the cat sat\n\na man ran\n")
+    command = ["certify", "minilm", "--texts", str(path), "--heads", "0.1", "--positions=-1", "--eps", "1e-4"]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0, told.output
+    assert "the cat sat: 1 rows, 1 holds" in told.output
+    assert "2 rows, 2 holds" in told.output
+    rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
+    assert [row["tokens"][1] for row in rows] == ["the", "a"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--text", "a b"], "--texts does not go with --text: it gives the prompts"),
+        (["-o", "run"], "--texts does not go with --out: a run is about one prompt"),
+        (["--to", "a b"], "--texts does not go with --to"),
+        (["--deployed", "bfloat16"], "--texts does not go with --deployed: ask one prompt at a time"),
+    ],
+)
+def test_texts_go_with_no_other_prompt_and_no_run(tmp_path: Path, extra: list[str], said: str) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a b\n")
+    told = CliRunner().invoke(app, ["certify", "toy", "--texts", str(path), "--eps", "0.1", *extra])
+    assert told.exit_code == 1
+    assert said in str(told.exception)
