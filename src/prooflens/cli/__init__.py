@@ -10,6 +10,7 @@ import typer
 
 from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
+from prooflens.cli import circuit as _circuit
 from prooflens.cli import compare as _compare
 from prooflens.cli import discover as _discover
 from prooflens.cli import effect as _effect
@@ -36,6 +37,7 @@ __all__ = ["app", "main"]
 del (
     _accuracy,
     _checks,
+    _circuit,
     _compare,
     _discover,
     _effect,
