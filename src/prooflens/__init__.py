@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.discover import discover
     from prooflens.verdicts.effect import effect
+    from prooflens.verdicts.features import features
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
     from prooflens.verdicts.radius import radius
@@ -95,6 +96,7 @@ _HOMES = {
     "circuit": "prooflens.verdicts.circuit",
     "effect": "prooflens.verdicts.effect",
     "discover": "prooflens.verdicts.discover",
+    "features": "prooflens.verdicts.features",
     "plan": "prooflens.verdicts.plan",
     "radius": "prooflens.verdicts.radius",
     "yardstick": "prooflens.models.nearest",
@@ -146,6 +148,7 @@ __all__ = [
     "family",
     "family_discover",
     "family_effects",
+    "features",
     "load",
     "output",
     "output_radius",

@@ -24,12 +24,14 @@ from prooflens.checker import check
 from prooflens.checker.vocabulary import recount
 from prooflens.errors import ProoflensError, RunError
 from prooflens.families.read import read_family
+from prooflens.models import Prompt
 from prooflens.models.load import load_folder
 from prooflens.problem import Problem
-from prooflens.queries import parse_metric, parse_query, resolve
+from prooflens.queries import InsideQuery, parse_metric, parse_query, resolve
 from prooflens.report import collect, render
 from prooflens.sweep.spec import read_spec
 from prooflens.verdicts.circuit_files import as_circuit
+from prooflens.verdicts.sites import inside_claims
 
 CORPUS = Path(__file__).parent / "corpus"
 TOY = Path(pl.__file__).parent / "models" / "embedded" / "toy"
@@ -107,7 +109,12 @@ def _setting() -> Any:
 def query(data: bytes, folder: Path) -> None:
     """A query string, parsed, its roles looked up, and bound."""
     asked = parse_query(data.decode("utf-8", "replace"), ROLES)
-    for found in resolve(asked, ROLES, 4, (3, 5, 7, 5)):
+    problem = _problem()
+    prompt = Prompt(problem.region.center, ("",) * 4, (3, 5, 7, 5), roles=ROLES)
+    if isinstance(asked, InsideQuery):
+        inside_claims(problem.model, prompt, problem.region, [asked], {"DIR": torch.ones(8).double()})
+        return
+    for found in resolve(asked, ROLES, 4, prompt.ids):
         found.bind(_setting(), "0")
 
 

@@ -55,11 +55,12 @@ def _product(x: Balls, y: Balls) -> Balls:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Architecture and canonical float64 weights."""
+    """Architecture and canonical float64 weights; of a network that ends at a hook, also the one that goes on."""
 
     arch: dict[str, Any]
     weights: dict[str, Array]
     tables: Tables | None = None
+    goes_on: Network | None = None
 
     @classmethod
     def read(cls, folder: Path, tables: Tables | None = None, powers: Powers | None = None) -> Network:
@@ -98,7 +99,7 @@ class Network:
             kept["read.bias"] = np.ascontiguousarray(bias, dtype=np.float64)
         arch = {name: value for name, value in self.arch.items() if name != "logit_cap"}
         arch |= {"d_out": len(weight), "pool": "first", "pooler": False}
-        return Network(arch | {"read_hook": hook, "read_position": position}, kept, self.tables)
+        return Network(arch | {"read_hook": hook, "read_position": position}, kept, self.tables, self)
 
     @property
     def sha256(self) -> str:

@@ -24,6 +24,9 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu2": lambda v: np.maximum(v, 0.0) ** 2,
 }
 
+UNNOTED = (".attn.hook_q", ".attn.hook_k", ".attn.hook_rot_q", ".attn.hook_rot_k")
+"""Hooks whose values are not kept here."""
+
 
 class PlainNetwork:
     """A `Network`, run in float64.
@@ -34,19 +37,36 @@ class PlainNetwork:
 
     def __init__(self, net: Network) -> None:
         self.net, self.arch, self.weights = net, net.arch, net.weights
+        self._hooks: set[str] = set()
+        self._found: dict[int | str, Array] = {}
 
-    def run(self, ids: NDArray[np.int64], layers: Iterable[int], output: bool) -> dict[int | str, Array]:
-        """Of prompts [B, S]: the scores [B, H, S, S] of some layers and, if asked for, the outputs [B, C]."""
+    def run(
+        self, ids: NDArray[np.int64], layers: Iterable[int], output: bool, hooks: Iterable[str] = ()
+    ) -> dict[int | str, Array]:
+        """Of prompts [B, S]: the scores [B, H, S, S] of some layers and, if asked for, the outputs [B, C].
+
+        Values of `hooks` come by their names, [B, S, n]; a ValueError names one that is not noted here.
+        """
         wanted, found = set(layers), dict[int | str, Array]()
-        last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
+        self._hooks, self._found = set(hooks), found
+        deepest = max([int(hook.split(".")[1]) for hook in self._hooks] + [*wanted], default=-1)
+        last = self.arch["n_layers"] - 1 if output else deepest
         x = self._embed(ids)
         for layer in range(last + 1):
             x, scores = self._block(layer, x)
             if layer in wanted and scores is not None:
                 found[layer] = scores
+        if missing := sorted(self._hooks - set(found)):
+            raise ValueError(f"{missing[0]} is not run again")
         if output:
             found["logits"] = self._read_out(x)
         return found
+
+    def _note(self, hook: str, x: Array) -> Array:
+        """A value, kept if it is asked for."""
+        if hook in self._hooks:
+            self._found[hook] = x
+        return x
 
     def _embed(self, ids: NDArray[np.int64]) -> Array:
         weights, arch = self.weights, self.arch
@@ -63,24 +83,36 @@ class PlainNetwork:
     def _block(self, layer: int, x: Array) -> tuple[Array, Array | None]:
         block, place, scores = f"blocks.{layer}", self.arch["norm_place"], None
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
-        inner, attended = self._before(layer, x, 1), np.zeros(1)
+        inner, attended = self._before(layer, self._note(f"{block}.hook_resid_pre", x), 1), np.zeros(1)
+        if inner is not x:
+            self._note(f"{block}.ln1.hook_normalized", inner)
         if attends:
             scores = self._scores(layer, inner)
-            v = self._heads(self._affine(f"{block}.v", inner))
+            v = self._heads(self._note(f"{block}.attn.hook_v", self._affine(f"{block}.v", inner)))
             masked = np.where(self.net.mask(x.shape[1], layer), scores, -np.inf)
             e = np.exp(masked - masked.max(-1, keepdims=True))
             mixed = (e / e.sum(-1, keepdims=True)) @ v
-            flat = mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1)
-            attended = self._behind(block, self._affine(f"{block}.o", flat), 1)
+            flat = self._note(f"{block}.attn.hook_z", mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+            out = self._note(f"{block}.hook_attn_out", self._affine(f"{block}.o", flat))
+            attended = self._behind(block, out, 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
-            return x + self._behind(block, self._network(block, second), 2) + attended, scores
-        x = x + attended
-        x = self._norm(f"{block}.norm1", x) if attends and place == "post" else x
+            x = x + self._behind(block, self._network(block, second), 2) + attended
+            return self._note(f"{block}.hook_resid_post", x), scores
+        x = self._note(f"{block}.hook_resid_mid", x + attended)
+        if attends and place == "post":
+            x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
         if feeds:
-            x = x + self._behind(block, self._network(block, self._before(layer, x, 2)), 2)
+            second = self._before(layer, x, 2)
+            if second is not x:
+                self._note(f"{block}.ln2.hook_normalized", second)
+            x = self._note(
+                f"{block}.hook_resid_post", x + self._behind(block, self._network(block, second), 2)
+            )
             x = self._norm(f"{block}.norm2", x) if place == "post" else x
-        return x, scores
+        else:
+            self._note(f"{block}.hook_resid_post", x)
+        return self._note(f"{block}.hook_normalized_resid_post", x), scores
 
     def _scores(self, layer: int, inner: Array) -> Array:
         block, cap, n = f"blocks.{layer}", self.arch.get("score_cap"), inner.shape[1]
@@ -120,8 +152,12 @@ class PlainNetwork:
 
     def _network(self, block: str, z: Array) -> Array:
         act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
-        hidden = act(self._affine(f"{block}.{'gate' if gated else 'up'}", z))
-        return self._affine(f"{block}.down", hidden * self._affine(f"{block}.up", z) if gated else hidden)
+        pre = self._note(f"{block}.mlp.hook_pre", self._affine(f"{block}.{'gate' if gated else 'up'}", z))
+        hidden = act(pre)
+        if gated:
+            hidden = hidden * self._note(f"{block}.mlp.hook_pre_linear", self._affine(f"{block}.up", z))
+        post = self._note(f"{block}.mlp.hook_post", hidden)
+        return self._note(f"{block}.hook_mlp_out", self._affine(f"{block}.down", post))
 
     def _affine(self, name: str, x: Array) -> Array:
         found: Array = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)

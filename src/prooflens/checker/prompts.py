@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flint import arb
 
+from prooflens.checker.member_values import SITE, Readouts, ball_sign, judged
 from prooflens.checker.network import Network
 from prooflens.checker.plain import PlainNetwork
 from prooflens.checker.query_reader import Form, QueryReader
@@ -100,6 +100,7 @@ class FamilyChecker:
         self.members, self.differ = int(family["members"]), family["differ"]
         self.shapes = [Shape(s, family["slots"], i, tensors) for i, s in enumerate(family["shapes"])]
         self.slots = family["slots"]
+        self.reads = Readouts(net, info.get("reads") or {}, tensors)
         self.queries = list(dict.fromkeys(row["query"] for row in rows))
 
     def judge_all(self) -> dict[int, Word]:
@@ -142,7 +143,9 @@ class FamilyChecker:
         for row in rows:
             if row["what"] in ("filler", "pair"):
                 yield row["row"], self._counted(number, row)
-        yield claim["row"], ("WRONG", wrong) if wrong else self._drawn(query, claim, listed)
+        word, note = ("WRONG", wrong) if wrong else self._drawn(query, claim, listed)
+        free = "; directions are the stored ones" if re.search(r"\b(read\(|feature )", query) else ""
+        yield claim["row"], (word, note + free)
 
     def _counts(self, number: int, claim: Row, rows: Sequence[Row]) -> str:
         """Why the counts of a claim do not add up; an empty text if they do."""
@@ -253,17 +256,27 @@ class FamilyChecker:
                 atoms = [atom for i in batch for form in forms[i] for atom in form[0]]
                 layers = {atom[1] for atom in atoms if atom[0] in ("mass", "entropy")}
                 output = any(atom[0] in ("logit", "largest") for atom in atoms)
-                values = self.plain.run(np.array([every[i] for i in batch]), layers, output)
+                hooks = {atom[1] for atom in atoms if atom[0] == "site"}
+                values = self.plain.run(np.array([every[i] for i in batch]), layers, output, hooks)
                 for b, i in enumerate(batch):
-                    found[i] = _judged(forms[i], values, b)
+                    found[i] = judged(forms[i], values, b, self.reads)
         return found
 
     def _shape(self, ids: Sequence[int]) -> Shape | None:
         return next((s for s in self.shapes if s.fillers_of(ids, self.differ) is not None), None)
 
     def _forms(self, query: str, shape: Shape, ids: Sequence[int]) -> list[Form]:
-        reader = QueryReader(self.net, [""] * len(ids), {})
-        return [form for text in _ordinary(query, shape.places, ids) for form in reader.forms(text)]
+        if " * " in query or '"' in query:
+            raise ValueError("weighted sums and tokens by text are not read in families")
+        reader, found = QueryReader(self.net, [""] * len(ids), {}), list[Form]()
+        for part in query.split(" & "):
+            if SITE.match(part):
+                found += self.reads.forms(
+                    part, lambda at: _positions(at.strip("{}"), shape.places, None), len(ids)
+                )
+            else:
+                found += [form for text in _ordinary(part, shape.places, ids) for form in reader.forms(text)]
+        return found
 
     def _sign(self, query: str, ids: Sequence[int]) -> bool | None:
         """Whether a member satisfies the query over the reals; None if balls do not say."""
@@ -275,33 +288,30 @@ class FamilyChecker:
         layers = {atom[1] for atom in atoms if atom[0] in ("mass", "entropy")}
         output = any(atom[0] in ("logit", "largest") for atom in atoms)
         (values,) = self.net.run([self.net.embed(ids)], layers, output)
-        signs = [_ball_sign(form, values) for form in forms]
+        signs = [ball_sign(form, values, self.reads, ids) for form in forms]
         return False if False in signs else None if None in signs else True
 
 
-def _ordinary(query: str, places: Mapping[str, Any], ids: Sequence[int]) -> Iterator[str]:
-    """The query's parts with every role as a position or an output, one for each position where `self` is read."""
-    if " * " in query or '"' in query:
-        raise ValueError("weighted sums and tokens by text are not read in families")
-    for part in query.split(" & "):
-        text = re.sub(r"(logit|argmax=)\{([^{}]*)\}", lambda m: f"{m[1]}{_output(m[2], places, ids)}", part)
-        kind, *sets = re.split(r"@(?=[\[{])", text)
-        if sets and not (kind.partition(":")[2].startswith("mass") and len(sets) == 1 and sets[0][0] == "{"):
-            held = ",".join(map(str, _positions(sets.pop()[1:-1], places, None)))
-            where: str | None = f"[{held}]"
-        else:
-            where = None
-        body = "@".join([kind, *sets])
-        if "self" not in body:
-            yield _placed(body, places, None) + (f"@{where}" if where else "")
-            continue
-        body, _, given = body.partition("@") if "@" in body and not sets else (body, "", "")
-        named = where[1:-1] if where else given
-        for at in [int(x) % len(ids) for x in named.split(",")] if named else range(len(ids)):
-            text = _placed(body, places, at)
-            inside = all(0 <= int(x) < len(ids) for x in re.findall(r"(?<=[{,])-?\d+", text))
-            if inside:
-                yield f"{text}@{at}"
+def _ordinary(part: str, places: Mapping[str, Any], ids: Sequence[int]) -> Iterator[str]:
+    """A part with every role as a position or an output, one for each position where `self` is read."""
+    text = re.sub(r"(logit|argmax=)\{([^{}]*)\}", lambda m: f"{m[1]}{_output(m[2], places, ids)}", part)
+    kind, *sets = re.split(r"@(?=[\[{])", text)
+    if sets and not (kind.partition(":")[2].startswith("mass") and len(sets) == 1 and sets[0][0] == "{"):
+        held = ",".join(map(str, _positions(sets.pop()[1:-1], places, None)))
+        where: str | None = f"[{held}]"
+    else:
+        where = None
+    body = "@".join([kind, *sets])
+    if "self" not in body:
+        yield _placed(body, places, None) + (f"@{where}" if where else "")
+        return
+    body, _, given = body.partition("@") if "@" in body and not sets else (body, "", "")
+    named = where[1:-1] if where else given
+    for at in [int(x) % len(ids) for x in named.split(",")] if named else range(len(ids)):
+        text = _placed(body, places, at)
+        inside = all(0 <= int(x) < len(ids) for x in re.findall(r"(?<=[{,])-?\d+", text))
+        if inside:
+            yield f"{text}@{at}"
 
 
 def _placed(text: str, places: Mapping[str, Any], at: int | None) -> str:
@@ -337,51 +347,6 @@ def _output(text: str, places: Mapping[str, Any], ids: Sequence[int]) -> int:
     named = text if text.endswith((".first", ".last")) else f"{text}.first"
     (token,) = {ids[position] for position in _role(named, places)}
     return token
-
-
-def _judged(forms: Sequence[Form], values: Mapping[Any, Any], b: int) -> tuple[float, bool]:
-    """The smallest functional of a member, and whether all have the sign that is wanted."""
-    margins = [
-        float(c.mid()) + sum(float(w) * _atom(a, values, b) for a, w in atoms.items())
-        for atoms, c, _ in forms
-    ]
-    met = [m > 0 or (m >= 0 and sense == ">=0") for m, (_, _, sense) in zip(margins, forms, strict=True)]
-    return min(margins, default=math.inf), all(met)
-
-
-def _atom(atom: tuple[Any, ...], values: Mapping[Any, Any], b: int) -> float:
-    if atom[0] == "logit":
-        return float(values["logits"][b, atom[1]])
-    if atom[0] == "largest":
-        return float(np.delete(values["logits"][b], list(atom[1])).max())
-    _, layer, head, at, keys = atom
-    row = values[layer][b, head, at, list(keys)]
-    top = row.max()
-    e = np.exp(row - top)
-    lse = float(top + np.log(e.sum()))
-    return lse if atom[0] == "mass" else lse - float((e * row).sum() / e.sum())
-
-
-def _ball_sign(form: Form, values: Mapping[Any, Any]) -> bool | None:
-    total = form[1]
-    for atom, weight in form[0].items():
-        if atom[0] in ("logit", "largest"):
-            held = values["logits"]
-            read = [held[atom[1]]] if atom[0] == "logit" else np.delete(held, list(atom[1])).tolist()
-            value = read[0]
-            for other in read[1:]:
-                value = value.max(other)
-        else:
-            row = [values[atom[1]][atom[2], atom[3], key] for key in atom[4]]
-            e = [(x - row[0].mid()).exp() for x in row]
-            norm = sum(e, arb(0))
-            value = norm.log() + row[0].mid()
-            if atom[0] == "entropy":
-                value -= sum((x * y for x, y in zip(e, row, strict=True)), arb(0)) / norm
-        total = total + value * arb(weight.numerator) / arb(weight.denominator)
-    if total > 0 or (form[2] == ">=0" and total >= 0):
-        return True
-    return False if total < 0 or (form[2] == ">0" and total <= 0) else None
 
 
 def _interval(held: int, asked: int, low: float, high: float) -> bool:

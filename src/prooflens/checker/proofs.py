@@ -28,10 +28,6 @@ MOST_NUMBERS = 2**27
 """The largest linear part that is held: 1 GiB. A walk holds about ten of them."""
 
 
-UNREAD = (".attn.hook_z", ".hook_attn_out")
-"""Hooks between the mixing of values and the stream: no value of a chain."""
-
-
 class OutOfTimeError(Exception):
     """The time that a check may take is over."""
 
@@ -80,11 +76,6 @@ class Prover:
             return f"a linear part of {numbers:,} numbers is more than the checker holds"
         why = Walk.refuses(self.net)
         return f"the checker's proofs of depth do not know this network: {why}" if why else ""
-
-    @property
-    def _ends_unread(self) -> bool:
-        """Whether the network ends at a hook that no walk passes."""
-        return str(self.net.arch.get("read_hook") or "").endswith(UNREAD)
 
     @cached_property
     def walk(self) -> Walk:
@@ -154,7 +145,7 @@ class Prover:
         return (low, high), reached
 
     def _outputs(self, weights: dict[int, float], tight: bool) -> tuple[float, float]:
-        if self.refusal or self._ends_unread:
+        if self.refusal:
             return -np.inf, np.inf
         key = ("outputs", *sorted(weights.items()))
         return self._form(key, lambda: output_form(self.walk, weights), tight)
@@ -181,7 +172,7 @@ class Prover:
         if len(largest) != 1 or len(named) != len(terms) - 1 or largest[0][0] >= 0.0:
             return NOTHING
         weight, _, left_out = largest[0]
-        if self.refusal or self._ends_unread:
+        if self.refusal:
             return NOTHING
         with np.errstate(all="ignore"):
             others = sorted(set(range(len(self.walk.end().head[0]))) - set(left_out))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from prooflens.checker.attribution import attribution
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
 from prooflens.checker.network import Network
 
@@ -27,14 +28,20 @@ Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
 _ITEM = r'(?:-?\d+|"(?:[^"\\]|\\.)*")'
 _ITEMS = rf"{_ITEM}(?:,{_ITEM})*"
 _NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_READOUT = (
+    rf"(?:neuron \d+\.\d+|feature [\w-]+\.\d+|dla(?:-live)? [\w.]+ logit\d+-logit\d+"
+    rf"|read\([\w.]+@{_ITEM},[\w-]+\))"
+)
+_SITE = rf"{_READOUT}(?:@{_ITEM})?"
 _PART = re.compile(
     rf"(?:(?P<weight>{_NUMBER}) \* )?(?:(?P<heads>[\w.,\- ]+):)?(?:(?P<order>top|rank)(?P<k>\d+)"
     rf"(?:=\{{(?P<set>{_ITEMS})\}})?"
     rf"|mass>=(?P<tau>{_NUMBER})(?:@\{{(?P<on>{_ITEMS})\}})?|spec\{{(?P<A>{_ITEMS})\}}>\{{(?P<B>{_ITEMS})\}}"
     rf"|(?:(?P<low>{_NUMBER})<=)?(?P<entropy>entropy)(?:<=(?P<high>{_NUMBER})|>=(?P<least>{_NUMBER}))?"
-    rf"|(?P<argmax>argmax)(?:=(?P<answer>\d+))?|logit(?P<winner>\d+)>logit(?P<loser>\d+)"
-    rf"|(?:(?P<level>logit\d+|neuron \d+\.\d+|feature [\w-]+\.\d+"
-    rf"|read\((?P<hook>[\w.]+)@(?P<on_token>{_ITEM}),[\w-]+\))"
+    rf"|(?:lens (?P<lens>\d+) )?(?P<argmax>argmax)(?:=(?P<answer>\d+))?"
+    rf"|(?:lens (?P<lens_of_two>\d+) )?logit(?P<winner>\d+)>logit(?P<loser>\d+)"
+    rf"|(?P<one>{_SITE})(?P<over>>=|<=|>|<)(?P<two>{_SITE})"
+    rf"|(?:(?P<level>(?:lens \d+ )?logit\d+|{_READOUT})"
     rf"(?: (?P<word>active|off))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))(?:@\[?(?P<at>{_ITEMS})\]?)?"
 )
 
@@ -50,6 +57,7 @@ class QueryReader:
     ) -> None:
         self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, list(names)
         self.size = len(texts)
+        self.scales: dict[int, arb] = {}  # of the outputs that read attributions
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
@@ -70,7 +78,9 @@ class QueryReader:
             for atom, share in itertools.chain.from_iterable(form[0].items() for form in found):
                 atoms[atom] += share
             found = [(dict(atoms), sum((form[1] for form in found), arb(0)), ">0")]
-        same = [same_form(*pair) for pair in zip(stored, found, strict=False)]
+        # An attribution's threshold is moved by what rounding of its direction may change, to the strict side.
+        near = 1e-6 if re.search(r"\bdla\b", query) else 1e-9
+        same = [same_form(*pair, near) for pair in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def forms(self, text: str) -> list[Form]:
@@ -85,7 +95,7 @@ class QueryReader:
 
     def _places(self, part: Mapping[str, Any], place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         """The rows of attention of a part: its own heads and positions, or those of the row."""
-        if part["argmax"] or part["winner"] or part["level"]:
+        if part["argmax"] or part["winner"] or part["level"] or part["one"]:
             yield ()
         elif place[0] is not None and not part["heads"] and not part["at"]:
             yield place
@@ -115,12 +125,15 @@ class QueryReader:
 
     def _forms(self, part: Mapping[str, Any], at: tuple[Any, ...], left: list[Functional]) -> list[Form]:
         """The functionals of one part at one row of attention."""
+        self._check_lens(part)
         if part["winner"]:
             return [_margin(("logit", int(part["winner"])), ("logit", int(part["loser"])))]
         if part["argmax"]:
             return self._argmax(left, part["answer"])
         if part["level"]:
             return [self._level(part)]
+        if part["one"]:
+            return [self._compared(part)]
         keys = np.flatnonzero(self.net.mask(self.size, at[0])[at[2]]).tolist()
         if part["set"]:
             return _over(self._tokens(part["set"]), int(part["k"]), at, keys)
@@ -156,20 +169,44 @@ class QueryReader:
         wanted = {"range": "range", ">": ">0", "<": ">0", ">=": ">=0", "<=": ">=0"}[sense]
         return {("logit", index): Fraction(sign)}, -sign * arb(float(part["than"] or 0)), wanted
 
+    def _compared(self, part: Mapping[str, Any]) -> Form:
+        """One readout above another of the same network."""
+        sides = []
+        for text in (part["one"], part["two"]):
+            readout, _, at = text.rpartition("@") if re.search(r"@[^@)]*$", text) else (text, "", None)
+            sides.append(self._output({"level": readout, "at": at, "compare": None, "than": None}))
+        held = [self.scales[side] for side in sides if side in self.scales]
+        if len(held) == 2 and not abs(held[0] - held[1]) < 1e-9 * abs(held[0]):
+            raise LookupError("two attributions are read at two scales")
+        sign, over = (1, -1) if part["over"][0] == ">" else (-1, 1), part["over"]
+        atoms = {("logit", side): Fraction(s) for side, s in zip(sides, sign, strict=True)}
+        return atoms, arb(0), ">=0" if over.endswith("=") else ">0"
+
+    def _check_lens(self, part: Mapping[str, Any]) -> None:
+        """LookupError where a lens looks at another block than the network's last."""
+        level = re.match(r"lens (\d+) ", part["level"] or "")
+        layer = part["lens"] or part["lens_of_two"] or (level and level[1])
+        whole = self.arch.get("read_hook") is None
+        if layer is not None and not (whole and self.arch["n_layers"] == int(layer) + 1):
+            raise LookupError("the network is not cut behind the block of the lens")
+
     def _output(self, part: Mapping[str, Any]) -> int:
         """The output that a part reads; LookupError where the network does not end at what the part names."""
-        kind, _, name = part["level"].partition(" ")
+        kind, _, name = re.sub(r"^lens \d+ ", "", part["level"]).partition(" ")
         if kind.startswith("logit"):
             return int(kind.removeprefix("logit"))
-        hook, at = self.arch.get("read_hook"), part["on_token"] or part["at"]
+        given = re.match(rf"read\(([\w.]+)@({_ITEM}),", part["level"])
+        hook, at = self.arch.get("read_hook"), given[2] if given else part["at"]
         if self._tokens(at or "-1") != [self.arch.get("read_position")]:
             raise LookupError("it is read at another token")
         if kind.startswith("read("):
-            if part["hook"] != hook:
+            if given is None or given[1] != hook:
                 raise LookupError("another hook is read")
             return self._named(kind.removesuffix(")").rpartition(",")[2])
         if kind == "feature":
             return self._named(name)
+        if kind in ("dla", "dla-live"):
+            return self._attributed(kind, name, part)
         layer, _, neuron = name.partition(".")
         index, row = self._named(part["level"]), np.zeros(int(self.arch["d_ff"]))
         row[int(neuron)] = 1.0
@@ -180,6 +217,28 @@ class QueryReader:
             or np.any(self.net.weights["read.weight"][index] != row)
         ):
             raise LookupError("another neuron is read")
+        return index
+
+    def _attributed(self, kind: str, name: str, part: Mapping[str, Any]) -> int:
+        """The output that reads a direct logit attribution: its direction is that of the weights, times a scale > 0."""
+        if kind == "dla-live" and (part["compare"] is None or float(part["than"]) != 0.0):
+            raise LookupError("a live attribution has a sign alone")
+        place, _, pair = name.partition(" ")
+        first, second = (int(side) for side in re.findall(r"logit(\d+)", pair))
+        hook, wanted = attribution(self.net, place, first, second)
+        index = self._named(f"dla {name}")
+        stored = self.net.weights["read.weight"][index]
+        largest = int(np.argmax([abs(float(w)) for w in wanted]))
+        scale = arb(stored[largest]) / wanted[largest]
+        near = 1e-9 * abs(stored[largest])
+        same = len(stored) == len(wanted) and all(
+            abs(s - scale * w) < near for s, w in zip(stored.tolist(), wanted, strict=True)
+        )
+        bias = self.net.weights.get("read.bias", np.zeros(len(self.names)))[index]
+        last = self.arch["read_position"] == self.size - 1
+        if hook != self.arch.get("read_hook") or bias or not last or not scale > 0 or not same:
+            raise LookupError("another attribution is read")
+        self.scales[index] = scale
         return index
 
     def _named(self, name: str) -> int:
@@ -250,8 +309,8 @@ def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
     return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
 
 
-def same_form(stored: Functional, form: Form) -> bool:
-    """Equal weights of equal atoms; a constant within 1e-9 of the query's and, where it decides nothing, no larger."""
+def same_form(stored: Functional, form: Form, distance: float = 1e-9) -> bool:
+    """Equal weights of equal atoms; a constant near the query's and, where it decides nothing, no larger."""
     atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
     for weight, kind, *where in stored["terms"]:
         if kind in OUTPUTS:
@@ -261,5 +320,5 @@ def same_form(stored: Functional, form: Form) -> bool:
             atom = "entropy" if kind == "entropy" else "mass", *where[:3], tuple(keys)
         atoms[atom] += Fraction(weight)
     over = arb(stored["constant"]) - form[1]
-    near = abs(over) < 1e-9 * (1 + abs(form[1])) and (not atoms or not over > 0)
+    near = abs(over) < distance * (1 + abs(form[1])) and (not atoms or not over > 0)
     return bool(dict(atoms) == form[0] and stored["sense"] == form[2] and near)

@@ -157,6 +157,8 @@ class RowChecker:
         free = ["the region is the stored one: its name is free text"] if not named else []
         if re.search(r"\b(read\(|feature )", row["query"]):
             free.append("the direction is the stored one: its name is free text")
+        if re.search(r"\bdla ", row["query"]) and not re.search(r"[<>]=?-?0\.0\b", row["query"]):
+            free.append("the scale of the frozen norm is the stored one")
         return "; ".join(free)
 
     def _consistent(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> None:

@@ -10,11 +10,13 @@ import typer
 
 from prooflens.cli import accuracy as _accuracy
 from prooflens.cli import checks as _checks
+from prooflens.cli import circuit as _circuit
 from prooflens.cli import compare as _compare
 from prooflens.cli import discover as _discover
 from prooflens.cli import effect as _effect
 from prooflens.cli import export as _export
 from prooflens.cli import family as _family
+from prooflens.cli import features as _features
 from prooflens.cli import models as _models
 from prooflens.cli import output as _output
 from prooflens.cli import prove as _prove
@@ -35,11 +37,13 @@ __all__ = ["app", "main"]
 del (
     _accuracy,
     _checks,
+    _circuit,
     _compare,
     _discover,
     _effect,
     _export,
     _family,
+    _features,
     _models,
     _output,
     _prove,

@@ -13,7 +13,15 @@ from prooflens.cli.common import app, print_json, say
 from prooflens.cli.family import TemplateOptions
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
-from prooflens.cli.options import ClaimOptions, EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
+from prooflens.cli.options import (
+    EffortOptions,
+    Eps,
+    InputOptions,
+    KeepOptions,
+    VectorFiles,
+    limit_memory,
+    read_vectors,
+)
 from prooflens.cli.prove import exit_code
 from prooflens.errors import QueryError
 from prooflens.progress import Progress, shown
@@ -29,17 +37,12 @@ class MetricOptions:
     """What an effect is measured on."""
 
     metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')]
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector", metavar="NAME=PATH", help="A direction or dictionary that the metric names."
-        ),
-    ] = None
+    vector: VectorFiles = None
 
     @property
     def vectors(self) -> dict[str, object]:
         """Directions and dictionaries by name."""
-        return ClaimOptions(vector=self.vector).vectors
+        return read_vectors(self.vector)
 
 
 @dataclass(frozen=True)

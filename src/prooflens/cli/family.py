@@ -12,7 +12,15 @@ import typer
 from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, tell_written
-from prooflens.cli.options import Device, KeepOptions, Memory, Model, prompts_of
+from prooflens.cli.options import (
+    Device,
+    KeepOptions,
+    Memory,
+    Model,
+    VectorFiles,
+    prompts_of,
+    read_vectors,
+)
 from prooflens.cli.sweep import CrewOptions
 from prooflens.errors import PromptError, QueryError, RunError
 from prooflens.progress import shown
@@ -75,6 +83,7 @@ class FamilyOptions(TemplateOptions):
         list[str] | None,
         typer.Option("--query", help="18.6:top1={B.1}@-1, logit{A}>logit{B}, … (may be repeated)."),
     ] = None
+    vector: VectorFiles = None
 
     def family(self) -> tuple[Template | Swaps | Prompts, list[str]]:
         """The family and the claims that were asked for."""
@@ -139,6 +148,7 @@ def family(
         "memory": memory,
         "device": device,
         "configuration": configuration(device=device),
+        "vectors": read_vectors(given.vector),
     }
     with shown(not keep.as_json) as tell:
         if work.workers is None and work.executor == "local":

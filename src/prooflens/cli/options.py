@@ -58,9 +58,30 @@ QUERY_HELP = """Queries (docs/queries.md has the grammar):
   rank3, entropy<=1   the order of the first three; how spread the attention is
   argmax              the output stays; logit3>logit5: output 3 is above output 5
   neuron 5.12>0@-1    a value inside the model (docs/queries.md)
+  lens 8 argmax       the output behind block 8; dla 9.6 logit3-logit5>0: what a head adds
   0.4:top1@-1         with a head and a position of its own; A & B: both at once
 """
 """What may be asked, at the end of the help of every command that takes queries."""
+
+VectorFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vector",
+        metavar="NAME=PATH",
+        help="A direction (.npy, .safetensors) or dictionary (SAELens folder) that queries name; may be repeated.",
+    ),
+]
+
+
+def read_vectors(given: list[str] | None) -> dict[str, object]:
+    """Directions and dictionaries by name, from texts NAME=PATH."""
+    from prooflens.models.dictionaries import read_vector
+
+    pairs = [text.partition("=") for text in given or ()]
+    if wrong := [name for name, equals, path in pairs if not (name and equals and path)]:
+        raise QueryError(f"--vector {wrong[0]!r} is not NAME=PATH, as in DIR=direction.npy")
+    return {name: read_vector(path) for name, _, path in pairs}
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory to write.")]
@@ -164,14 +185,7 @@ class ClaimOptions:
         list[str] | None,
         typer.Option("--query", help="What is asked, see below (may be repeated; default: top1)."),
     ] = None
-    vector: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vector",
-            metavar="NAME=PATH",
-            help="A direction (.npy, .safetensors) or dictionary (SAELens folder) that queries name; may be repeated.",
-        ),
-    ] = None
+    vector: VectorFiles = None
 
     @property
     def queries(self) -> list[str]:
@@ -206,12 +220,7 @@ class ClaimOptions:
     @property
     def vectors(self) -> dict[str, object]:
         """Directions and dictionaries by name."""
-        from prooflens.models.dictionaries import read_vector
-
-        pairs = [text.partition("=") for text in self.vector or ()]
-        if wrong := [name for name, equals, path in pairs if not (name and equals and path)]:
-            raise QueryError(f"--vector {wrong[0]!r} is not NAME=PATH, as in DIR=direction.npy")
-        return {name: read_vector(path) for name, _, path in pairs}
+        return read_vectors(self.vector)
 
 
 @dataclass(frozen=True)

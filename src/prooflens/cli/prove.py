@@ -1,4 +1,4 @@
-"""Commands that prove and break: certify, attack, radius, circuit."""
+"""Commands that prove and break: certify, attack, radius."""
 
 from __future__ import annotations
 
@@ -173,11 +173,11 @@ def _decide(
         try:
             results = decide_question(question, settings, keeper, precision)
         except Interrupted as stop:
-            _show(stop.results, keep, words)
+            show_rows(stop.results, keep, words)
             say(f"interrupted: {len(stop.results)} of {len(question.claims)} claims were decided", error=True)
             say(_advice(keep), error=True)
             raise typer.Exit(130) from None
-    _show(results, keep, words)
+    show_rows(results, keep, words)
     tell_written(keep)
     raise typer.Exit(exit_code(results.counts))
 
@@ -287,7 +287,7 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
             found = look(tell)
     except SearchInterrupted as stop:
         found, complete = stop.radii, False
-    _show(found, keep)
+    show_rows(found, keep)
     if keep.out is not None:  # last: what was found is seen even where it cannot be written
         save_frame(found, keep.out, asked, "radii", complete)
         tell_written(keep)
@@ -297,43 +297,6 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
         raise typer.Exit(130)
 
 
-@app.command()
-@grouped
-def circuit(
-    given: InputOptions,
-    circuit: Annotated[
-        str, typer.Argument(help="'0.3:top1@-1 & 1.4:top1@-1', heads 0.3,1.4 or a .json file of nodes.")
-    ],
-    effort: EffortOptions,
-    keep: KeepOptions,
-    eps: Eps = None,
-    query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
-    nearest: Nearest = None,
-) -> None:
-    """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
-    from prooflens.verdicts.certify import Interrupted
-    from prooflens.verdicts.circuit import circuit as decide
-
-    make_room(keep.out)
-    with shown(True) as tell:
-        held, prompt = given.load(tell)
-        limit_memory(effort.memory)
-        place = given.region(eps, held, prompt)
-        words = given.eps_in_words(eps, held, prompt, nearest)
-        try:
-            found = decide(held, prompt, place, circuit, query=query, **effort.options(tell))
-        except Interrupted as stop:
-            _show(stop.results, keep, words)
-            say(f"interrupted: {len(stop.results)} parts were decided", error=True)
-            raise typer.Exit(130) from None
-    _show(found, keep, words)
-    if keep.out is not None:
-        asked = configuration(given, effort, circuit=circuit, eps=eps, query=query, eps_in_words=words)
-        found.save(keep.out, **asked)
-        tell_written(keep)
-    raise typer.Exit(exit_code({found.verdict: 1}))
-
-
 def exit_code(counts: dict[Any, int]) -> int:
     """0 all hold, 2 some are unknown or only estimated, 3 some fail."""
     if counts.get("fails"):
@@ -341,7 +304,7 @@ def exit_code(counts: dict[Any, int]) -> int:
     return 2 if counts.get("unknown") or counts.get("estimated") else 0
 
 
-def _show(frame: Frame, keep: KeepOptions, words: str | None = None) -> None:
+def show_rows(frame: Frame, keep: KeepOptions, words: str | None = None) -> None:
     """The rows as a document or as a table, and what ε is worth in words."""
     if keep.as_json:
         print_json(document(frame, words))
@@ -418,6 +381,6 @@ def tell_open(frame: Frame) -> None:
 def _address(row: Mapping[str, Any]) -> str:
     if row["layer"] is not None:
         return f"{row['layer']}.{row['head']}@{row['position']}"
-    if row["query"].startswith(("neuron", "feature", "read(")):
+    if row["query"].startswith(("neuron", "feature", "read(", "dla", "lens")):
         return "inside"
     return "output" if row["query"].startswith(("argmax", "logit")) else "all parts"

@@ -61,6 +61,7 @@ def way(
             layer=claims.layer,
             positions=named_tokens(claims.positions),
             resolution=resolution,
+            vectors=claims.vectors,
             memory=memory,
             device=device,
             progress=tell,

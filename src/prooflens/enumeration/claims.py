@@ -12,14 +12,16 @@ from torch import Tensor
 
 from prooflens.errors import ModelError, QueryError
 from prooflens.families import Member, Shape
-from prooflens.models import Transformer
+from prooflens.models import Prompt, Transformer
 from prooflens.models.tree import Reading
 from prooflens.queries import (
     Argmax,
+    AttributionQuery,
     Beats,
     Circuit,
     Condition,
     Entropy,
+    Lens,
     Mass,
     Query,
     Ranking,
@@ -28,11 +30,13 @@ from prooflens.queries import (
     RowQuery,
     Sense,
     Setting,
+    SiteQuery,
     TopK,
     parse_heads,
     resolve,
 )
 from prooflens.queries.roles import output_of
+from prooflens.verdicts.sites import Readouts, Vectors, readouts
 
 LOGITS = 2**27
 """Outputs that are computed at a time."""
@@ -70,11 +74,13 @@ class ShapeClaim:
         conditions: functionals of rows of scores, and the sign wanted of each.
         outputs: margins of outputs, all wanted positive.
         rows: the rows of attention that are read.
+        readouts: readouts of values inside the model.
     """
 
     conditions: tuple[Condition, ...]
     outputs: tuple[OutputMargin, ...]
     rows: tuple[Row, ...] = field(default=())
+    readouts: tuple[Readouts, ...] = field(default=())
 
     def judge(
         self, reading: Reading, model: Transformer, ids: Int[Tensor, "B S"]
@@ -97,13 +103,26 @@ class ShapeClaim:
             value = _output_margin(model, reading.hidden, *margin.outputs(ids))
             values.append(value)
             met.append(Sense.POSITIVE.met(value, value))
+        for read in self.readouts:
+            h = reading.values[read.hook, read.position]
+            outputs = torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
+            for _, condition in read.wanted:
+                value = condition.functional.value({}, outputs)
+                values.append(value)
+                met.append(condition.sense.met(value, value))
         if not values:  # every key that takes part is named: true by the mask alone
             sure = torch.full((len(ids),), torch.inf, dtype=torch.float64, device=ids.device)
             return sure, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         return torch.stack(values, -1).amin(-1), torch.stack(met, -1).all(-1)
 
 
-def compile_claim(query: Query, shape: Shape, model: Transformer, token: Sequence[str] | None) -> ShapeClaim:
+def compile_claim(
+    query: Query,
+    shape: Shape,
+    model: Transformer,
+    token: Sequence[str] | None,
+    vectors: Vectors | None = None,
+) -> ShapeClaim:
     """Compile a query for the members of a shape.
 
     Args:
@@ -111,29 +130,36 @@ def compile_claim(query: Query, shape: Shape, model: Transformer, token: Sequenc
         shape: the members.
         model: the model.
         token: the texts of the fixed tokens; None if there are none.
+        vectors: the directions and dictionaries that readouts name.
 
     Raises:
         QueryError: if the query depends on a clean input, has no sign, or names what is not there.
     """
     setting = _setting(query, shape.n_tokens, model, token)
+    empty = torch.zeros(shape.n_tokens, model.architecture.d_model, dtype=torch.float64)
+    place = Prompt(empty, tuple(token or ("",) * shape.n_tokens), roles=shape.roles)
+    read: list[Readouts] = []
     conditions: list[Condition] = []
     outputs: list[OutputMargin] = []
     rows: list[Row] = []
     for found in resolve(query, shape.roles, shape.n_tokens):
-        for part in found.parts if isinstance(found, Circuit) and found.weights is None else (found,):
+        for part in parts_of(found):
             if isinstance(part, Argmax | Beats):
                 outputs.append(_output(part, shape, model))
+                continue
+            if isinstance(part, SiteQuery):
+                read += readouts(model, place, part, vectors)
                 continue
             for claim in part.bind(setting):
                 conditions += claim.conditions
                 rows += claim.rows
-    if not conditions and not outputs and not rows:
+    if not conditions and not outputs and not rows and not read:
         raise QueryError(f"{query} reads no row of attention in prompts of {shape.n_tokens} tokens")
-    return ShapeClaim(tuple(conditions), tuple(outputs), tuple(dict.fromkeys(rows)))
+    return ShapeClaim(tuple(conditions), tuple(outputs), tuple(dict.fromkeys(rows)), tuple(read))
 
 
 def member_conditions(query: Query, member: Member, model: Transformer) -> list[Condition]:
-    """Return everything that a query says of one member, outputs by their indices.
+    """Return everything that a query says of one member, outputs by their indices, but for values inside the model.
 
     Args:
         query: what is claimed.
@@ -145,7 +171,29 @@ def member_conditions(query: Query, member: Member, model: Transformer) -> list[
     if model.architecture.d_out is not None:
         setting = replace(setting, logits=torch.zeros(model.architecture.d_out, dtype=torch.float64))
     found = resolve(query, member.roles, size, member.ids)
-    return [condition for asked in found for claim in asked.bind(setting) for condition in claim.conditions]
+    parts = [part for one in found for part in parts_of(one) if not isinstance(part, SiteQuery)]
+    return [condition for asked in parts for claim in asked.bind(setting) for condition in claim.conditions]
+
+
+def member_readouts(
+    query: Query, member: Member, model: Transformer, vectors: Vectors | None
+) -> list[Readouts]:
+    """Return what a query reads inside the model at one member.
+
+    Args:
+        query: what is claimed.
+        member: the member.
+        model: the model.
+        vectors: directions and dictionaries by name.
+    """
+    sites = [part for part in parts_of(query) if isinstance(part, SiteQuery)]
+    prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if sites else None
+    return [read for part in sites if prompt is not None for read in readouts(model, prompt, part, vectors)]
+
+
+def parts_of(query: Query) -> tuple[Query, ...]:
+    """The parts of a conjunction; of a weighted sum, and of everything else, it itself."""
+    return query.parts if isinstance(query, Circuit) and query.weights is None else (query,)
 
 
 def check_query(query: Query) -> None:
@@ -159,6 +207,16 @@ def check_query(query: Query) -> None:
                 f"{part} compares with a clean prompt, and a family has none: name the key, as in 'top1={{A}}' or "
                 "'mass>=0.5@{A}'"
             )
+        if isinstance(part, Lens):
+            raise QueryError(
+                f"a family is run through one model: give model.cut({part.layer + 1}) and '{part.query}'"
+            )
+        if isinstance(part, AttributionQuery):
+            raise QueryError(
+                f"{part} freezes a norm at a prompt, and a family has none: ask it of one prompt"
+            )
+        if isinstance(part, SiteQuery) and part.comparison is None:
+            raise QueryError(f"{part} has no sign: give a threshold, as in 'neuron 5.12>0@-1'")
         if isinstance(part, Argmax) and part.answer is None:
             raise QueryError("argmax compares with a clean prompt, and a family has none: write 'argmax={A}'")
         if isinstance(part, Entropy) and part.lower is None and part.upper is None:

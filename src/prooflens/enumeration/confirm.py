@@ -16,12 +16,14 @@ from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, value
 from prooflens.checker.network import Network
-from prooflens.enumeration.claims import member_conditions
+from prooflens.enumeration.claims import member_conditions, member_readouts
 from prooflens.families import Family, Member
 from prooflens.models import Transformer
+from prooflens.models.reads import find_hook
 from prooflens.models.sites import rotary_tables
 from prooflens.queries import Condition, Query, Sense
 from prooflens.results.record import functional_of
+from prooflens.verdicts.sites import Vectors
 
 PRODUCT_SECONDS = 1e-7
 """About what one product of balls takes."""
@@ -53,7 +55,12 @@ def seconds_for(model: Transformer, layers: int, output: bool, n_tokens: int) ->
 
 
 def confirm(
-    net: Network, family: Family, query: Query, members: Sequence[tuple[Member, bool]], seconds: float
+    net: Network,
+    family: Family,
+    query: Query,
+    members: Sequence[tuple[Member, bool]],
+    seconds: float,
+    vectors: Vectors | None = None,
 ) -> list[str]:
     """Say of members whether balls confirm what float64 says.
 
@@ -63,6 +70,7 @@ def confirm(
         query: the claim.
         members: members, and whether they satisfy the claim in float64.
         seconds: how long it may take; members that are left then are not asked.
+        vectors: the directions and dictionaries that the claim names.
 
     Returns:
         For each `confirmed`, `contradicted`, `open` (a ball contains 0), or an empty text if there was no time.
@@ -72,7 +80,9 @@ def confirm(
         if time.monotonic() - begin > seconds:
             found.append("")
             continue
-        signs = [_sign(condition, ball) for condition, ball in _values(net, family.model, query, member)]
+        pairs = _values(net, family.model, query, member)
+        pairs += _inside(net, family.model, query, member, vectors)
+        signs = [_sign(condition, ball) for condition, ball in pairs]
         truth = None if None in signs and False not in signs else False not in signs
         found.append("open" if truth is None else "confirmed" if truth is held else "contradicted")
     return found
@@ -81,6 +91,8 @@ def confirm(
 def _values(net: Network, model: Transformer, query: Query, member: Member) -> list[tuple[Condition, arb]]:
     """The claim's functionals and their balls at a member."""
     conditions = member_conditions(query, member, model)
+    if not conditions:
+        return []
     functionals = [functional_of(condition.functional) for condition in conditions]
     terms = [term for functional in functionals for term in functional["terms"]]
     output = any(term[1] in OUTPUTS for term in terms)
@@ -90,6 +102,19 @@ def _values(net: Network, model: Transformer, query: Query, member: Member) -> l
         ids = ids[: 1 + max((term[4] for term in rows), default=0)]
     (at,) = net.run([net.embed(ids)], {term[2] for term in rows}, output)
     return [(c, value(functional, at)) for c, functional in zip(conditions, functionals, strict=True)]
+
+
+def _inside(
+    net: Network, model: Transformer, query: Query, member: Member, vectors: Vectors | None
+) -> list[tuple[Condition, arb]]:
+    """The functionals of a claim about values inside the model, and their balls at a member."""
+    found = []
+    for read in member_readouts(query, member, model, vectors):
+        layers = find_hook(model.architecture, read.hook).layer + 1
+        ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
+        (at,) = ends.run([net.embed(member.ids)], (), True)
+        found += [(wanted, value(functional_of(wanted.functional), at)) for _, wanted in read.wanted]
+    return found
 
 
 def _sign(condition: Condition, ball: arb) -> bool | None:

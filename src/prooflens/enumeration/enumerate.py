@@ -37,6 +37,7 @@ from prooflens.results.families import (
 from prooflens.statistics import clopper_pearson
 from prooflens.verdicts.question import as_queries, source_of
 from prooflens.verdicts.settings import checked_device
+from prooflens.verdicts.sites import Vectors
 
 MOST_MEMBERS = 10**12
 """Larger families are not enumerated."""
@@ -61,6 +62,7 @@ def family(
     part: tuple[int, int] = (1, 1),
     join: bool = True,
     configuration: Mapping[str, Any] | None = None,
+    vectors: Vectors | None = None,
     progress: Show = False,
 ) -> FamilyResults:
     """Run every member of a family of prompts and count how many satisfy each claim.
@@ -72,7 +74,7 @@ def family(
         model: a model, or what `load` takes.
         prompts: a `Template`, `Swaps`, `Prompts`, or one of these in the model (`.of(model)`).
         queries: claims that name their heads, and tokens by role, as in `"18.6:top1={B.1}@-1"`,
-            `"8.0:mass>=0.5@{A}@-1"`, `"logit{A}>logit{B}"`, `"argmax={A}"`.
+            `"8.0:mass>=0.5@{A}@-1"`, `"logit{A}>logit{B}"`, `"argmax={A}"`, `"neuron 5.12>0@{A}"`.
         sample: run so many members drawn by chance instead of all: the share is then `estimated`.
         seed: of the sample.
         early: stop when every claim has failed once; without it the share is exact.
@@ -90,6 +92,7 @@ def family(
             call that ends last writes the run.
         join: write the run when all parts are there; False only counts, and leaves that to another call.
         configuration: what else `run.json` keeps of what was asked for.
+        vectors: the directions and dictionaries that claims about values inside the model name.
         progress: show how far it is, or a function that is told.
 
     Returns:
@@ -117,7 +120,8 @@ def family(
     state = None if out is None or sample is not None else part_file(Path(out), part)
     lock = FileLock(f"{out}.lock") if part[1] > 1 and join else nullcontext()
     with shown(progress) as tell:
-        walk = Walk(members, asked, [Tally(sizes, keep, nearest) for _ in asked], plan, state, tell)
+        tallies = [Tally(sizes, keep, nearest) for _ in asked]
+        walk = Walk(members, asked, tallies, plan, state, tell, vectors=vectors)
         walk.check()
         if sample is not None:
             walk.sample(sample, seed)
@@ -136,7 +140,8 @@ def family(
                 "early": early,
                 **(configuration or {}),
             }
-            found = FamilyResults(members, rows, source, time.perf_counter() - begin, facts)
+            seconds = time.perf_counter() - begin
+            found = FamilyResults(members, rows, source, seconds, facts, walk.directions)
             if out is not None and (sample is not None or walk.stopped or rows[0].asked == members.size):
                 found.save(out)
                 for path in others if state is None else [state, *others]:
@@ -263,7 +268,7 @@ def _confirmed(walk: Walk, query: Query, listed: Listed, seconds: float) -> tupl
         return close, f"not confirmed in ball arithmetic: a member takes about {each:.0f} s there"
     walk.tell(f"confirming {len(close)} members of {query} in ball arithmetic", 1.0)
     asked = list(zip(members, listed.held.tolist(), strict=True))
-    words = balls.confirm(balls.network_of(model), family, query, asked, seconds)
+    words = balls.confirm(balls.network_of(model), family, query, asked, seconds, walk.vectors)
     found = [replace(judged, confirmed=word) for judged, word in zip(close, words, strict=True)]
     counts = {word or "not reached": words.count(word) for word in dict.fromkeys(words)}
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
@@ -276,5 +281,5 @@ def _depth(query: Query, model: Transformer) -> tuple[int, bool]:
     parts = query.parts if isinstance(query, Circuit) else (query,)
     heads = [part.heads for part in parts if isinstance(part, RowQuery) and part.heads is not None]
     layers = [n for text in heads for n, _ in parse_heads(text, architecture.n_layers, architecture.n_heads)]
-    output = any(not isinstance(part, RowQuery) for part in parts)
+    output = any(not isinstance(part, RowQuery) for part in parts)  # a readout may be as deep
     return architecture.n_layers if output else 1 + max(layers), output

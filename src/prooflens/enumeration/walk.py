@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from prooflens.certificate.store import write_atomically
-from prooflens.enumeration.claims import ShapeClaim, compile_claim
+from prooflens.enumeration.claims import ShapeClaim, compile_claim, parts_of
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.errors import ModelError, RunError
 from prooflens.families import Family, Shape
@@ -22,7 +23,8 @@ from prooflens.families.shapes import Numbers
 from prooflens.memory import available, is_shortage
 from prooflens.models.tree import Runner, row_bytes
 from prooflens.progress import Progress
-from prooflens.queries import Query
+from prooflens.queries import Query, SiteQuery
+from prooflens.verdicts.sites import Vectors
 
 KEEP_SECONDS = 30.0
 """A run that can be resumed keeps what it has this often."""
@@ -65,6 +67,7 @@ class Walk:
         state: a file that keeps the counts, to go on with; None for none.
         tell: is told how far it is.
         cursor: the shape and the combination that come next.
+        vectors: the directions and dictionaries that claims name.
     """
 
     family: Family
@@ -74,6 +77,7 @@ class Walk:
     state: Path | None
     tell: Progress
     cursor: tuple[int, int] = (0, 0)
+    vectors: Vectors | None = None
     _saved: float = field(default_factory=time.monotonic)
     _held: tuple[int, Sequence[ShapeClaim], Runner] | None = None
 
@@ -175,10 +179,11 @@ class Walk:
         if self._held is None or self._held[0] != number:
             model = self.family.model
             texts = [self.family.token(i) if i >= 0 else "\0" for i in shape.ids.tolist()]
-            claims = [compile_claim(query, shape, model, texts) for query in self.queries]
+            claims = [compile_claim(query, shape, model, texts, self.vectors) for query in self.queries]
             rows = [(row.layer, row.position) for claim in claims for row in claim.rows]
             output = any(claim.outputs for claim in claims)
-            runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree)
+            sites = [(read.hook, read.position) for claim in claims for read in claim.readouts]
+            runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree, sites)
             self._held = (number, claims, runner)
         return self._held[1], self._held[2]
 
@@ -187,9 +192,26 @@ class Walk:
         for number, shape in enumerate(self.family.shapes):
             self._compiled(number, shape)
 
+    @property
+    def directions(self) -> dict[str, tuple[str, NDArray[np.float64], float]]:
+        """What readouts of directions and features read: the hook, the direction and the bias by name."""
+        if not any(isinstance(part, SiteQuery) for query in self.queries for part in parts_of(query)):
+            return {}
+        claims = self._compiled(0, self.family.shapes[0])[0]
+        return {
+            name: (read.hook, read.weight[i].numpy(), float(read.bias[i]))
+            for claim in claims
+            for read in claim.readouts
+            for i, name in enumerate(read.names)
+            if not name.startswith("neuron ")
+        }
+
     def fingerprint(self) -> str:
         """What a kept state must be about."""
         part = {"queries": [str(query) for query in self.queries], "part": list(self.plan.part)}
+        if directions := self.directions:
+            held = b"".join(weight.astype("<f8").tobytes() for _, weight, _ in directions.values())
+            part |= {"directions": [hashlib.sha256(held).hexdigest()]}
         return json.dumps(part | {"model": self.family.model.sha256, "family": self.family.to_dict()})
 
     def _keep(self, at_once: bool = False) -> None:

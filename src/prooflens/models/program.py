@@ -105,7 +105,7 @@ def build_program(
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))
     if architecture.read_hook is not None:
-        append_read(builder, streams, n_tokens)
+        append_read(builder, n_tokens)
     else:
         stream = streams[-1]
         if architecture.has_final_norm:

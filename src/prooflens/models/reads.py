@@ -10,7 +10,7 @@ its own, and every engine walks its program.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -116,14 +116,41 @@ def _widths(architecture: Architecture, layer: int) -> dict[str, tuple[int, int]
     return found
 
 
-def append_read(builder: Builder, streams: Sequence[str], n_tokens: int) -> None:
+def stream_name(made: Collection[str], layer: int) -> str:
+    """Return the name of the residual stream in front of a block, as the next one reads it.
+
+    Args:
+        made: the names of all values that a program makes.
+        layer: the block; the number of blocks for what stands behind the last.
+    """
+    if layer == 0:
+        return "blocks.0.hook_resid_pre"
+    block = f"blocks.{layer - 1}"
+    ends = [f"{block}.hook_normalized_resid_post", f"{block}.hook_resid_post", f"{block}.ln1.hook_normalized"]
+    return next(end for end in ends if end in made)
+
+
+def value_name(made: Collection[str], hook: Hook) -> str:
+    """Return the name that a program gives to the value of a hook.
+
+    Args:
+        made: the names of all values that it makes.
+        hook: the hook.
+    """
+    if hook.name.endswith("hook_resid_pre"):
+        return stream_name(made, hook.layer)
+    if hook.name.endswith("hook_resid_post") and hook.name not in made:
+        return stream_name(made, hook.layer + 1)
+    return hook.name
+
+
+def append_read(builder: Builder, n_tokens: int) -> None:
     """Append the steps that read a hook: the affine map of every token, and the choice of one.
 
     What attention adds is read as the sum of it and of 0 times the stream, since tokens meet in a residual sum.
 
     Args:
         builder: holds the steps of all blocks.
-        streams: the names of the residual stream in front of each block, and behind the last.
         n_tokens: how many tokens there are.
     """
     architecture, steps = builder.architecture, builder.steps
@@ -134,18 +161,15 @@ def append_read(builder: Builder, streams: Sequence[str], n_tokens: int) -> None
             f"the model is read at position {architecture.read_position}, the input has {n_tokens} tokens"
         )
     hook = find_hook(architecture, architecture.read_hook)
-    weight, source, dims = builder.weights[READ], hook.name, hook.dims
-    if source.endswith("hook_resid_pre"):
-        source = streams[hook.layer]
-    elif source.endswith("hook_resid_post"):
-        source = source if any(step.out == source for step in steps) else streams[hook.layer + 1]
+    made = {step.out for step in steps}
+    weight, source, dims = builder.weights[READ], value_name(made, hook), hook.dims
     if hook.is_mixed:
         if dims > 1:
             same = torch.eye(hook.width, dtype=weight.dtype, device=weight.device)
             steps.append(Affine("read.z", (source,), same, None, dims, (hook.width,)))
             source, dims = "read.z", 1
         none = weight.new_zeros(hook.width, architecture.d_model)
-        steps.append(Affine("read.nothing", (streams[hook.layer],), none, None, 1, (hook.width,)))
+        steps.append(Affine("read.nothing", (stream_name(made, hook.layer),), none, None, 1, (hook.width,)))
         steps.append(Add("read.added", ("read.nothing", source)))
         source = "read.added"
     steps.append(

@@ -13,6 +13,7 @@ import torch
 
 from prooflens.errors import ModelError
 from prooflens.models.prompt import Prompt
+from prooflens.models.reads import stream_name
 from prooflens.models.transformer import Transformer
 
 
@@ -91,9 +92,6 @@ def _stream(model: Transformer, prompt: Prompt, layer: int) -> torch.Tensor:
     """The residual stream in front of a block."""
     if layer == 0:
         return prompt.x
-    block = f"blocks.{layer - 1}"
-    ends = [f"{block}.hook_normalized_resid_post", f"{block}.hook_resid_post", f"{block}.ln1.hook_normalized"]
-    made = {step.out for step in model.program(len(prompt)).steps}
-    name = next(end for end in ends if end in made)
+    name = stream_name({step.out for step in model.program(len(prompt)).steps}, layer)
     with torch.no_grad():
         return model.run(prompt, name)[name]

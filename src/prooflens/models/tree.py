@@ -9,13 +9,14 @@ to the segment's positions, so the values are those of `Transformer.run` up to t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.models.program import INPUT, OUTPUT, Program, scores_name
+from prooflens.models.reads import find_hook, value_name
 from prooflens.models.sites import AnyStep, Mix, Pool, Rotary, Scores, Shift, Softmax
 from prooflens.models.transformer import Transformer
 
@@ -111,10 +112,12 @@ class Reading:
         scores: rows of scores by layer and query position, shape [B, H, keys]; keys behind the position may be missing.
         hidden: the vector from which the head computes the outputs that claims are about, shape [B, d]; None if it was
             not asked for.
+        values: values of hooks by name and token, shape [B, n].
     """
 
     scores: dict[tuple[int, int], Float[Tensor, "B H K"]]
     hidden: Float[Tensor, "B d"] | None
+    values: dict[tuple[str, int], Float[Tensor, "B n"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +130,7 @@ class Runner:
         output: whether the vector is read from which the head computes the outputs.
         program: the steps up to there.
         as_tree: run prefixes once; False runs every prompt by itself, in one batch.
+        sites: hooks and tokens whose values are read, with the names that the program gives to them.
     """
 
     model: Transformer
@@ -134,6 +138,7 @@ class Runner:
     output: bool
     program: Program
     as_tree: bool
+    sites: tuple[tuple[str, int, str], ...] = ()
 
     @classmethod
     def of(
@@ -143,6 +148,7 @@ class Runner:
         rows: Iterable[tuple[int, int]],
         output: bool,
         as_tree: bool = True,
+        sites: Iterable[tuple[str, int]] = (),
     ) -> Runner:
         """Prepare runs; a model that reads tokens behind a position runs as a list whatever is asked for.
 
@@ -152,13 +158,18 @@ class Runner:
             rows: layers and query positions of the scores that are read.
             output: whether the vector is read from which the head computes the outputs.
             as_tree: run prefixes once, where the model can.
+            sites: hooks and tokens whose values are read.
         """
         read = tuple(dict.fromkeys(rows))
         wanted = [*dict.fromkeys(scores_name(model.check_layer(layer)) for layer, _ in read)]
         bare = model.headless
         tree = model.architecture.causal and not (output and bare.architecture.pool != "last")
-        program = bare.program(n_tokens, [*wanted, *([OUTPUT] if output else [])])
-        return cls(model, read, output, program, as_tree and tree)
+        places = tuple(dict.fromkeys(sites))
+        made = {step.out for step in bare.program(n_tokens).steps} if places else set()
+        named = {hook: value_name(made, find_hook(model.architecture, hook)) for hook, _ in places}
+        program = bare.program(n_tokens, [*wanted, *([OUTPUT] if output else []), *named.values()])
+        held = tuple((hook, at, named[hook]) for hook, at in places)
+        return cls(model, read, output, program, as_tree and tree, held)
 
     def __call__(self, ids: Int[Tensor, "B S"]) -> Reading:
         """Run the prompts.
@@ -170,20 +181,23 @@ class Runner:
             return self._tree(ids) if self.as_tree else self._list(ids)
 
     def _names(self) -> set[str]:
-        return {scores_name(layer) for layer, _ in self.rows} | ({OUTPUT} if self.output else set())
+        values = {name for *_, name in self.sites}
+        return {scores_name(layer) for layer, _ in self.rows} | ({OUTPUT} if self.output else set()) | values
 
     def _list(self, ids: Tensor) -> Reading:
         values = self.program.run(self.model.embed(ids), self._names())
         scores = {(layer, at): values[scores_name(layer)][:, :, at] for layer, at in self.rows}
-        return Reading(scores, values[OUTPUT] if self.output else None)
+        read = {(hook, at): values[name][:, at].flatten(1) for hook, at, name in self.sites}
+        return Reading(scores, values[OUTPUT] if self.output else None, read)
 
     def _tree(self, ids: Tensor) -> Reading:
         if not self.output:  # nobody reads what stands behind the last position
-            ids = ids[:, : 1 + max(at for _, at in self.rows)]
+            ids = ids[:, : 1 + max([at for _, at in self.rows] + [at for _, at, _ in self.sites])]
         tree = segments(ids)
         cached = {step.inputs[1] for step in self.program.steps if isinstance(step, Scores | Mix)}
         kept: list[Kept] = []
         scores: dict[tuple[int, int], Tensor] = {}
+        read: dict[tuple[str, int], Tensor] = {}
         for part in tree:
             if part.parents is not None:
                 for each in kept[:-1]:
@@ -193,8 +207,11 @@ class Runner:
             for layer, at in self.rows:
                 if part.start <= at < part.stop:
                     scores[layer, at] = values[scores_name(layer)][:, :, at - part.start][part.node_of]
+            for hook, at, name in self.sites:
+                if part.start <= at < part.stop:
+                    read[hook, at] = values[name][:, at - part.start][part.node_of].flatten(1)
             kept.append(Kept({name: values[name] for name in cached if name in values}, part.node_of))
-        return Reading(scores, values[OUTPUT][part.node_of] if self.output else None)
+        return Reading(scores, values[OUTPUT][part.node_of] if self.output else None, read)
 
     def _segment(
         self, ids: Tensor, part: Segment, kept: Sequence[Kept], cached: set[str]

@@ -9,6 +9,7 @@ from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import Atom, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Score
+from prooflens.queries.lens import AttributionQuery, InsideQuery, Lens, SiteComparison
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_metric, parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
@@ -23,6 +24,7 @@ from prooflens.queries.weights import differences_from_scores, weight_box
 __all__ = [
     "Argmax",
     "Atom",
+    "AttributionQuery",
     "Beats",
     "Box",
     "Circuit",
@@ -30,7 +32,9 @@ __all__ = [
     "Condition",
     "Entropy",
     "Functional",
+    "InsideQuery",
     "LargestLogit",
+    "Lens",
     "Linearisation",
     "LogSumExp",
     "Logit",
@@ -46,6 +50,7 @@ __all__ = [
     "Score",
     "Sense",
     "Setting",
+    "SiteComparison",
     "SiteQuery",
     "Specialised",
     "TopK",

@@ -6,12 +6,16 @@
              | "entropy" ["<=" x | ">=" x] | x "<=entropy<=" x | "argmax" ["=" output] | "logit" output ">logit" output
              | "logit" C [level] | "neuron " layer "." N [level] | "feature " NAME "." N ("active" | "off" | [level])
              | "read(" hook "@" token "," NAME ")" [level]
+             | ("dla " | "dla-live ") part " logit" output "-logit" output [level]
+             | readout (">" | ">=" | "<" | "<=") readout, one of the last four without a level on either side
+             | "lens " layer ("argmax" ["=" output] | "logit" output ">logit" output | "logit" C [level])
     level    = (">" | ">=" | "<" | "<=") x, without it the range is asked for
     set      = "{" token {"," token} "}"
     position = token | "[" token {"," token} "]" | "{" role {"," role} "}" | "all"
     token    = an index, negative from the end | a word | a text in double quotes | role
     output   = C | "{" role "}"
     role     = slot ["." occurrence] ["." ("first" | "last")] | "self" [("+" | "-") K]
+    part     = a head "9.6" | an attention "a9" | a network "m3"
     heads    = "1.10" | a layer "2" | layers "0-2" | a comma list of these | "all"
 
 Braces name tokens: those that a mass is on or that are attended most. What follows the last `@` is the query position.
@@ -28,7 +32,8 @@ from prooflens.errors import QueryError
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
-from prooflens.queries.rows import Named, Role, Token, suggestion
+from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
+from prooflens.queries.rows import Named, Role, suggestion
 from prooflens.queries.sites import OutputLevel, SiteQuery
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -38,6 +43,9 @@ NAME = r"[A-Za-z_][\w-]*"
 """The name of a direction or of a dictionary."""
 
 OUTPUT = r"(?:(\d{1,9})|\{([^{}]*)\})"
+
+PART = r"(\d{1,6}\.\d{1,9}|a\d{1,6}(?:\.h\d{1,9})?|m\d{1,6})"
+"""A head, an attention or a network."""
 
 Slots = Collection[str]
 """The slots of a template: the words that are roles."""
@@ -67,6 +75,12 @@ SHAPES: dict[str, Callable[[re.Match[str], Slots], Query]] = {
     rf"feature\s+({NAME})\.(\d{{1,9}}){LEVEL}": lambda m, _: SiteQuery(
         "feature", None, m[1], int(m[2]), *_level(m[3], m[4])
     ),
+    rf"dla(-live)?\s+{PART}\s+logit{OUTPUT}\s*[-−]\s*logit{OUTPUT}{LEVEL}": lambda m, _: (
+        AttributionQuery.about(
+            m[2], _output(m[3], m[4]), _output(m[5], m[6]), _level(m[7], m[8]), live=m[1] is not None
+        )
+    ),
+    r"lens\s+(\d{1,9})\s+(?!lens)(.+)": lambda m, slots: Lens(int(m[1]), _parse_kind(m[2], slots)),
 }
 
 EXAMPLES = {
@@ -80,6 +94,8 @@ EXAMPLES = {
     "neuron": "neuron 5.1234>0@-1",
     "feature": "feature SAE.512 active@-1",
     "read": "read(blocks.8.hook_resid_post@-1,DIR)>=0.5",
+    "dla": "dla 9.6 logit3-logit5>0",
+    "lens": "lens 12 argmax",
 }
 """One well-formed query of each kind, for error messages."""
 
@@ -136,10 +152,20 @@ def _level(comparison: str | None, threshold: str | None) -> tuple[str | None, f
     return comparison, 0.0 if threshold is None else float(threshold)
 
 
+SITE = r"(?:neuron\s|feature\s|read\(|dla\s)"
+COMPARED = re.compile(rf"\s*({SITE}.*?)\s*(>=|<=|>|<)\s*({SITE}.*)", re.DOTALL)
+"""Two readouts, and what stands between them."""
+
+
 def _parse_part(text: str, slots: Slots) -> Query:
+    if match := COMPARED.fullmatch(text):
+        one, other = _parse_part(match[1], slots), _parse_part(match[3], slots)
+        if isinstance(one, SiteQuery) and isinstance(other, SiteQuery) and "@" not in match[1]:
+            one = replace(one, position=other.position)
+        return SiteComparison.of(one, match[2], other)
     if match := READ.fullmatch(text.strip()):
         hook, at, name, comparison, threshold = match.groups()
-        return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _site_token(at))
+        return SiteQuery("read", hook, name, None, *_level(comparison, threshold), _site_token(at, slots))
     first, *suffixes = (piece.strip() for piece in _split(text, "@"))
     *prefix, kind = (piece.strip() for piece in _split(first, ":"))
     query = _parse_kind(kind, slots)
@@ -150,9 +176,9 @@ def _parse_part(text: str, slots: Slots) -> Query:
     if isinstance(query, RowQuery):
         query = replace(query, heads=prefix[0] if prefix else None)
         return replace(query, positions=_positions(suffixes[0], text, slots)) if suffixes else query
-    if isinstance(query, SiteQuery) and not prefix and suffixes:
-        return replace(query, position=_site_token(suffixes[0]))
-    if prefix or (suffixes and not isinstance(query, SiteQuery)):
+    if isinstance(query, SiteQuery) and query.kind != "dla" and not prefix:
+        return replace(query, position=_site_token(suffixes[0], slots)) if suffixes else query
+    if prefix or suffixes:
         raise QueryError(f"{kind} is about outputs and takes no heads and no position; got {text.strip()!r}")
     return query
 
@@ -202,6 +228,9 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
     match = re.fullmatch(rf"\s*(logit{OUTPUT})\s*[-−]\s*(logit{OUTPUT})\s*", text)
     query = parse_query(f"{match[1]}>{match[4]}" if match else text, slots)
     is_range = isinstance(query, OutputLevel | SiteQuery) and query.comparison is None
+    is_range = is_range and not isinstance(
+        query, AttributionQuery
+    )  # its direction would be another in an edit
     if match is None and not is_range:
         raise QueryError(
             f"{text!r} measures nothing: write a difference of outputs as logit3-logit5, an output as logit3, "
@@ -261,12 +290,15 @@ def _token(text: str, slots: Slots) -> Named:
     return text
 
 
-def _site_token(text: str) -> Token:
-    """A token of a site: an index or a text."""
-    found = _token(text.strip(), ())
-    if isinstance(found, Role):
+def _site_token(text: str, slots: Slots) -> Named:
+    """A token of a site: an index, a text, or a slot in braces."""
+    inner = re.fullmatch(r"\s*\{(.*)\}\s*", text)
+    found = _token(inner[1].strip() if inner else text.strip(), slots)
+    if isinstance(found, Role) and found.name == "self":
+        raise QueryError(f"{text.strip()!r} is relative to a query, and a value inside the model has none")
+    if inner and not isinstance(found, Role):
         raise QueryError(
-            f"{text.strip()!r} is a role: a value inside the model is read at an index or a text"
+            f"{text.strip()!r} names no slot: a value inside the model is read at an index, a text or a slot as {{A}}"
         )
     return found
 

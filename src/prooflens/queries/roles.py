@@ -12,7 +12,9 @@ from prooflens.errors import QueryError
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
+from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
 from prooflens.queries.rows import Named, Role, find_tokens, suggestion
+from prooflens.queries.sites import SiteQuery
 
 Places = Mapping[str, tuple[tuple[int, ...], ...]]
 """The positions of every slot, occurrence by occurrence."""
@@ -43,8 +45,18 @@ def resolve(query: Query, places: Places, size: int, ids: Sequence[int] | None =
         if query.weights is not None and any(len(part) != 1 for part in parts):
             raise QueryError("a part of a weighted sum that reads {self} needs one position, as in '@-1'")
         return [replace(query, parts=tuple(found for part in parts for found in part))]
-    if isinstance(query, Argmax | Beats):
+    if isinstance(query, Argmax | Beats | AttributionQuery):
         return [query if ids is None else _with_outputs(query, places, ids)]
+    if isinstance(query, Lens):
+        (inner,) = resolve(query.query, places, size, ids)
+        return [replace(query, query=inner)]
+    if isinstance(query, SiteComparison):
+        first, second = (resolve(side, places, size, ids) for side in query.sides)
+        if len(first) != 1 or len(second) != 1:
+            raise QueryError(f"{query} reads several tokens: name one, as in {{A.1}}")
+        return [SiteComparison.of(first[0], str(query.comparison), second[0])]
+    if isinstance(query, SiteQuery):
+        return [replace(query, position=token) for token in _looked_up(query.position, places)]
     if isinstance(query, RowQuery):
         return list(_row_queries(query, places, size))
     return [query]
@@ -54,10 +66,16 @@ def has_roles(query: Query) -> bool:
     """Say whether a query names tokens or outputs by role."""
     if isinstance(query, Circuit):
         return any(map(has_roles, query.parts))
-    if isinstance(query, Beats):
+    if isinstance(query, Lens):
+        return has_roles(query.query)
+    if isinstance(query, Beats | AttributionQuery):
         return isinstance(query.winner, Role) or isinstance(query.loser, Role)
     if isinstance(query, Argmax):
         return isinstance(query.answer, Role)
+    if isinstance(query, SiteComparison):
+        return any(map(has_roles, query.sides))
+    if isinstance(query, SiteQuery):
+        return isinstance(query.position, Role)
     named = [token for name in (*FIELDS, "positions") for token in getattr(query, name, None) or ()]
     return any(isinstance(token, Role) for token in named)
 
@@ -98,7 +116,7 @@ def output_of(role: Role, places: Places) -> tuple[int, ...]:
     return positions_of(first, places)
 
 
-def _with_outputs(query: Argmax | Beats, places: Places, ids: Sequence[int]) -> Query:
+def _with_outputs(query: Argmax | Beats | AttributionQuery, places: Places, ids: Sequence[int]) -> Query:
     def found(named: int | Role) -> int:
         if not isinstance(named, Role):
             return named

@@ -15,7 +15,7 @@ from prooflens.errors import QueryError
 from prooflens.numerics import gamma, up
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
 from prooflens.queries.functionals import Functional, Logit
-from prooflens.queries.rows import Token, write_tokens
+from prooflens.queries.rows import Named, Role, write_tokens
 
 COMPARISONS = (">", ">=", "<", "<=")
 
@@ -74,7 +74,7 @@ class SiteQuery(Query):
         index: the number of the neuron or feature; None for `read`.
         comparison: `>`, `>=`, `<` or `<=`; None to ask for the range.
         threshold: the number; of a feature, beyond what makes it active.
-        position: the token at which it is read.
+        position: the token at which it is read: an index, a text, or a slot of a template.
 
     Example:
         >>> str(SiteQuery("neuron", "5", "", 1234, ">", 0.0, -1))
@@ -87,13 +87,14 @@ class SiteQuery(Query):
     index: int | None
     comparison: str | None = None
     threshold: float = 0.0
-    position: Token = field(default=-1)
+    position: Named = field(default=-1)
 
     def __post_init__(self) -> None:
         check_level(self.comparison, self.threshold)
 
     def __str__(self) -> str:
         at = write_tokens((self.position,))
+        at = f"{{{at}}}" if isinstance(self.position, Role) else at
         level = level_text(self.comparison, self.threshold)
         if self.kind == "read":
             return f"read({self.place}@{at},{self.name}){level}"
@@ -111,9 +112,14 @@ class SiteQuery(Query):
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Refuse: a site is bound to the model that ends at its hook (`verdicts.sites`)."""
-        raise QueryError(
-            f"{self} is about a value inside the model: ask it alone, without attention and outputs"
-        )
+        raise inside_alone(self)
+
+
+def inside_alone(query: Query) -> QueryError:
+    """Return the error of a query about a value inside the model that stands beside others."""
+    return QueryError(
+        f"{query} is about a value inside the model: ask it alone, or join it to others by & in `circuit`"
+    )
 
 
 def check_level(comparison: str | None, threshold: float) -> None:
@@ -150,6 +156,25 @@ def level_condition(
     strict = constant if error == 0.0 else math.nextafter(constant - error, -math.inf)
     functional = Functional(((sign, Logit(index)),), strict, f"{name} {comparison} {threshold:g}")
     return Condition(functional, sense, 2.0 * (constant - strict))
+
+
+def compared_condition(
+    first: int, second: int, comparison: str, error: float = 0.0, name: str = ""
+) -> Condition:
+    """Return what a comparison of two outputs wants: that ±(first − second) is > 0 or ≥ 0.
+
+    Args:
+        first: the number of the one output.
+        second: the number of the other.
+        comparison: `>`, `>=`, `<` or `<=`.
+        error: how far their difference may be off from what is meant; it is counted to the strict side.
+        name: what the functional is called.
+    """
+    sign = 1.0 if comparison.startswith(">") else -1.0
+    sense = Sense.NONNEGATIVE if comparison.endswith("=") else Sense.POSITIVE
+    strict = 0.0 if error == 0.0 else math.nextafter(-error, -math.inf)
+    terms = ((sign, Logit(first)), (-sign, Logit(second)))
+    return Condition(Functional(terms, strict, name), sense, -2.0 * strict)
 
 
 def sum_error(size: float, terms: int) -> float:

@@ -16,6 +16,7 @@ from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
 from prooflens.report.images import ImageAttention, image_attention
 from prooflens.report.outputs import Answer, answers
+from prooflens.report.readouts import Readings, readings
 from prooflens.report.source import PROVED, RowSource, read_source
 from prooflens.report.ways import WayPieces, way_pieces
 from prooflens.results.frame import with_text
@@ -118,6 +119,7 @@ class ReportData:
     answers: tuple[Answer, ...] = ()
     images: tuple[ImageAttention, ...] = ()
     ways: tuple[WayPieces, ...] = ()
+    readings: tuple[Readings, ...] = ()
     notes: tuple[str, ...] = field(default=())
     eps_in_words: tuple[str, ...] = ()
     """What each radius is worth in tokens."""
@@ -191,6 +193,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         strip=_strip(radii, first),
         images=image_attention(verdict_sources),
         ways=way_pieces([s for s in verdict_sources if not s.circuit]),
+        readings=readings(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         eps_in_words=_distinct(s.eps_in_words for s in everything if s.eps_in_words),
         advice=_distinct(s.advice for s in everything if s.advice),

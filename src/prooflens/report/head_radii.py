@@ -19,22 +19,27 @@ MOST = 120
 @dataclass(frozen=True)
 class HeadRadii:
     """The radii of a head over prompts: the smallest, the quartiles and the largest that are proved, and the median
-    of those that are broken.
+    of those that are broken. Of a value inside the model layer and head are None.
     """
 
     model: str
     query: str
-    layer: int
-    head: int
+    layer: int | None
+    head: int | None
     prompts: int
     proved: Sequence[float]
     broken: float
+
+    @property
+    def name(self) -> str:
+        """The head, or `inside`."""
+        return "inside" if self.layer is None else f"{self.layer}.{self.head}"
 
 
 def draw_radii(heads: Sequence[HeadRadii]) -> Drawing:
     """A line per head on a logarithmic axis of radii."""
     chosen = sorted(heads, key=lambda head: head.proved[2])[:MOST]
-    chosen.sort(key=lambda head: (head.layer, head.head))
+    chosen.sort(key=lambda head: (head.layer or 0, head.head or 0))
     known = [r for s in chosen for r in (*s.proved, s.broken) if 0.0 < r < math.inf]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
     drawing = Drawing(LEFT + WIDTH + 20.0, 30.0 + LINE * len(chosen) + 40.0, "Radii per head over prompts")
@@ -53,13 +58,13 @@ def draw_radii(heads: Sequence[HeadRadii]) -> Drawing:
         middle = 24.0 + LINE * (i + 0.5)
         least, first, median, third, most = map(place, head.proved)
         tip = (
-            f"head {head.layer}.{head.head}, {head.prompts} prompts: proved radius "
+            f"{'' if head.layer is None else 'head '}{head.name}, {head.prompts} prompts: proved radius "
             f"{number(head.proved[0])} … {number(head.proved[4])}, median {number(head.proved[2])}; "
             f"broken at {number(head.broken)} in the median"
         )
         drawing.open(kind="hit", **hit(tip, layer=head.layer, head=head.head, query=head.query))
         drawing.rect(LEFT, middle - LINE / 2, WIDTH, LINE, fill="transparent")
-        drawing.text(LEFT - 10.0, middle + 4.0, f"{head.layer}.{head.head}", "small quiet", "end")
+        drawing.text(LEFT - 10.0, middle + 4.0, head.name, "small quiet", "end")
         drawing.line(least, middle, most, middle, "axis")
         drawing.rect(first, middle - 5.0, max(2.0, third - first), 10.0, kind="holds", opacity=0.45)
         drawing.line(median, middle - 7.0, median, middle + 7.0, "proved-line")

@@ -9,6 +9,7 @@ from prooflens.report.attention import telling_radius
 from prooflens.report.data import collect
 from prooflens.report.figures import attention_map, circuit_graph, radius_map
 from prooflens.report.outputs import answer_bars
+from prooflens.report.readouts import readout_bars
 from prooflens.report.svg import Drawing, escaped
 from prooflens.report.verdict_map import verdict_map
 from prooflens.report.ways import draw_pieces, way_picture
@@ -55,6 +56,8 @@ def _of_rows(found: Results | Radii, data: ReportData) -> Drawing | None:
         return radius_map([cell for cell in data.radius_map if cell.query == data.radius_map[0].query])
     if data.answers:
         return answer_bars(data.answers[0])
+    if data.readings and not data.circuits:
+        return readout_bars(data.readings[0])
     if data.circuits:
         return circuit_graph(data.circuits[0])
     if data.ways:

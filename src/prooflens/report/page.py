@@ -17,6 +17,7 @@ from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, R
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
 from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
+from prooflens.report.readouts import readout_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
 from prooflens.report.verdict_map import verdict_maps
 from prooflens.report.ways import draw_pieces
@@ -109,6 +110,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield "tokens", token_strip(data.strip)
     for i, answer in enumerate(data.answers):
         yield f"output-{i}", answer_bars(answer)
+    for i, read in enumerate(data.readings):
+        yield f"inside-{i}", readout_bars(read)
 
 
 def write_figures(data: ReportData, folder: Path) -> list[Path]:
@@ -162,9 +165,8 @@ def _header(data: ReportData) -> str:
     commands = "".join(f'<pre class="command">{escaped(line)}</pre>' for line in data.commands)
     reproduce = f'<p class="eyebrow">reproduce with</p>{commands}' if commands else ""
     said = said_first(data.counts, data.regions, data.radii)
-    return header(
-        f"What is proved about the attention of {data.model}", text, data.counts, facts, reproduce, said
-    )
+    title = f"What is proved about {'values inside' if data.readings else 'the attention of'} {data.model}"
+    return header(title, text, data.counts, facts, reproduce, said)
 
 
 def header(
@@ -212,6 +214,11 @@ def _sections(data: ReportData) -> Iterator[str]:
             "answer", "output", [a.name for a in data.answers], [answer_bars(a) for a in data.answers]
         )
         yield _section("output", "What the model says", body)
+    if data.readings:
+        body = panels(
+            "region", "inside", [r.name for r in data.readings], [readout_bars(r) for r in data.readings]
+        )
+        yield _section("inside", "Values inside the model", body)
     if data.radius_map:
         yield _section("radius", "How far each head is proved", _radius_body(data))
     if maps := verdict_maps(data.verdicts, data.tokens):

@@ -34,7 +34,7 @@ FROM_VERDICTS = """
 with at_eps as (
     select model, prompt, layer, head, query, eps,
            bool_and(verdict = 'holds') as proved, bool_or(verdict = 'fails') as broken
-    from rows where head is not null group by all),
+    from rows group by all),
   heads as (
     select model, prompt, layer, head, query, coalesce(max(eps) filter (proved), 0.0) as proved,
            coalesce(min(eps) filter (broken), 'inf'::double) as broken
@@ -44,7 +44,7 @@ FROM_RADII = """
 with heads as (
     select model, prompt, layer, head, query, min(coalesce(certified, 'inf'::double)) as proved,
            min(coalesce(attack, 'inf'::double)) as broken
-    from rows where head is not null group by all)
+    from rows group by all)
 """
 RADII_BY_HEAD = """
 select model, query, layer, head, count(*) as prompts, quantile_disc(proved, [0, 0.25, 0.5, 0.75, 1]) as proved,
@@ -59,7 +59,7 @@ from heads, (select unnest({radii}::double[]) as eps) group by all order by mode
 PROMPTS = """
 select model, prompt, count(*) as heads, count(*) filter (proved = 0) as unproved, min(proved) as smallest,
        quantile_disc(proved, 0.5) as median, min(broken) as broken,
-       first(layer || '.' || head || ' ' || query order by proved, broken, layer, head, query) as weakest
+       first(coalesce(layer || '.' || head || ' ', '') || query order by proved, broken, layer, head, query) as weakest
 from heads group by model, prompt order by unproved desc, median, smallest, broken, model, prompt limit {most}
 """
 
@@ -147,7 +147,8 @@ def render_sweep(data: SweepReport) -> str:
         "engines": escaped(", ".join(data.engines)),
         "tasks": tasks,
     }
-    title = f"What is proved about attention over {many:,} prompts"
+    about = "values inside" if data.heads[0].layer is None else "attention"
+    title = f"What is proved about {about} over {many:,} prompts"
     names, drawn = zip(*pictures(data), strict=True)
     body = _captioned("spread", "Radii per head", panels("model, query", "spread", names, drawn))
     rates = ("model", "layer", "head", "query", "eps", "prompts", "proved", "proved_low", "proved_high", "broken",

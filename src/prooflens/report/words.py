@@ -30,6 +30,10 @@ CAPTIONS = {
     "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
     "where the attack breaks one. Diamond and numbers beneath: ℓ∞ distance, after embedding, to the nearest other "
     "token of the vocabulary, which is what an ε is worth in words.",
+    "inside": "Bars: how far a neuron, a direction or a feature is from its threshold, as bounds allow it on the whole "
+    "region; tick: on the clean input. Right of 0 everywhere, the value is <b>proved</b> to stay on its side: "
+    "a feature that is active stays active, one that is off stays off. Readouts without a threshold are "
+    "drawn as they are.",
     "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
     "region; tick: on the clean input. Right of 0 everywhere, the candidate is <b>proved</b> to stay behind. Outputs "
     "without a bar are part of the verdict too: the line beneath says how they were decided.",

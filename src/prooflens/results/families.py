@@ -177,6 +177,7 @@ class FamilyResults:
         source: the folder of the model's weights, if it is known.
         seconds: how long it took.
         configuration: what was asked for.
+        directions: of readouts that claims name: the hook, the direction and the bias by name.
     """
 
     family: Family
@@ -184,6 +185,7 @@ class FamilyResults:
     source: str | None
     seconds: float
     configuration: Mapping[str, Any] = field(default_factory=dict)
+    directions: Mapping[str, tuple[str, NDArray[np.float64], float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -311,8 +313,12 @@ class FamilyResults:
             path: the directory; it must not hold a run yet.
         """
         held = family_header("family", self.family, self.source, self.configuration, self.seconds)
+        if self.directions:
+            held["reads"] = {name: hook for name, (hook, *_) in self.directions.items()}
         writer = RunWriter.create(Path(path), held)
         tensors = shape_tensors(self.family)
+        for name, (_, weight, bias) in self.directions.items():
+            tensors |= {f"read/{name}/weight": weight, f"read/{name}/bias": np.array([bias])}
         for number, row in enumerate(self.rows):
             tensors[f"claim/{number}/histogram"] = row.histogram[1]
             tensors[f"claim/{number}/width"] = np.array([row.histogram[0]])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
-from prooflens.queries import Claim, Mass, Ranking, RowQuery, TopK
+from prooflens.queries import Circuit, Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
 from prooflens.results.deployed import said_of_precision, with_differences
 from prooflens.results.frame import Frame, Subject, query_name
@@ -169,10 +169,7 @@ class Results(Frame):
             "ms": [1e3 * o.seconds for o in outcomes],
             "reason": [o.reason for o in outcomes],
             "top": [_top(o.claim) for o in outcomes],
-            "circuit": [
-                str(o.claim.query) if place[0] is None and o.claim.rows else None
-                for o, place in zip(outcomes, places, strict=True)
-            ],
+            "circuit": [str(o.claim.query) if isinstance(o.claim.query, Circuit) else None for o in outcomes],
             "unit": [o.claim.query.unit for o in outcomes],
         }
         table = pa.table({name: columns[name] for name in VERDICTS.names}, VERDICTS)

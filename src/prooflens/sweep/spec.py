@@ -4,7 +4,7 @@ models: [toy]
 samples: [0, 1]            # or prompts: a list, {file: …}, {jsonl: …, field: text}, {template: …, slots: {…}}
 layers: [0, 1]             # or heads: "0.1,1.0"
 positions: [-1]
-queries: [top1, "mass>=0.2"]
+queries: [top1, "mass>=0.2"]    # or about values inside: ["feature SAE.7 active@-1"], with vectors: {SAE: sae/}
 regions: {eps: [0.001, 0.002], tokens: [1]}     # or {radius: {between: [1e-5, 1], tolerance: 0.1}}
 """
 
@@ -89,6 +89,7 @@ class Spec(_Strict):
     heads: Text | None = None
     positions: Annotated[tuple[Token, ...], Field(min_length=1)] | None = None
     queries: Annotated[tuple[Text, ...], Field(min_length=1)] = ("top1",)
+    vectors: dict[Text, Text] | None = None
     engine: Text = "auto"
     device: Text | None = None
     memory: Natural | None = None
@@ -113,15 +114,27 @@ class Spec(_Strict):
     @field_validator("queries")
     @classmethod
     def _about_rows(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from prooflens.queries import RowQuery, parse_query
+        from prooflens.queries import InsideQuery, RowQuery
 
-        for text in value:
-            query = _or_value_error(parse_query, text)
+        inside = [isinstance(query, InsideQuery) for query in map(_parsed, value)]
+        for text in value if not all(inside) else ():
+            query = _parsed(text)
+            if any(inside):
+                raise ValueError(
+                    "values inside the model are asked in a sweep of their own, without attention"
+                )
             if not isinstance(query, RowQuery) or query.heads is not None:
                 raise ValueError(
                     f"{text!r} must be about one row of attention, its heads given by layers or heads"
                 )
         return value
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether queries are about values inside the model: each names its own layer and token."""
+        from prooflens.queries import InsideQuery
+
+        return isinstance(_parsed(self.queries[0]), InsideQuery)
 
     @field_validator("engine")
     @classmethod
@@ -145,6 +158,17 @@ class Spec(_Strict):
             raise ValueError("give prompts, or samples for models without text, and not both")
         if self.layers is not None and self.heads is not None:
             raise ValueError("give layers or heads, not both")
+        if self.is_inside and (self.layers or self.heads or self.positions):
+            raise ValueError(
+                "queries: values inside the model name their layers and tokens: give no layers, heads and positions"
+            )
+        if self.vectors and not self.is_inside:
+            raise ValueError("vectors: no query names a direction or dictionary")
+        ranged = [text for text in self.queries if getattr(_parsed(text), "comparison", "") is None]
+        if self.regions.radius is not None and ranged:
+            raise ValueError(
+                f"queries: {ranged[0]} has no radius: give a threshold, as in 'neuron 5.12>0@-1'"
+            )
         if self.regions.radius is not None and "entropy" in self.queries:
             raise ValueError("queries: entropy has no radius: give a threshold, as in 'entropy<=1.5'")
         if self.regions.radius is not None and not _proves(self.engine):
@@ -164,6 +188,11 @@ def read_spec(path: Path) -> Spec:
         raise SpecError(f"{path} must be a mapping with models, prompts or samples, and regions")
     if isinstance(content.get("prompts"), dict):
         content["prompts"] = _expand(content["prompts"], path.parent)
+    if isinstance(vectors := content.get("vectors"), dict):
+        places = {
+            name: str((path.parent / held).resolve()) for name, held in vectors.items() if _is_text(held)
+        }
+        content["vectors"] = vectors | places
     return parse_spec(content, str(path))
 
 
@@ -238,6 +267,16 @@ def _filled(template: str, slots: Any) -> list[str]:
             raise SpecError(f"prompts.slots.{name}: must be a list of words")
     combinations = product(*words)
     return [template.format(**dict(zip(names, chosen, strict=True))) for chosen in combinations]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _parsed(text: str) -> Any:
+    from prooflens.queries import parse_query
+
+    return _or_value_error(parse_query, text)
 
 
 def _proves(engine: str) -> bool:

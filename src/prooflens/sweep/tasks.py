@@ -1,6 +1,7 @@
 """Tasks: what is done as one piece, and the key it is stored under.
 
-A task is one model, prompt, layer and ε; where radii are searched, one model, prompt and layer. It serves all heads,
+A task is one model, prompt, layer and ε; where radii are searched, one model, prompt and layer; about values inside the
+model, one model, prompt and ε. It serves all heads,
 positions and queries of that layer, which share the region and the walk through the layers before. Its key is the
 sha256 of its canonical JSON, the model's fingerprint included: the same question has the same key in every run.
 """
@@ -11,8 +12,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from prooflens.errors import ModelError
 from prooflens.families import Prompts, Swaps, Template
 from prooflens.models import load
 from prooflens.queries import parse_heads
@@ -51,12 +54,16 @@ class RadiusTask:
 
 @dataclass(frozen=True)
 class Task:
-    """One model, prompt, layer and ε, or search for it; `prompt` is a text, or the number of an example input."""
+    """One model, prompt, layer and ε, or search for it; `prompt` is a text, or the number of an example input.
+
+    Queries about values inside the model are one task, without a layer; `vectors` are the names, paths and
+    fingerprints of the directions and dictionaries that they name.
+    """
 
     model: str
     model_sha256: str
     prompt: str | int
-    layer: int
+    layer: int | None
     eps: float | None
     search: RadiusTask | None
     heads: tuple[int, ...]
@@ -68,11 +75,13 @@ class Task:
     memory: int | None
     budget: str | None
     seed: int
+    vectors: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def key(self) -> str:
-        """sha256 of the canonical JSON."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        """sha256 of the canonical JSON; tasks without vectors have the key that they had before there were any."""
+        held = {name: value for name, value in asdict(self).items() if name != "vectors" or value}
+        text = json.dumps(held, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -123,7 +132,9 @@ def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
         models: what is known of each model, by name.
     """
     seen: set[str] = set()
-    chosen = {name: _heads(spec, models[name]) for name in spec.models}
+    inside: dict[int | None, tuple[int, ...]] = {None: ()}
+    chosen = {name: inside if spec.is_inside else _heads(spec, models[name]) for name in spec.models}
+    vectors = tuple((name, path, fingerprint(path)) for name, path in sorted((spec.vectors or {}).items()))
     prompts = spec.prompts if spec.prompts is not None else spec.samples
     assert prompts is not None
     search = None if spec.regions.radius is None else RadiusTask.of(spec.regions.radius)
@@ -147,16 +158,36 @@ def plan(spec: Spec, models: Mapping[str, ModelFacts]) -> Iterator[Task]:
                         memory=spec.memory,
                         budget=spec.budget,
                         seed=spec.seed,
+                        vectors=vectors,
                     )
                     if task.key not in seen:
                         seen.add(task.key)
                         yield task
 
 
-def _heads(spec: Spec, facts: ModelFacts) -> dict[int, tuple[int, ...]]:
+def fingerprint(path: str) -> str:
+    """Return the sha256 of a direction's file, or of all files of a dictionary's folder.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        ModelError: if there is none.
+    """
+    place, digest = Path(path).expanduser(), hashlib.sha256()
+    try:
+        for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+            if file.is_file():
+                digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _heads(spec: Spec, facts: ModelFacts) -> dict[int | None, tuple[int, ...]]:
     """The heads asked about, by layer."""
     text = spec.heads or ("all" if spec.layers is None else ",".join(map(str, spec.layers)))
-    found: dict[int, tuple[int, ...]] = {}
+    found: dict[int | None, tuple[int, ...]] = {}
     for layer, head in sorted(parse_heads(text, facts.n_layers, facts.n_heads)):
         found[layer] = (*found.get(layer, ()), head)
     return found

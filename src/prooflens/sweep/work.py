@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import pyarrow as pa
 
 from prooflens.enumeration import family
 from prooflens.errors import EngineError, ModelError
 from prooflens.memory import is_shortage
-from prooflens.models import Transformer, load
+from prooflens.models import Prompt, Transformer, load
+from prooflens.models.dictionaries import read_vector
+from prooflens.queries import Query, parse_query
 from prooflens.queries.rows import find_tokens
 from prooflens.regions import Ball
 from prooflens.results import Radii, Results
 from prooflens.sweep.store import SweepStore
-from prooflens.sweep.tasks import AnyTask, FamilyTask, Task
+from prooflens.sweep.tasks import AnyTask, FamilyTask, Task, fingerprint
 from prooflens.verdicts.certify import certify
 from prooflens.verdicts.chunks import CHUNK_NUMBERS
 from prooflens.verdicts.radius import radius
 from prooflens.verdicts.settings import Workspace, checked_device
+from prooflens.verdicts.sites import Vectors, by_place
 
 CHUNK_BYTES = 64 * CHUNK_NUMBERS
 """The memory limit at which chunks have their usual size: where none was given, half of it is the second try."""
@@ -95,12 +101,48 @@ def run_task(task: Task) -> Results | Radii:
         raise ModelError(f"{task.model} is not the model that the sweep was planned for: its weights changed")
     prompt = model.prompt(task.prompt) if isinstance(task.prompt, str) else model.example(task.prompt)
     tokens = None if task.tokens is None else find_tokens(task.tokens, len(prompt), prompt.tokens)
-    heads = [f"{task.layer}.{head}" for head in task.heads]
+    if task.layer is None:
+        return _inside(task, model, prompt, tokens)
+    return _settled(
+        task, model, prompt, tokens, task.queries, [f"{task.layer}.{head}" for head in task.heads]
+    )
+
+
+def _inside(task: Task, model: Transformer, prompt: Prompt, tokens: list[int] | None) -> Results | Radii:
+    """Rows about values inside the model, each under the whole model's name and the query as the sweep asks it."""
+    if changed := [name for name, path, known in task.vectors if fingerprint(path) != known]:
+        raise ModelError(f"{changed[0]} is not what the sweep was planned with: its file changed")
+    vectors = {name: read_vector(path) for name, path, _ in task.vectors}
+    asked, tables = dict[str, str](), list[pa.Table]()
+    for text in task.queries:
+        for group in by_place(model, prompt, [parse_query(text)], vectors):
+            asked |= {str(query): text for query in group}
+    found: Results | Radii | None = None
+    for group in by_place(model, prompt, [parse_query(text) for text in task.queries], vectors):
+        found = _settled(task, model, prompt, tokens, group, None, vectors)
+        names = [asked[query] for query in found.table.column("query").to_pylist()]
+        held = found.table.set_column(found.table.column_names.index("query"), "query", pa.array(names))
+        name = pa.repeat(pa.scalar(task.model), len(names))
+        tables.append(held.set_column(held.column_names.index("model"), "model", name))
+    assert found is not None
+    return type(found)(pa.concat_tables(tables), found.subject)
+
+
+def _settled(
+    task: Task,
+    model: Transformer,
+    prompt: Prompt,
+    tokens: list[int] | None,
+    queries: Sequence[str | Query],
+    heads: list[str] | None,
+    vectors: Vectors | None = None,
+) -> Results | Radii:
+    """Verdicts or radii of some queries."""
     if task.search is not None:
         return radius(
             model,
             prompt,
-            task.queries,
+            queries,
             heads,
             tokens=tokens,
             per_token=task.search.per_token,
@@ -112,6 +154,7 @@ def run_task(task: Task) -> Results | Radii:
             seed=task.seed,
             positions=task.positions,
             nearest=False,
+            vectors=vectors,
             workspace=_workspace(task.model, task.device),
         )
     assert task.eps is not None
@@ -120,12 +163,13 @@ def run_task(task: Task) -> Results | Radii:
         prompt,
         Ball(task.eps, tokens),
         heads,
-        queries=task.queries,
+        queries=queries,
         engine=task.engine,
         memory=task.memory,
         budget=task.budget,
         seed=task.seed,
         positions=task.positions,
+        vectors=vectors,
         workspace=_workspace(task.model, task.device),
     )
 

@@ -23,7 +23,7 @@ from prooflens.errors import EngineError, PromptError, QueryError, RunError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import Progress, shown
-from prooflens.queries import Claim, Query, SiteQuery
+from prooflens.queries import Claim, InsideQuery, Query
 from prooflens.queries.rows import Token
 from prooflens.regions import listed
 from prooflens.results import Outcome, Results, Subject, Verdict
@@ -36,7 +36,7 @@ from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import attack, gather_evidence, prove
 from prooflens.verdicts.question import Heads, Place, Question, as_prompt, as_queries, ask
 from prooflens.verdicts.settings import Options, Settings, checked_device
-from prooflens.verdicts.sites import Vectors, are_sites, by_place
+from prooflens.verdicts.sites import Vectors, are_inside, by_place
 
 
 class Interrupted(KeyboardInterrupt):
@@ -126,9 +126,14 @@ def certify(
         )
     settings = Settings.of(**options)
     wanted = as_queries(queries, prompt.roles if isinstance(prompt, Prompt) else ())
-    if are_sites(wanted, heads, layer, positions) and (groups := _groups(model, prompt, wanted, vectors))[1:]:
+    if (
+        are_inside(wanted, heads, layer, positions)
+        and (groups := _groups(model, prompt, wanted, vectors))[1:]
+    ):
         if out is not None:
-            raise QueryError("a run is about one hook and one token: ask for each in a run of its own")
+            raise QueryError(
+                "a run is about one hook and one token, or one lens: ask for each in a run of its own"
+            )
         parts = [
             certify(model, prompt, region, queries=group, vectors=vectors, deployed=deployed, **options)
             for group in groups
@@ -172,11 +177,10 @@ def _check_prompts(prompts: Sequence[Prompt | str | Tensor], out: Path | str | N
 
 def _groups(
     model: Transformer | str, prompt: Prompt | str | Tensor, queries: Sequence[Query], vectors: Vectors | None
-) -> list[list[SiteQuery]]:
+) -> list[list[InsideQuery]]:
     """Queries about values inside the model by what they read."""
     held = load(model)
-    sites = [query for query in queries if isinstance(query, SiteQuery)]
-    return by_place(held, as_prompt(held, prompt), sites, vectors)
+    return by_place(held, as_prompt(held, prompt), queries, vectors)
 
 
 def _configuration(asked: dict[str, Any], settings: Settings) -> dict[str, Any]:

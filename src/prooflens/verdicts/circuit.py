@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from prooflens.engines import Guarantee
-from prooflens.models import Prompt, Transformer
-from prooflens.queries import Claim, Query
-from prooflens.results import Outcome, Verdict
+from prooflens.errors import QueryError
+from prooflens.models import Prompt, Transformer, load
+from prooflens.queries import Circuit, Claim, InsideQuery, Query
+from prooflens.results import Outcome, Subject, Verdict
 from prooflens.results.circuits import CircuitResults
 from prooflens.results.outcome import STRENGTH
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.circuit_files import as_circuit
-from prooflens.verdicts.question import Place, ask
+from prooflens.verdicts.question import Place, as_prompt, ask, source_of
 from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.sites import Vectors, by_place
 
 
 def circuit(
@@ -34,11 +36,13 @@ def circuit(
     circuit: str | Query | Sequence[str] | Mapping[str, Any] | Path,
     *,
     query: str = "top1@-1",
+    vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> CircuitResults:
     """Return a verdict for every part of a circuit and for the whole: `holds` is proved for all points at once.
 
-    A conjunction holds iff all its parts do; a weighted sum is bounded as one functional.
+    A conjunction holds iff all its parts do; a weighted sum is bounded as one functional. Parts of a conjunction may be
+    about values inside the model (`0.3:top1@-1 & neuron 1.5>0@-1`): each is proved of the model that ends there.
 
     Args:
         model: a model, or what `load` takes.
@@ -46,6 +50,7 @@ def circuit(
         region: the inputs on which the circuit is to hold.
         circuit: a query with several parts, or heads (a list, a mapping or a JSON file of nodes).
         query: what the heads of a list are asked.
+        vectors: the directions and dictionaries that parts about values inside the model name.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -62,7 +67,9 @@ def circuit(
         (<Verdict.HOLDS: 'holds'>, 0)
     """
     settings = Settings.of(**options)
-    asked = as_circuit(circuit, query)
+    asked = as_circuit(circuit, query, prompt.roles if isinstance(prompt, Prompt) else ())
+    if any(isinstance(part, InsideQuery) for part in asked.parts):
+        return _with_inside(model, prompt, region, asked, vectors, settings)
     question = ask(model, prompt, region, queries=[*asked.parts, asked], device=settings.device)
     whole = question.claims[-1]
     if asked.weights is None:  # the parts say it all: nothing is bounded twice
@@ -71,6 +78,53 @@ def circuit(
     if asked.weights is None:
         outcomes = [*outcomes, _together(outcomes, whole)]
     return CircuitResults.of(outcomes, question.subject)
+
+
+def _with_inside(
+    model: Transformer | str,
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    asked: Circuit,
+    vectors: Vectors | None,
+    settings: Settings,
+) -> CircuitResults:
+    """A conjunction with parts inside the model: each place is a question of its own, about the same region."""
+    if asked.weights is not None:
+        raise QueryError(
+            "a weighted sum bounds rows of attention together; values inside the model are joined to them by &"
+        )
+    held = load(model)
+    given = as_prompt(held, prompt)
+    inside = [part for part in asked.parts if isinstance(part, InsideQuery)]
+    others = [part for part in asked.parts if not isinstance(part, InsideQuery)]
+    tables = []
+    groups: list[Sequence[Query]] = [*([others] if others else []), *by_place(held, given, inside, vectors)]
+    for group in groups:
+        question = ask(
+            held,
+            given,
+            region,
+            queries=group,
+            device=settings.device,
+            source=source_of(model),
+            vectors=vectors,
+        )
+        found = decide_question(question, settings)
+        tables.append(CircuitResults.of(found.outcomes, question.subject))
+    outcomes = [outcome for table in tables for outcome in table.outcomes]
+    claims = [outcome.claim for outcome in outcomes]
+    whole = Claim(
+        asked,
+        tuple(dict.fromkeys(row for claim in claims for row in claim.rows)),
+        tuple(condition for claim in claims for condition in claim.conditions),
+        torch.cat([claim.clean.cpu() for claim in claims]),
+        next((claim.tie for claim in claims if claim.tie is not None), None),
+    )
+    place = question.problem.region
+    last = CircuitResults.of([_together(outcomes, whole)], Subject.of(held, given, place, source_of(model)))
+    joined = CircuitResults.joined([*tables, last])
+    joined.by_subject = tuple(tables)
+    return joined
 
 
 def _together(parts: Sequence[Outcome], whole: Claim) -> Outcome:

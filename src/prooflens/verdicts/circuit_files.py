@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,28 @@ OTHER = re.compile(
 """Nodes of such circuits that are no attention heads."""
 
 
-def as_circuit(given: str | Query | Sequence[str] | Mapping[str, Any] | Path, query: str) -> Circuit:
-    """The circuit that a text, a query, a list of heads or a file of nodes means."""
+def as_circuit(
+    given: str | Query | Sequence[str] | Mapping[str, Any] | Path, query: str, slots: Collection[str] = ()
+) -> Circuit:
+    """The circuit that a text, a query, a list of heads or a file of nodes means.
+
+    Args:
+        given: any of these.
+        query: what the heads of a list are asked.
+        slots: the slots of the template that the prompt is a member of.
+    """
     if isinstance(given, Circuit):
         return given
     if isinstance(given, Query):
         return Circuit((given,))
     if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        return as_circuit(read_json(Path(given)), query)
+        return as_circuit(read_json(Path(given)), query, slots)
     if isinstance(given, str) and all(HEAD.fullmatch(name.strip()) for name in given.split(",")):
-        return as_circuit([name.strip() for name in given.split(",")], query)
+        return as_circuit([name.strip() for name in given.split(",")], query, slots)
     if isinstance(given, str):
-        parsed = parse_query(given)
+        parsed = parse_query(given, slots)
         return parsed if isinstance(parsed, Circuit) else Circuit((parsed,))
-    asked = parse_query(query)
+    asked = parse_query(query, slots)
     if not isinstance(asked, RowQuery):
         raise QueryError(
             f"heads of a circuit are asked a query about one row, such as 'top1@-1', not {query!r}"

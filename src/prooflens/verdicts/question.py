@@ -23,7 +23,6 @@ from prooflens.queries import (
     Claim,
     OutputLevel,
     Query,
-    SiteQuery,
     parse_heads,
     parse_query,
     resolve,
@@ -33,7 +32,7 @@ from prooflens.queries.rows import Token, find_token
 from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, listed
 from prooflens.results import Subject
 from prooflens.verdicts.settings import checked_device
-from prooflens.verdicts.sites import Vectors, are_sites, read_model, site_claims
+from prooflens.verdicts.sites import Vectors, are_inside, check_cap, inside_claims
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
@@ -117,11 +116,8 @@ def ask(
     place = as_region(read, prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
     placed = [_placed(query, positions) for query in as_queries(queries, prompt.roles)]
-    if are_sites(placed, heads, layer, positions):
-        sites = [query for query in placed if isinstance(query, SiteQuery)]
-        model, conditions = read_model(model, prompt, sites, vectors)
-        problem = Problem(model, place.to(device=model.device))
-        claims = site_claims(problem, prompt.tokens, conditions)
+    if are_inside(placed, heads, layer, positions):
+        model, problem, claims = inside_claims(model, prompt, place.to(device=model.device), placed, vectors)
         return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)
     problem = Problem(model, place.to(device=model.device))
     wanted = [found for query in placed for found in resolve(query, prompt.roles, len(prompt), prompt.ids)]
@@ -129,10 +125,7 @@ def ask(
     _check_places(wanted, chosen, positions, problem.n_tokens)
     output = any(isinstance(part, Argmax | Beats | OutputLevel) for query in wanted for part in _parts(query))
     if output:
-        if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in wanted):
-            raise QueryError(
-                "logits of this model go through a cap, and claims are about those before it: compare two"
-            )
+        check_cap(model, wanted)
         _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]

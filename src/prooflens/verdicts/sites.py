@@ -1,11 +1,13 @@
 """Claims about values inside a model, as claims about the outputs of the model that ends there.
 
 Queries that read one hook at one token become one readout (`models.reads`): a row of directions for each of them, and a
-condition on that output. The proofs, the attack, the run and its check are those of outputs.
+condition on that output. Lenses at one layer are claims about the model cut there. The proofs, the attack, the run and
+its check are those of outputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,13 +17,26 @@ from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
+from prooflens.models.attribution import attribution, attribution_error
 from prooflens.models.dictionaries import Dictionary
 from prooflens.models.reads import find_hook, read_at
 from prooflens.problem import Problem
-from prooflens.queries import Claim, Condition, Query, SiteQuery
+from prooflens.queries import (
+    AttributionQuery,
+    Claim,
+    Condition,
+    InsideQuery,
+    Lens,
+    OutputLevel,
+    Query,
+    SiteComparison,
+    SiteQuery,
+    resolve,
+)
 from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
-from prooflens.queries.sites import level_condition, sum_error
+from prooflens.queries.sites import compared_condition, level_condition, sum_error
+from prooflens.regions import Region
 
 Vectors = Mapping[str, object]
 """Directions (tensors of one dimension) and dictionaries (`Dictionary`, folders, SAELens objects) by name."""
@@ -29,7 +44,10 @@ Vectors = Mapping[str, object]
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """One query with its token found: what it reads, and how far its output may be off from what is meant."""
+    """One query with its token found: what it reads, and how far its output may be off from what is meant.
+
+    `other` is the readout that it is compared with; None where it is compared with a number.
+    """
 
     query: SiteQuery
     hook: str
@@ -38,14 +56,20 @@ class _Site:
     bias: float
     error: float
     name: str
+    other: _Site | None = None
 
-    def condition(self, index: int) -> Condition:
-        """What is wanted of the output that reads it."""
-        query = self.query
-        return level_condition(index, query.comparison, query.threshold, self.error, self.name)
+    def condition(self, index: Mapping[str, int]) -> Condition:
+        """What is wanted of the output that reads it, outputs being numbered by name."""
+        query, own = self.query, index[self.name]
+        if self.other is None:
+            return level_condition(own, query.comparison, query.threshold, self.error, self.name)
+        error = (
+            math.nextafter(self.error + self.other.error, math.inf) if self.error or self.other.error else 0.0
+        )
+        return compared_condition(own, index[self.other.name], str(query.comparison), error, str(query))
 
 
-def are_sites(queries: Sequence[Query], *places: object) -> bool:
+def are_inside(queries: Sequence[Query], *places: object) -> bool:
     """Say whether queries are about values inside the model.
 
     Args:
@@ -55,82 +79,171 @@ def are_sites(queries: Sequence[Query], *places: object) -> bool:
     Raises:
         QueryError: if some are and some are not, or places are given: each of these names its own.
     """
-    sites = [query for query in queries if isinstance(query, SiteQuery)]
-    if sites and len(sites) < len(queries):
+    inside = [query for query in queries if isinstance(query, InsideQuery)]
+    if inside and len(inside) < len(queries):
         raise QueryError(
-            f"{sites[0]} is about a value inside the model: ask for attention and outputs apart from it"
+            f"{inside[0]} is about a value inside the model: ask for attention and outputs apart from it"
         )
-    if sites and any(place is not None for place in places):
-        raise QueryError(f"{sites[0]} names its own layer and position: give no heads, layer or positions")
-    return bool(sites)
+    if inside and any(place is not None for place in places):
+        raise QueryError(f"{inside[0]} names its own layer and position: give no heads, layer or positions")
+    return bool(inside)
 
 
 def by_place(
-    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors | None
-) -> list[list[SiteQuery]]:
-    """Return the queries grouped by the hook and the token that they read, in the order of their first.
+    model: Transformer, prompt: Prompt, queries: Sequence[Query], vectors: Vectors | None
+) -> list[list[InsideQuery]]:
+    """Return queries grouped by the hook and the token, or the lens, that they read, in the order of their first.
 
     Args:
         model: the model.
         prompt: its tokens.
-        queries: what is asked.
+        queries: what is asked, all about values inside the model.
         vectors: directions and dictionaries by name.
     """
-    groups: dict[tuple[str, int], list[SiteQuery]] = {}
-    for query in queries:
+    groups: dict[tuple[str, int], list[InsideQuery]] = {}
+    for query in _resolved(prompt, queries):
+        if isinstance(query, Lens):
+            groups.setdefault(("lens", query.layer), []).append(query)
+            continue
         for site in _sites(model, prompt, query, vectors or {}):
             groups.setdefault((site.hook, site.position), []).append(site.query)
     return list(groups.values())
 
 
-def read_model(
-    model: Transformer, prompt: Prompt, queries: Sequence[SiteQuery], vectors: Vectors | None
-) -> tuple[Transformer, list[tuple[SiteQuery, Condition]]]:
-    """Return the model whose outputs are what the queries read, and what each wants of them.
+def inside_claims(
+    model: Transformer, prompt: Prompt, region: Region, queries: Sequence[Query], vectors: Vectors | None
+) -> tuple[Transformer, Problem, list[Claim]]:
+    """Bind queries about values inside a model, all of one hook and one token or of one lens.
 
     Args:
         model: the model.
         prompt: its tokens.
-        queries: what is asked, all of one hook and one token.
+        region: where the claims are to hold.
+        queries: what is asked.
         vectors: directions and dictionaries by name.
 
+    Returns:
+        The model that ends there, with the problem that engines are asked about and the claims.
+
     Raises:
-        QueryError: if they read several hooks or tokens, or name what is not given.
+        QueryError: if they read several places, or name what is not given.
     """
-    sites = [site for query in queries for site in _sites(model, prompt, query, vectors or {})]
-    places = list(dict.fromkeys((site.hook, site.position) for site in sites))
-    if len(places) > 1:
-        several = ", ".join(f"{hook}@{position}" for hook, position in places[:3])
-        raise QueryError(f"one proof reads one hook at one token, these read {several}: ask for each apart")
-    (hook, position), names, index = places[0], list[str](), dict[str, int]()
+    groups = by_place(model, prompt, queries, vectors)
+    if len(groups) > 1:
+        several = ", ".join(str(group[0]) for group in groups[:3])
+        raise QueryError(
+            f"one proof reads one hook at one token, these read several ({several}): ask for each apart"
+        )
+    sites = [query for query in groups[0] if isinstance(query, SiteQuery)]
+    if sites:
+        held = _gathered([site for query in sites for site in _sites(model, prompt, query, vectors or {})])
+        read = held.of(model)
+        problem = Problem(read, region)
+        setting = problem.setting([], True, prompt.tokens)
+        return read, problem, [make_claim(query, setting, (), [wanted]) for query, wanted in held.wanted]
+    lenses = [query for query in groups[0] if isinstance(query, Lens)]
+    cut = lens_of(model, lenses[0].layer)
+    check_cap(cut, [lens.query for lens in lenses])
+    problem = Problem(cut, region)
+    setting = problem.setting([], True, prompt.tokens)
+    return cut, problem, [replace(claim, query=lens) for lens in lenses for claim in lens.query.bind(setting)]
+
+
+def lens_of(model: Transformer, layer: int) -> Transformer:
+    """Return the model whose final norm and head read the stream behind a block.
+
+    Args:
+        model: the model.
+        layer: the block, from 0.
+
+    Raises:
+        ModelError: if there is no such block, or the model predicts nothing.
+    """
+    cut = model.cut(model.check_layer(layer) + 1)
+    _ = cut.head  # a model that predicts nothing has no outputs to ask about: its error says so
+    return cut
+
+
+def check_cap(model: Transformer, queries: Sequence[Query]) -> None:
+    """Refuse sizes of outputs of a model that caps them.
+
+    Args:
+        model: the model.
+        queries: what is asked.
+    """
+    if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in queries):
+        raise QueryError(
+            "logits of this model go through a cap, and claims are about those before it: compare two"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Readouts:
+    """Linear readouts of one hook at one token, and what is wanted of them.
+
+    Attributes:
+        hook: the name of the value.
+        position: the token.
+        names: what the outputs are called.
+        weight: a row of directions for each output, shape [F, n].
+        bias: what is added to each, shape [F].
+        wanted: queries, and conditions on the outputs.
+    """
+
+    hook: str
+    position: int
+    names: tuple[str, ...]
+    weight: Float[Tensor, "F n"]
+    bias: Float[Tensor, " F"]
+    wanted: tuple[tuple[SiteQuery, Condition], ...]
+
+    def of(self, model: Transformer) -> Transformer:
+        """Return the model whose outputs they are."""
+        bias = self.bias if bool(self.bias.any()) else None
+        return read_at(model, self.hook, self.position, self.weight, bias, self.names)
+
+
+def readouts(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors | None) -> list[Readouts]:
+    """Return what a query about values inside the model reads, one for every token that it names.
+
+    Args:
+        model: the model.
+        prompt: its tokens, and the slots that they stand in.
+        query: a readout with a threshold, a range, or a comparison of two.
+        vectors: directions and dictionaries by name.
+    """
+    found = [one for one in _resolved(prompt, [query]) if isinstance(one, SiteQuery)]
+    sites = [site for one in found for site in _sites(model, prompt, one, vectors or {})]
+    return [_gathered([site]) for site in sites]
+
+
+def _gathered(sites: Sequence[_Site]) -> Readouts:
+    """Sites of one hook and token as one readout: every direction once."""
+    names, index = list[str](), dict[str, int]()
     rows, biases = [], []
-    for site in sites:
+    for site in [read for one in sites for read in (one, one.other) if read is not None]:
         if site.name not in index:
             index[site.name] = len(names)
             names.append(site.name)
             rows.append(site.row)
             biases.append(site.bias)
     bias = torch.tensor(biases, dtype=torch.float64)
-    read = read_at(model, hook, position, torch.stack(rows), bias if bool(bias.any()) else None, names)
-    return read, [(site.query, site.condition(index[site.name])) for site in sites]
+    wanted = tuple((site.query, site.condition(index)) for site in sites)
+    return Readouts(sites[0].hook, sites[0].position, tuple(names), torch.stack(rows), bias, wanted)
 
 
-def site_claims(
-    problem: Problem, tokens: tuple[str, ...], wanted: Sequence[tuple[SiteQuery, Condition]]
-) -> list[Claim]:
-    """Bind conditions on the outputs of a readout to its prompt.
-
-    Args:
-        problem: the readout and the region.
-        tokens: the texts of the tokens.
-        wanted: queries and their conditions.
-    """
-    setting = problem.setting([], True, tokens)
-    return [make_claim(query, setting, (), [condition]) for query, condition in wanted]
+def _resolved(prompt: Prompt, queries: Sequence[Query]) -> list[InsideQuery]:
+    """Queries with slots looked up in the prompt."""
+    found = [one for query in queries for one in resolve(query, prompt.roles, len(prompt), prompt.ids)]
+    return [query for query in found if isinstance(query, InsideQuery)]
 
 
 def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vectors) -> list[_Site]:
     """Return what a query reads, at each token that it names."""
+    if isinstance(query, AttributionQuery):
+        return [_attributed(model, prompt, query)]
+    if isinstance(query, SiteComparison):
+        return [_compared(model, prompt, query, vectors)]
     found = []
     for position in find_token(query.position, len(prompt), prompt.tokens):
         placed = replace(query, position=position)
@@ -160,6 +273,35 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
                 )
             found.append(_Site(placed, query.place, position, row, 0.0, 0.0, query.name))
     return found
+
+
+def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
+    """Two readouts of one hook and one token."""
+    first, second = (_sites(model, prompt, side, vectors) for side in query.sides)
+    if len(first) != 1 or len(second) != 1:
+        raise QueryError(f"{query} reads several tokens: name each by its index")
+    one, other = first[0], second[0]
+    if (one.hook, one.position) != (other.hook, other.position):
+        raise QueryError(
+            f"one proof reads one hook at one token, {query} compares {one.hook}@{one.position} with "
+            f"{other.hook}@{other.position}: compare each with a number"
+        )
+    if one.name == other.name:
+        raise QueryError(f"{query} compares a readout with itself: name two")
+    placed = SiteComparison.of(one.query, str(query.comparison), other.query)
+    return replace(one, query=placed, other=other)
+
+
+def _attributed(model: Transformer, prompt: Prompt, query: AttributionQuery) -> _Site:
+    """What a part adds to a difference of logits, read at the last token."""
+    if not (isinstance(query.winner, int) and isinstance(query.loser, int)):
+        raise QueryError(f"{query} names a slot of a template, and this prompt is not a template's member")
+    if query.winner == query.loser:
+        raise QueryError(f"{query} compares an output with itself: name two")
+    part, pair = str(query.place), (query.winner, query.loser)
+    hook, row = attribution(model, part, pair, prompt)
+    error = attribution_error(model, part, pair, prompt)
+    return _Site(query, hook, len(prompt) - 1, row.cpu(), 0.0, error, query.readout)
 
 
 def _feature(model: Transformer, query: SiteQuery, position: int, held: object) -> _Site:

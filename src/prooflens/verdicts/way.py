@@ -21,15 +21,16 @@ from prooflens.engines.forms import forms_of
 from prooflens.errors import QueryError, RegionError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.nearest import nearest_token
+from prooflens.models.reads import READ
 from prooflens.models.tails import start_at
 from prooflens.problem import Problem
 from prooflens.progress import shown
-from prooflens.queries import Claim, Query
+from prooflens.queries import Claim, Logit, Query
 from prooflens.queries.rows import Token, find_tokens
 from prooflens.regions import Segment
 from prooflens.results.ways import Stretch, Way, Ways
 from prooflens.verdicts.breaks import first_break, margins_at
-from prooflens.verdicts.question import Heads, as_prompt, ask
+from prooflens.verdicts.question import Heads, Question, as_prompt, ask
 from prooflens.verdicts.settings import Options, Settings
 from prooflens.verdicts.sites import Vectors
 
@@ -93,6 +94,7 @@ def way(
         device=settings.device,
         vectors=vectors,
     )
+    question = _without_constants(question)
     problem = question.problem
     prompt = as_prompt(problem.model, a)
     for claim in question.claims:
@@ -115,6 +117,38 @@ def way(
             found.append(row)
             first += len(claim.functionals)
     return Ways(found, question.subject, search.walks)
+
+
+def _without_constants(question: Question) -> Question:
+    """Claims about readouts with thresholds, as claims about the signs of readouts that are moved by the threshold.
+
+    ±(w·h + b) − c becomes the output (±w)·h + b′ of the model that ends there; b′ is rounded to the strict side.
+    """
+    model, claims = question.problem.model, question.claims
+    moved = all(f.is_linear and len(f.terms) == 1 for claim in claims for f in claim.functionals)
+    if READ not in model.weights or not moved or not any(f.constant for c in claims for f in c.functionals):
+        return question
+    W, b = model.head
+    rows, biases, found = list[Tensor](), list[float](), list[Claim]()
+    for claim in claims:
+        conditions = []
+        for condition in claim.conditions:
+            ((sign, atom),) = condition.functional.terms
+            if not isinstance(atom, Logit) or abs(sign) != 1.0:
+                return question
+            conditions.append(
+                replace(
+                    condition,
+                    functional=replace(condition.functional, terms=((1.0, Logit(len(rows))),), constant=0.0),
+                )
+            )
+            rows.append(sign * W[atom.index])
+            shift = sign * float(b[atom.index]) + condition.functional.constant
+            biases.append(math.nextafter(shift, -math.inf) if condition.functional.constant else shift)
+        found.append(replace(claim, conditions=tuple(conditions)))
+    bias = torch.tensor(biases, dtype=W.dtype, device=W.device)
+    problem = replace(question.problem, model=model.with_head(torch.stack(rows), bias))
+    return replace(question, problem=problem, claims=found)
 
 
 def _nearest(problem: Problem, prompt: Prompt, share: float) -> tuple[tuple[int, str], ...]:

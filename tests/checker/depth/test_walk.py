@@ -107,6 +107,8 @@ HOOKS = (
         "attn.hook_q",
         "attn.hook_rot_k",
         "attn.hook_v",
+        "attn.hook_z",
+        "hook_attn_out",
         "hook_resid_mid",
     ),
     *("ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post"),
@@ -138,7 +140,7 @@ def test_values_inside_a_network(family: str) -> None:
                 assert low - 1e-12 <= f <= high + 1e-12
                 assert least - 1e-12 <= f <= most + 1e-12
                 assert abs(f - form.center - form.slope @ alpha - 0.5 * alpha @ H.H @ alpha) <= rest + 1e-12
-    assert tried >= 9
+    assert tried >= 11
 
 
 @pytest.mark.parametrize("family", ["encoder", "gpt2", "llama"])

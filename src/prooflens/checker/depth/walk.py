@@ -182,6 +182,17 @@ class Walk:
             d = len(W)
             W, bias = np.concatenate((np.zeros_like(W), W)), np.concatenate((np.zeros(d), bias))
             stream = stream.mapped(np.eye(2 * d, d))
+        hook = net.arch.get("read_hook")
+        if hook in (f"{block}.attn.hook_z", f"{block}.hook_attn_out"):
+            # What attention makes, and nothing of the stream: the new root is the value itself.
+            (W, bias), width = self._weights(f"{block}.o"), heads * net.head_dim
+            W, bias = (W, bias) if hook.endswith("out") else (np.eye(width), np.zeros(width))
+            layer.mix = MixSite(
+                layer.scores, v, self._stream.mapped(np.zeros((len(W), self.center.shape[1]))), W, bias
+            )
+            self._chain, self._sites = layer.mix.next(list(range(len(self.center)))), {}
+            self._note(hook, self._chain.start)
+            return
         layer.mix = MixSite(layer.scores, v, stream, W, bias)
         self._chain, self._sites = layer.mix.next(tokens or list(range(len(self.center)))), {}
         x = self._chain.start

@@ -19,9 +19,12 @@ from prooflens.engines.attack import attained
 from prooflens.engines.attack.effects import corners_of
 from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
 from prooflens.engines.attack.targets import Targets
+from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
-from prooflens.models import Transformer, read_at
+from prooflens.models import Prompt, Transformer, read_at
+from prooflens.models.attribution import attribution
+from prooflens.models.edits import places_of
 from prooflens.models.reads import hooks_of
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Logit, Row, Score
@@ -40,6 +43,9 @@ READS = 0.5
 
 DIRECTIONS = 3
 """How many directions are read there."""
+
+LENSES = 0.2
+"""The share of these that is a logit lens, and the share that is direct logit attributions, where there are any."""
 
 WALKS = ("cpz", "jacobian-proved", "pz", "pz-norm", "pz-simplex", "zonotope")
 SMALL_INPUT = 32
@@ -94,17 +100,40 @@ def output_functionals(
 
 
 def random_readout(problem: Problem, choose: random.Random) -> Transformer:
-    """The model of a problem, ended at a random hook and token, with random directions.
+    """The model of a problem, ended at a random hook and token with random directions, or cut after a block.
+
+    Directions of some are direct logit attributions of a part, where the model's parts have them.
 
     Args:
         problem: the model and the region.
         choose: what draws them.
     """
+    model, kind = problem.model, choose.random()
+    a = model.architecture
+    if kind < LENSES and a.d_out is not None and a.n_layers > 1:
+        return model.cut(choose.randrange(1, a.n_layers))
+    if kind > 1.0 - LENSES and a.d_out is not None:
+        try:
+            return _random_attributions(problem, choose)
+        except ModelError:  # its parts do not add up to what its head reads
+            pass
     hook = choose.choice(hooks_of(problem.model.architecture))
     rows = [[choose.gauss(0.0, 1.0) for _ in range(hook.width)] for _ in range(DIRECTIONS)]
     W = torch.tensor(rows, dtype=torch.float64)
     read = read_at(problem.model, hook.name, choose.randrange(problem.n_tokens), W)
     return read.with_head(W, W[:, 0]) if choose.random() < 0.5 else read
+
+
+def _random_attributions(problem: Problem, choose: random.Random) -> Transformer:
+    """What a random part adds to random combinations of outputs, the last norm frozen at the centre."""
+    model = problem.model
+    part = choose.choice(places_of(model.architecture))
+    prompt = Prompt(problem.region.center, ("",) * problem.n_tokens)
+    rows = [
+        torch.tensor([choose.gauss(0.0, 1.0) for _ in range(len(model.head[0]))]) for _ in range(DIRECTIONS)
+    ]
+    found = [attribution(model, part, row, prompt) for row in rows]
+    return read_at(model, found[0][0], problem.n_tokens - 1, torch.stack([v for _, v in found]))
 
 
 def try_forms(
@@ -124,7 +153,7 @@ def try_forms(
     outputs = problem.model.architecture.d_out or 0
     if kind == "reads" or (case.about_output and choose.random() < READS):
         problem = replace(problem, model=random_readout(problem, choose))
-        outputs = DIRECTIONS
+        outputs = problem.model.architecture.d_out or 0
         weighted = WEIGHTED if kind == "reads" else MOST_FORMS // 4
         functionals = [
             replace(f, name=f.name.replace("output", "readout"))

@@ -1,0 +1,151 @@
+"""Values of functionals at members of families: in float64, and their signs in balls; readouts of hooks among them.
+
+A readout is the atom ("site", hook, token, name): w·h + b with the row of a neuron, or with what the run keeps as
+`read/NAME/weight` and `read/NAME/bias`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from prooflens.checker.network import Array, Network
+from prooflens.checker.plain import UNNOTED
+from prooflens.checker.query_reader import Form
+
+_NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+_TOKEN = r"(?:-?\d+|\{[\w.]+\})"
+_NAMED = r"(?:neuron \d+\.\d+|feature [\w-]+\.\d+)"
+_READ = rf"read\([\w.]+@{_TOKEN},[\w-]+\)"
+_SIDE = rf"(?:{_NAMED}@{_TOKEN}|{_READ})"
+_COMPARED = re.compile(rf"({_SIDE})(>=|<=|>|<)({_SIDE})")
+_LEVEL = re.compile(
+    rf"(?:({_NAMED})( active| off|(?:>=|<=|>|<){_NUMBER})@({_TOKEN})|({_READ})((?:>=|<=|>|<){_NUMBER}))"
+)
+SITE = re.compile(r"(?:neuron |feature |read\()")
+"""How parts about values inside the model begin."""
+
+Positions = Callable[[str], list[int]]
+"""The tokens that a name means: an index, or a slot."""
+
+
+class Readouts:
+    """The readouts of a run about a family: directions as the run keeps them, hooks of dictionaries by feature."""
+
+    def __init__(self, net: Network, hooks: Mapping[str, str], tensors: Mapping[str, Any]) -> None:
+        self.net, self.hooks, self.tensors = net, hooks, tensors
+
+    def forms(self, part: str, places: Positions, size: int) -> Iterator[Form]:
+        """The functionals of a part, one for every token that it names."""
+        if match := _COMPARED.fullmatch(part):
+            sides = [self._side(text, places, size) for text in (match[1], match[3])]
+            (one,), (other,) = sides
+            sign = 1 if match[2][0] == ">" else -1
+            yield {one: Fraction(sign), other: Fraction(-sign)}, arb(0), _sense(match[2])
+            return
+        match = _LEVEL.fullmatch(part)
+        if match is None:
+            raise LookupError(f"the query {part!r} is not one that there is")
+        level = {" active": ">0.0", " off": "<=0.0"}.get(match[2], match[2] or match[5])
+        compare, than = re.fullmatch(rf"(>=|<=|>|<)({_NUMBER})", level).groups()  # type: ignore[union-attr]
+        sign = 1 if compare[0] == ">" else -1
+        text = match[4] or f"{match[1]}@{match[3]}"
+        for atom in self._side(text, places, size):
+            yield {atom: Fraction(sign)}, -sign * arb(float(than)), _sense(compare)
+
+    def _side(self, text: str, places: Positions, size: int) -> list[tuple[Any, ...]]:
+        """The atoms of a readout."""
+        if text.startswith("read("):
+            hook, _, rest = text.removeprefix("read(").partition("@")
+            at, _, name = rest.removesuffix(")").rpartition(",")
+        else:
+            kept, _, at = text.rpartition("@")
+            kind, _, name = kept.partition(" ")
+            layer = name.partition(".")[0]
+            hook = f"blocks.{layer}.mlp.hook_pre" if kind == "neuron" else self.hooks[name]
+            name = kept if kind == "neuron" else name
+        if hook.endswith(UNNOTED):
+            raise ValueError(f"{hook} is not run again")
+        found = places(at)
+        if not all(-size <= position < size for position in found):
+            raise LookupError(f"there is no token {at}")
+        return [("site", hook, position % size, name) for position in found]
+
+    def row(self, name: str) -> tuple[Array, float]:
+        """The direction and the bias of a readout."""
+        if name.startswith("neuron "):
+            row = np.zeros(int(self.net.arch["d_ff"]))
+            row[int(name.rpartition(".")[2])] = 1.0
+            return row, 0.0
+        return self.tensors[f"read/{name}/weight"], float(self.tensors[f"read/{name}/bias"][0])
+
+    def value(self, atom: tuple[Any, ...], values: Mapping[Any, Any], b: int) -> float:
+        """A readout of one prompt in float64."""
+        row, bias = self.row(atom[3])
+        return float(values[atom[1]][b, atom[2]] @ row) + bias
+
+    def ball(self, atom: tuple[Any, ...], ids: Sequence[int]) -> arb:
+        """A readout of one prompt as a ball."""
+        (_, hook, position, _), (row, bias) = atom, self.row(atom[3])
+        ends = self.net.cut(int(hook.split(".")[1]) + 1).read_at(hook, position, row[None], np.array([bias]))
+        return ends.run([self.net.embed(ids)], (), True)[0]["logits"][0]
+
+
+def _sense(compare: str) -> str:
+    return ">=0" if compare.endswith("=") else ">0"
+
+
+def judged(forms: Sequence[Form], values: Mapping[Any, Any], b: int, reads: Readouts) -> tuple[float, bool]:
+    """The smallest functional of a member, and whether all have the sign that is wanted."""
+    margins = [
+        float(c.mid()) + sum(float(w) * _atom(a, values, b, reads) for a, w in atoms.items())
+        for atoms, c, _ in forms
+    ]
+    met = [m > 0 or (m >= 0 and sense == ">=0") for m, (_, _, sense) in zip(margins, forms, strict=True)]
+    return min(margins, default=math.inf), all(met)
+
+
+def _atom(atom: tuple[Any, ...], values: Mapping[Any, Any], b: int, reads: Readouts) -> float:
+    if atom[0] == "site":
+        return reads.value(atom, values, b)
+    if atom[0] == "logit":
+        return float(values["logits"][b, atom[1]])
+    if atom[0] == "largest":
+        return float(np.delete(values["logits"][b], list(atom[1])).max())
+    _, layer, head, at, keys = atom
+    row = values[layer][b, head, at, list(keys)]
+    top = row.max()
+    e = np.exp(row - top)
+    lse = float(top + np.log(e.sum()))
+    return lse if atom[0] == "mass" else lse - float((e * row).sum() / e.sum())
+
+
+def ball_sign(form: Form, values: Mapping[Any, Any], reads: Readouts, ids: Sequence[int]) -> bool | None:
+    """Whether a functional has the sign that is wanted of it at a member; None if its ball hides that."""
+    total = form[1]
+    for atom, weight in form[0].items():
+        if atom[0] == "site":
+            value = reads.ball(atom, ids)
+        elif atom[0] in ("logit", "largest"):
+            held = values["logits"]
+            read = [held[atom[1]]] if atom[0] == "logit" else np.delete(held, list(atom[1])).tolist()
+            value = read[0]
+            for other in read[1:]:
+                value = value.max(other)
+        else:
+            row = [values[atom[1]][atom[2], atom[3], key] for key in atom[4]]
+            e = [(x - row[0].mid()).exp() for x in row]
+            norm = sum(e, arb(0))
+            value = norm.log() + row[0].mid()
+            if atom[0] == "entropy":
+                value -= sum((x * y for x, y in zip(e, row, strict=True)), arb(0)) / norm
+        total = total + value * arb(weight.numerator) / arb(weight.denominator)
+    if total > 0 or (form[2] == ">=0" and total >= 0):
+        return True
+    return False if total < 0 or (form[2] == ">0" and total <= 0) else None
