@@ -23,6 +23,8 @@ queries: ["1.0:top1={{B.1}}@{{B.2}}", "logit{{A}}>logit{{B}}"]
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line loads a tiny model that reads words."""
+    for name in pl.__all__:  # what is first imported while the loader is another one would keep it
+        getattr(pl, name)
 
     def load(name: str, tell: Any = None) -> Transformer:
         return reader()
