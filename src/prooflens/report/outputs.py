@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from prooflens.report.bars import Bar, cut, draw_bars
 from prooflens.report.source import RowSource
-from prooflens.report.svg import Drawing, hit, number, visible
+from prooflens.report.svg import Drawing, number, visible
 
 MOST_BARS = 40
 """Candidates of one picture."""
@@ -71,49 +71,6 @@ def _answer(whole: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Answer:
 
 def answer_bars(answer: Answer) -> Drawing:
     """One bar per candidate, from the smallest to the largest distance that bounds allow; the tick is the clean one."""
-    left, right, top, step = 130.0, 560.0, 40.0, 24.0
-    bottom = top + step * len(answer.candidates)
-    drawing = Drawing(760.0, bottom + 62.0, f"Distance of the candidates from {visible(answer.text)}")
-    known = [
-        v
-        for c in answer.candidates
-        for v in (c.clean, c.lower, c.upper)
-        if v is not None and math.isfinite(v) and abs(v) <= 4.0 * max(abs(x.clean) for x in answer.candidates)
-    ]
-    low, high = min([0.0, *known]), max([1e-9, *known])
-    margin = 0.04 * (high - low)
-    low, high = low - margin, high + margin
-
-    def place(value: float) -> float:
-        return left + (min(max(value, low), high) - low) / (high - low) * (right - left)
-
-    title = f"“{_cut(answer.text, 24)}” {answer.verdict}, ε = {number(answer.eps, 'another region')}"
-    drawing.text(left, 18.0, title, "", "start")
-    for i, candidate in enumerate(answer.candidates):
-        y = top + step * (i + 0.5)
-        tip = (
-            f"“{_cut(candidate.text, 24)}”: {number(candidate.clean)} behind on the clean input, between "
-            f"{number(candidate.lower, 'unknown')} and {number(candidate.upper, 'unknown')} on the region; "
-            f"{candidate.verdict}"
-        )
-        drawing.open(kind="hit", **hit(tip, query=candidate.query))
-        drawing.rect(4.0, y - step / 2, 752.0, step, fill="transparent")
-        drawing.text(left - 10.0, y + 4.0, _cut(candidate.text, 16), "small", "end")
-        if candidate.lower is None or candidate.upper is None:
-            drawing.rect(left, y - 5.0, right - left, 10.0, fill="url(#hatch)")
-            label = "no bounds"
-        else:
-            start, stop = place(candidate.lower), place(candidate.upper)
-            drawing.rect(start, y - 5.0, max(2.0, stop - start), 10.0, kind=candidate.verdict)
-            label = f"{number(candidate.lower)} … {number(candidate.upper)}"
-        drawing.line(place(candidate.clean), y - 8.0, place(candidate.clean), y + 8.0, "tick")
-        drawing.text(right + 12.0, y + 4.0, label, "small", "start")
-        drawing.close()
-    drawing.line(place(0.0), top, place(0.0), bottom, "zero")
-    drawing.add("path", None, kind="axis", d=f"M{left},{bottom}H{right}")
-    for share in (0.0, 0.5, 1.0):
-        value = low + margin + share * (high - low - 2.0 * margin)
-        drawing.text(place(value), bottom + 16.0, number(value), "small quiet")
     words = {
         "proved": "proved",
         "witness": "proved",
@@ -121,11 +78,20 @@ def answer_bars(answer: Answer) -> Drawing:
         "none": "nothing is known",
     }
     label = f"logit of the answer − logit of the candidate ({words.get(answer.guarantee, answer.guarantee)})"
-    drawing.text((left + right) / 2, bottom + 36.0, label, "small quiet")
-    drawing.text((left + right) / 2, bottom + 54.0, _cut(answer.reason, 110), "small quiet")
-    return drawing
+    return draw_bars(
+        f"Distance of the candidates from {visible(answer.text)}",
+        f"“{cut(answer.text, 24)}” {answer.verdict}, ε = {number(answer.eps, 'another region')}",
+        [_bar(candidate) for candidate in answer.candidates],
+        [label, answer.reason],
+        most=4.0 * max((abs(candidate.clean) for candidate in answer.candidates), default=0.0),
+    )
 
 
-def _cut(text: str, most: int) -> str:
-    shown = visible(text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+def _bar(candidate: Candidate) -> Bar:
+    tip = (
+        f"“{cut(candidate.text, 24)}”: {number(candidate.clean)} behind on the clean input, between "
+        f"{number(candidate.lower, 'unknown')} and {number(candidate.upper, 'unknown')} on the region; "
+        f"{candidate.verdict}"
+    )
+    ends = candidate.lower, candidate.upper
+    return Bar(candidate.text, tip, candidate.query, *ends, candidate.clean, candidate.verdict)

@@ -30,6 +30,10 @@ CAPTIONS = {
     "strip": "Only one token moves at a time. Bar: the radius for which all rows asked are <b>proved</b>. Dashed: "
     "where the attack breaks one. Diamond and numbers beneath: ℓ∞ distance, after embedding, to the nearest other "
     "token of the vocabulary, which is what an ε is worth in words.",
+    "effects": "Each bar is an edit: the effect, the metric of the model minus that of the edited one, is nowhere "
+    "outside of the bar: <b>proved</b> on a region, run member by member over a family. Tick: at the prompt, or the "
+    "mean. Its colour is the weakest verdict of its claims, whose thresholds are dashed; light blue: nothing is "
+    "claimed. A part whose bar lies beyond a threshold everywhere matters everywhere.",
     "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
     "region; tick: on the clean input. Right of 0 everywhere, the candidate is <b>proved</b> to stay behind. Outputs "
     "without a bar are part of the verdict too: the line beneath says how they were decided.",
