@@ -19,10 +19,10 @@ from prooflens.cli.options import (
     Deployed,
     EffortOptions,
     Eps,
-    InputOptions,
     Json,
     KeepOptions,
     Nearest,
+    SlottedOptions,
     Tolerance,
     limit_memory,
     named_tokens,
@@ -45,7 +45,7 @@ FEW_REASONS = 8
 @app.command(epilog=QUERY_HELP)
 @grouped
 def certify(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     keep: KeepOptions,
@@ -66,7 +66,7 @@ def certify(
 @app.command(epilog=QUERY_HELP)
 @grouped
 def plan(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     eps: Eps = None,
@@ -120,7 +120,7 @@ def selection(question: Question) -> str:
 @app.command(epilog=QUERY_HELP)
 @grouped
 def attack(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: AttackOptions,
     keep: KeepOptions,
@@ -133,7 +133,7 @@ def attack(
 
 
 def _decide(
-    given: InputOptions,
+    given: SlottedOptions,
     eps: float | None,
     claims: ClaimOptions,
     effort: EffortOptions | AttackOptions,
@@ -181,7 +181,7 @@ def _advice(keep: KeepOptions) -> str:
 @app.command(epilog=QUERY_HELP)
 @grouped
 def radius(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     keep: KeepOptions,
@@ -245,7 +245,7 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
 @app.command()
 @grouped
 def circuit(
-    given: InputOptions,
+    given: SlottedOptions,
     circuit: Annotated[
         str, typer.Argument(help="'0.3:top1@-1 & 1.4:top1@-1', heads 0.3,1.4 or a .json file of nodes.")
     ],
