@@ -53,7 +53,9 @@ SHOWN = 20
 def check(
     run: Annotated[
         Path,
-        typer.Argument(help="A run directory, as `certify -o` writes it, or the file of `vocabulary -o`."),
+        typer.Argument(
+            help="A run directory, as `certify -o` writes it, or a .json file of `vocabulary -o`."
+        ),
     ],
     weights: Annotated[
         Path | None, typer.Option(help="Folder of the model's weights (default: where the run found them).")
@@ -142,6 +144,11 @@ def _write_report(runs: list[Path], out: Path, figures: Path | None, as_json: bo
 
         _report_alone(report_family, runs, out, figures, as_json)
         return
+    if "vocabulary" in kinds:
+        from prooflens.report.vocabulary import report_vocabulary
+
+        _report_alone(report_vocabulary, runs, out, figures, as_json)
+        return
     if "family effects" in kinds:
         from prooflens.report.family_effects import report_family_effects
 
@@ -164,7 +171,9 @@ def _report_alone(
     as_json: bool,
 ) -> None:
     if len(runs) > 1:
-        raise RunError("a sweep, or a family of prompts, has a report of its own: give its folder alone")
+        raise RunError(
+            "a sweep, a family or counts over all prompts have a report of their own: give the folder alone"
+        )
     _tell_pictures(out, write(runs[0], out, figures), as_json)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prooflens.json_files import read_json
 
-FAMILY, FAMILY_EFFECTS = "family", "family effects"
+FAMILY, FAMILY_EFFECTS, VOCABULARY = "family", "family effects", "vocabulary"
 """Kinds of runs that have pages of their own."""
 
 

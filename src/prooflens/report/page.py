@@ -15,7 +15,7 @@ from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
 from prooflens.report.effects import draw_effects
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
-from prooflens.report.folders import FAMILY, FAMILY_EFFECTS, kind_of, unfolded
+from prooflens.report.folders import FAMILY, FAMILY_EFFECTS, VOCABULARY, kind_of, unfolded
 from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.svg import STYLE, Drawing, as_json, escaped, number, visible
@@ -65,6 +65,7 @@ def report(
     """
     from prooflens.report.families import report_family
     from prooflens.report.family_effects import report_family_effects
+    from prooflens.report.vocabulary import report_vocabulary
     from prooflens.results.effects import Effect
     from prooflens.results.families import FamilyResults
 
@@ -78,6 +79,9 @@ def report(
     pictures = None if figures is None else Path(figures)
     if alone:
         report_family(alone[0], path, pictures)
+        return Path(path)
+    if not held and len(runs) == 1 and kind_of(runs[0]) == VOCABULARY:
+        report_vocabulary(runs[0], path, pictures)
         return Path(path)
     if not held and any(kind_of(run) == FAMILY_EFFECTS for run in runs):
         report_family_effects(runs, path, pictures)

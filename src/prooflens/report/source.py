@@ -165,6 +165,8 @@ def _from_run(path: Path) -> RowSource:
     info = run.info
     if info["kind"] == "family":
         raise RunError(f"{path} is about a family of prompts, which has a report of its own: give it alone")
+    if info["kind"] == "vocabulary":
+        raise RunError(f"{path} counts over all prompts, which has a report of its own: give it alone")
     if info["kind"] == "family effects":
         raise RunError(f"{path} is about effects over a family: give only such runs to one report")
     model = info["model"]
