@@ -135,6 +135,8 @@ def test_members_of_families_are_run_with_hidden_keys() -> None:
     )
     assert tree.ends == pytest.approx(plain.ends, rel=1e-9)
     assert tree.ends[1] > tree.ends[0]
+    with pytest.raises(ModelError, match="the prompt has tokens 0"):
+        pl.family_effects(model, ["a0.h1.k99"], TEMPLATE, "logit{A}-logit{B}")
 
 
 @pytest.mark.parametrize(
