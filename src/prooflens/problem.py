@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.models import OUTPUT, Transformer, scores_name
+from prooflens.models.knockouts import check_rows
 from prooflens.queries import Setting
 from prooflens.regions import Region
 
@@ -95,6 +96,7 @@ class Problem:
             output: whether the output is needed.
             tokens: the texts of the tokens.
         """
+        check_rows(self.model.weights, layers)
         with torch.no_grad():
             scores, logits = self.values(self.region.reference, layers, output)
         architecture = self.model.architecture

@@ -11,7 +11,6 @@ import pytest
 
 import prooflens as pl
 from prooflens.checker import CheckReport, check
-from prooflens.errors import RunError
 from prooflens.models.edits import value_on
 from prooflens.models.files import write_model
 from prooflens.verdicts.pair import Edits
@@ -43,8 +42,7 @@ def test_honest_runs_are_run_again(run: Path) -> None:
     report = examined(run)
     assert report.ok, report
     assert report.counts["re-run"] == 4
-    with pytest.raises(RunError, match="prooflens query"):
-        pl.report(run, path=run.parent / "report.html")
+    assert pl.report(run, path=run.parent / "report.html").is_file()
     assert ["free text" in finding.note for finding in report.findings] == [False, False, False, True]
 
 

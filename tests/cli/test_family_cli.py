@@ -141,3 +141,58 @@ def test_results_in_memory_are_reported_too(tmp_path: Path) -> None:
     page = pl.report(found, path=tmp_path / "page.html", figures=tmp_path / "figures")
     assert "spec{A}" in page.read_text()
     assert {path.name.partition("-")[0] for path in (tmp_path / "figures").iterdir()} == {"matrix", "margins"}
+
+
+SLOTS = ("--template", TEXT, "--slot", "A= Mary", "--slot", "B= John")
+
+
+def test_one_prompt_with_slots_is_certified_by_roles(call: Call) -> None:
+    model = reader()
+    members = pl.Template(TEXT, A=[" Mary", " Tom"], B=[" John", " Kate"]).of(model)
+    prompt = next(members.prompt(one) for one in members if one.text == "When Mary and John met, John spoke")
+    queries = ["1.0:top1={B.1}@{B.2}", "logit{A}>logit{B}"]
+    found = pl.certify(model, prompt, pl.Ball(1e-4), queries=queries)
+    asked = (
+        "certify",
+        "tiny",
+        *SLOTS,
+        "--eps",
+        "1e-4",
+        "--query",
+        queries[0],
+        "--query",
+        queries[1],
+        "--json",
+    )
+    code, out, _ = call(*asked)
+    rows = json.loads(out)["rows"]
+    assert [(row["query"], row["verdict"]) for row in rows] == [
+        (row["query"], row["verdict"]) for row in found.table.to_pylist()
+    ]
+    assert code == (3 if any(row["verdict"] == "fails" for row in rows) else 0)
+
+
+def test_roles_stand_on_the_way_to_another_prompt(call: Call) -> None:
+    asked = ("--to", "When Mary and John met, Kate spoke", "--query", "logit{A}>logit{B}", "--json")
+    code, out, err = call("certify", "tiny", *SLOTS, *asked)
+    assert code in (0, 2, 3), err
+    assert len(json.loads(out)["rows"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--slot", "A= Mary"), "--slot is for --template"),
+        ((*SLOTS, "--text", "When"), "one of them"),
+        (("--template", TEXT, "--slot", "A= Mary"), "slot {B} has no fillers"),
+        ((*SLOTS, "--slot", "C= x"), "no slot {C}"),
+        ((*SLOTS, "--slot", "A= Tom"), "given twice"),
+        (("--template", TEXT, "--slot", "A"), "'A= Mary'"),
+        (("--template", TEXT, "--slot", "A=", "--slot", "B= John"), "slot A has no filler"),
+    ],
+)
+def test_slots_that_do_not_fit_are_one_line(call: Call, options: tuple[str, ...], says: str) -> None:
+    code, out, err = call("certify", "tiny", *options, "--eps", "0.01")
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.count("\n") == 1

@@ -37,7 +37,7 @@ def pair(family: str, seed: int, far: float, segment: bool = False) -> tuple[Pro
     move = torch.randn(x.shape, generator=generator, dtype=torch.float64) * far
     region: Region = Segment(x, x + move).region() if segment else Ball(far).around(x)
     W = torch.randn(FORMS, model.architecture.d_out or 1, generator=generator, dtype=torch.float64)
-    edited = pl.edit(model, random_edits(model, choose))
+    edited = pl.edit(model, random_edits(model, choose, S))
     return Problem(model, region), Problem(edited, region), output_forms(W)
 
 

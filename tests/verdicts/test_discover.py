@@ -17,7 +17,7 @@ from prooflens.progress import silent
 from prooflens.results import Verdict
 from prooflens.results.discovery import Discovery
 from prooflens.verdicts.circuit_files import outside, read_json
-from prooflens.verdicts.discover import search
+from prooflens.verdicts.discover import search, weighed
 from tests.checker.forging import TOY
 from tests.conftest import Call
 from tests.enumeration.test_enumerate import TEMPLATE
@@ -108,6 +108,41 @@ def test_parts_at_their_means(toy: pl.Transformer) -> None:
     assert lower <= float((toy(toy.example()) - other(toy.example())) @ METRIC) <= upper
 
 
+def test_a_circuit_that_is_given_is_judged(toy: pl.Transformer, found: Discovery) -> None:
+    """What was found is faithful and minimal; with a part more that part is superfluous; with one less it is broken."""
+    x, ball, metric = toy.example(), pl.Ball(0.01), "logit0-logit1"
+
+    def judged(circuit: Sequence[str]) -> Discovery:
+        return pl.discover(toy, x, ball, metric, 0.2, circuit=circuit, budget="50/1/5")
+
+    same = judged(found.circuit)
+    assert same.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
+    assert sorted(same.circuit) == sorted(found.circuit)
+    extra = found.removed[-1]
+    more = judged([*found.circuit, extra])
+    assert more.verdicts[1] is Verdict.FAILS
+    assert extra in more.superfluous
+    assert f"superfluous: {extra}" in str(more)
+    less = judged(found.circuit[1:])
+    assert less.faithful is Verdict.FAILS
+    with pytest.raises(ModelError, match="none of the parts"):
+        judged(["a9.h0"])
+
+
+def test_a_judgement_is_open_where_nothing_is_known() -> None:
+    verdicts = {"a": Verdict.FAILS, "b": Verdict.UNKNOWN, "c": Verdict.HOLDS}
+
+    def judge(parts: Sequence[str]) -> _Fake:
+        return _Fake(verdicts.get(parts[-1], Verdict.HOLDS))
+
+    removed, trials, certificate, needed = weighed("abcd", "abc", judge, silent)  # type: ignore[arg-type]
+    found = Discovery("m", "", "", 0.1, "", list("abc"), removed, trials, certificate, needed, 0.0)
+    assert (removed, found.open, found.superfluous, found.minimal) == (["d"], ["b"], ["c"], False)
+    assert found.verdicts == [Verdict.HOLDS, Verdict.FAILS]
+    open_only = Discovery("m", "", "", 0.1, "", ["b"], removed, [], certificate, {"b": needed["b"]}, 0.0)
+    assert open_only.verdicts == [Verdict.HOLDS, Verdict.UNKNOWN]
+
+
 def test_over_a_family_against_every_member() -> None:
     model = reader("gpt2")
     parts = ["a0.h0", "a0.h1", "a1.h2", "m1"]
@@ -128,6 +163,10 @@ def test_over_a_family_against_every_member() -> None:
         assert worst(found.removed) <= 0.05
     for part in found.circuit:
         assert worst([*found.removed, part]) > 0.05
+    again = pl.family_discover(
+        model, TEMPLATE, "logit{A}-logit{B}", 0.05, parts=parts, circuit=found.circuit, batch=50
+    )
+    assert again.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
 
 
 def test_the_command(call: Call, tmp_path: Path) -> None:
@@ -137,6 +176,13 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
     document = json.loads(told)
     assert (code, document["circuit"], document["removed"]) == (0, ["m1"], ["a0.h0"])
     assert call("check", str(out / "certificate"))[0] == 0
+    given = ("--faithful", "0.2", "--parts", "a0.h0,m1", "--circuit")
+    code, told, _ = call(*asked, *given, str(out / "circuit.json"))
+    assert (code, "every part is needed" in told) == (0, True)
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps({"nodes": {"m1": True, "a0.h0": True}}))
+    code, told, _ = call(*asked, *given, str(whole))
+    assert (code, "superfluous: a0.h0" in told) == (3, True)
     code, _, err = call(*asked, "--faithful", "0.2", "--parts", "a9.h0")
     assert (code, err.count("\n")) == (1, 1)
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 import prooflens as pl
-from prooflens.checker.vocabulary import recount
+from prooflens.checker.findings import WrongError
+from prooflens.checker.network import Network
+from prooflens.checker.vocabulary import VocabularyChecker, recount
 from prooflens.engines.counting import Slots
 from prooflens.errors import QueryError
 from prooflens.models import Transformer
 from prooflens.models.files import write_model
 from prooflens.models.sites import rotary_tables
 from prooflens.report.vocabulary import draw_profiles
+from prooflens.results.vocabulary import Profiles
 from prooflens.statistics import clopper_pearson
 from tests.conftest import Call
 from tests.engines.counting.models import KINDS, VOCABULARY, model_of
@@ -217,3 +220,58 @@ def test_minilm_against_sampled_prompts(minilm: Transformer) -> None:
             low, high = clopper_pearson(int((best == key).sum()), len(ids), confidence=1.0 - 1e-9)
             assert low <= upper[column] / found.each
             assert lower[column] / found.each <= high
+
+
+def test_a_run_is_kept_queried_checked_and_reported(call: Call, tmp_path: Path) -> None:
+    model = model_of("bert", seed=26)
+    weights, run, page = tmp_path / "weights", tmp_path / "run", tmp_path / "page.html"
+    weights.mkdir()
+    write_model(weights, model.architecture, model.weights)
+    asked = ("vocabulary", str(weights), "--length", str(N), "--claim", "spec{1>0}", "-o", str(run))
+    assert call(*asked)[0] == 0
+    assert call(*asked)[0] == 1  # there is a run already
+    found = pl.profile(pl.load(str(weights)), length=N, claims=["spec{1>0}"])
+    code, out, _ = call(
+        "query", str(run), "select claim_text, lower_count from rows where head = '0.0'", "--json"
+    )
+    assert code == 0
+    assert all(count.claim in out and str(count.lower) in out for count in found["0.0"].top)
+    code, out, _ = call("check", str(run), "--weights", str(weights), "--json")
+    assert code == 0, out
+    assert json.loads(out)["summary"]["re-run"] == sum(len(one.top) for one in found)
+    assert call("report", str(run), "-o", str(page))[0] == 0
+    assert "Which key is attended most" in page.read_text()
+    again = Profiles.from_dict(found.to_dict())
+    assert again.to_dict()["heads"] == found.to_dict()["heads"]
+
+
+@pytest.mark.parametrize("what", ["row", "share", "document", "recount"])
+def test_the_checker_sees_forged_runs(tmp_path: Path, what: str) -> None:
+    model = model_of("bert", seed=26)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    write_model(weights, model.architecture, model.weights)
+    net = Network.read(weights)
+    document = pl.profile(pl.load(str(weights)), length=N).to_dict()
+    counts = [(head["head"], count) for head in document["heads"] for count in head["top"]]
+    rows = [
+        {"row": i, "head": head, "claim_text": c["claim"], "lower_count": c["lower"], "upper_count": c["upper"],
+         "prompts": c["prompts"], "lower": c["share"][0], "upper": c["share"][1]}
+        for i, (head, c) in enumerate(counts)
+    ]  # fmt: skip
+    info = {"document": document, "model": {"name": document["model"]}}
+    assert {word for word, _ in VocabularyChecker(net, info, {}, rows).judge_all().values()} == {"re-run"}
+    if what == "row":
+        rows[0]["lower_count"] = str(int(rows[0]["lower_count"]) + 1)
+    elif what == "share":
+        rows[0]["lower"] += 0.01
+    elif what == "document":
+        document["heads"][0]["top"][0]["lower"] = document["heads"][0]["top"][0]["prompts"]
+    else:
+        listed = document["heads"][0]["recount"][0]
+        listed["upper"] = ["0"] * len(listed["upper"])
+    try:
+        words = VocabularyChecker(net, info, {}, rows).judge_all()
+    except WrongError:
+        return
+    assert words[0][0] == "WRONG"

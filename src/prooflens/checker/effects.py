@@ -37,6 +37,7 @@ _QUERY = re.compile(
     r"|same answer (?P<answers>.+)",
     re.DOTALL,
 )
+_HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
 _PLACE = re.compile(r"a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?")
 
 
@@ -72,10 +73,12 @@ class PairNetwork:
 def _without(net: Network, edit: str) -> str | None:
     """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
     match = re.fullmatch(r"without ([\w., ]+)", edit)
-    places = [_PLACE.fullmatch(name) for name in match[1].split(", ")] if match else []
-    if not places or None in places:
+    names = match[1].split(", ") if match else []
+    hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
+    places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name)]
+    if not names or None in places:
         return None
-    weights = dict(net.weights)
+    weights = _hide(net, hidden)
     for a, h, m, n in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
         if int(a or m) >= net.arch["n_layers"]:
@@ -87,6 +90,19 @@ def _without(net: Network, edit: str) -> str | None:
         if index is None:
             weights.pop(f"{block}.bias", None)
     return Network(net.arch, weights).sha256
+
+
+def _hide(net: Network, hidden: list[re.Match[str]]) -> dict[str, Any]:
+    """The weights with more keys knocked out: tables of rows (head, query or −1 for all others, key), in order."""
+    weights, tables = dict(net.weights), dict[str, set[tuple[int, ...]]]()
+    for a, h, q, k in (match.groups() for match in hidden):
+        if int(a) < net.arch["n_layers"]:
+            row = (int(h), -1 if q is None else int(q), int(k))
+            tables.setdefault(f"blocks.{a}.knocked_out", set()).add(row)
+    for name, rows in tables.items():
+        before = [tuple(map(int, row)) for row in weights.get(name, ())]
+        weights[name] = np.array(sorted(rows.union(before)), dtype=np.float64)
+    return weights
 
 
 class EffectReader(QueryReader):

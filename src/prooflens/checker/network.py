@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from prooflens.checker.families import Folder, Powers
+from prooflens.checker.findings import need
 
 Array = NDArray[np.float64]
 Balls = NDArray[Any]
@@ -116,6 +117,25 @@ class Network:
 
     def mask(self, n: int, layer: int = -1) -> NDArray[np.bool_]:
         """[i, j]: whether query i of a layer may attend to key j."""
+        need(
+            f"blocks.{layer}.knocked_out" not in self.weights, "the heads of a layer have masks of their own"
+        )
+        return self._mask(n, layer)
+
+    def masks(self, n: int, layer: int) -> NDArray[np.bool_]:
+        """The same by head, [H, n, n]: without the keys that are knocked out, rows (head, query or −1 for all, key)."""
+        seen = np.repeat(self._mask(n, layer)[None], self.arch["n_heads"], axis=0)
+        table = self.weights.get(f"blocks.{layer}.knocked_out", np.zeros((0, 3)))
+        need(table.ndim == 2 and table.shape[1] == 3 and np.all(table == np.rint(table)), "no table of keys")
+        for head, query, key in table.astype(int).tolist():
+            need(0 <= head < len(seen) and query >= -1 and key >= 0, "a key is knocked out that there is not")
+            for i in range(n if key < n else 0):
+                if i == query or (query < 0 and i != key):
+                    seen[head, i, key] = False
+        need(bool(seen.any(-1).all()), "a query of the edited model has no keys")
+        return seen
+
+    def _mask(self, n: int, layer: int) -> NDArray[np.bool_]:
         seen = np.tril(np.ones((n, n), bool)) if self.arch["causal"] else np.ones((n, n), bool)
         if not self.is_local(layer):
             return seen
@@ -342,7 +362,7 @@ class Network:
 
     def _attend(self, a: Balls, v: Balls, layer: int = -1) -> Balls:
         shift = np.array([[max(float(s.mid()) for s in row) for row in head] for head in a])[..., None]
-        e = _each(arb.exp, a - shift) * self.mask(a.shape[-1], layer)
+        e = _each(arb.exp, a - shift) * self.masks(a.shape[-1], layer)
         s = e / e.sum(-1, keepdims=True)
         return np.concatenate([_product(s[h], v[h]) for h in range(len(s))], axis=-1)
 

@@ -89,7 +89,7 @@ class PlainNetwork:
         if attends:
             scores = self._scores(layer, inner)
             v = self._heads(self._note(f"{block}.attn.hook_v", self._affine(f"{block}.v", inner)))
-            masked = np.where(self.net.mask(x.shape[1], layer), scores, -np.inf)
+            masked = np.where(self.net.masks(x.shape[1], layer), scores, -np.inf)
             e = np.exp(masked - masked.max(-1, keepdims=True))
             mixed = (e / e.sum(-1, keepdims=True)) @ v
             flat = self._note(f"{block}.attn.hook_z", mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))

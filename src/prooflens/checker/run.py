@@ -23,6 +23,7 @@ from prooflens.checker.network import Network, Tables
 from prooflens.checker.prompts import FamilyChecker
 from prooflens.checker.proofs import OutOfTimeError
 from prooflens.checker.rows import RowChecker
+from prooflens.checker.vocabulary import VocabularyChecker
 
 SCHEMA = 1
 """The format of run directories that is read."""
@@ -103,9 +104,7 @@ def check(
         need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]
         need(numbers == list(range(info["rows"])), "rows are missing or numbered wrongly")
-        if (
-            counted := {"family": FamilyChecker, "family effects": FamilyEffectChecker}.get(info["kind"])
-        ) is not None:
+        if (counted := _COUNTED.get(info["kind"])) is not None:
             words = counted(net, info, tensors, rows).judge_all()
             return CheckReport([], [Finding(row["row"], *words[row["row"]]) for row in rows])
         claimed = [row for row in rows if row.get("claim")]
@@ -126,6 +125,14 @@ def check(
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in chosen])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])
+
+
+_COUNTED: dict[str, Any] = {
+    "family": FamilyChecker,
+    "family effects": FamilyEffectChecker,
+    "vocabulary": VocabularyChecker,
+}
+"""Who judges rows that count prompts, by the kind of run."""
 
 
 def _without_claim(row: Row) -> Finding:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from prooflens.checker.families import Powers
+from prooflens.checker.findings import NOT_CHECKABLE, RERUN, WRONG, Row, need
 from prooflens.checker.network import Array, Network, Tables
 
 SCHEMA = "prooflens-vocabulary-1"
@@ -70,18 +71,55 @@ def recount(
         info = json.loads(document.read_text(encoding="utf-8"))
         if info["schema"] != SCHEMA:
             return VocabularyReport([f"WRONG: the document has another format than {SCHEMA}"], [])
-        net = Network.read(weights, tables, powers)
-        problems = (
-            [] if net.sha256 == info["model_sha256"] else ["WRONG: the weights have another fingerprint"]
-        )
-        counter = _Counter(net, info)
-        findings = []
-        for head in info["heads"]:
-            problems += _sums(head, counter.each, counter.query_tokens)
-            findings += [counter.judge(head, row) for row in head["recount"]]
-        return VocabularyReport(problems, findings)
+        return _judged(Network.read(weights, tables, powers), info)
     except DAMAGE as error:
         return VocabularyReport([f"WRONG: {error or type(error).__name__}"], [])
+
+
+def _judged(net: Network, info: dict[str, Any]) -> VocabularyReport:
+    """What a network says of a document."""
+    problems = [] if net.sha256 == info["model_sha256"] else ["WRONG: the weights have another fingerprint"]
+    counter = _Counter(net, info)
+    findings = []
+    for head in info["heads"]:
+        problems += _sums(head, counter.each, counter.query_tokens)
+        findings += [counter.judge(head, row) for row in head["recount"]]
+    return VocabularyReport(problems, findings)
+
+
+class VocabularyChecker:
+    """The rows of a run about all prompts: they must be the counts of its document, which is counted again."""
+
+    def __init__(self, net: Network, info: dict[str, Any], tensors: Any, rows: list[Row]) -> None:
+        self.net, self.document, self.rows = net, info["document"], rows
+        need(self.document["schema"] == SCHEMA, f"the document has another format than {SCHEMA}")
+        need(self.document["model"] == info["model"]["name"], "the document is about another model")
+
+    def judge_all(self) -> dict[int, tuple[str, str]]:
+        """One word and a note per row."""
+        found = _judged(self.net, self.document)
+        need(not found.problems, "; ".join(found.problems).removeprefix("WRONG: "))
+        counts = [(h, c, kind) for h in self.document["heads"] for kind in ("top", "claims") for c in h[kind]]
+        need(len(counts) == len(self.rows), "there is not one row per count of the document")
+        words = {}
+        for row, (head, count, kind) in zip(self.rows, counts, strict=True):
+            told = [row[name] for name in ("head", "claim_text", "lower_count", "upper_count", "prompts")]
+            same = told == [head["head"], *(count[name] for name in ("claim", "lower", "upper", "prompts"))]
+            shares = [int(count[end]) / int(count["prompts"]) for end in ("lower", "upper")]
+            near = all(
+                abs(row[end] - share) <= 1e-12 for end, share in zip(("lower", "upper"), shares, strict=True)
+            )
+            again = [one for one in found.findings if one.head == head["head"]]
+            broken = next((one for one in again if one.status != "agrees"), None)
+            if not (same and near):
+                words[row["row"]] = WRONG, "the row is not the count of its document"
+            elif broken is not None:
+                words[row["row"]] = WRONG, f"query token {broken.token}: {broken.detail}"
+            elif kind == "claims" or not again:
+                words[row["row"]] = NOT_CHECKABLE, "only counts of the most attended key are repeated"
+            else:
+                words[row["row"]] = RERUN, f"{len(again)} query tokens were counted again"
+        return words
 
 
 def _sums(head: dict[str, Any], each: int, size: int) -> list[str]:

@@ -12,9 +12,9 @@ from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import (
     EffortOptions,
     Eps,
-    InputOptions,
     KeepOptions,
     Nearest,
+    SlottedOptions,
     VectorFiles,
     limit_memory,
     read_vectors,
@@ -26,7 +26,7 @@ from prooflens.progress import shown
 @app.command()
 @grouped
 def circuit(
-    given: InputOptions,
+    given: SlottedOptions,
     circuit: Annotated[
         str, typer.Argument(help="'0.3:top1@-1 & 1.4:top1@-1', heads 0.3,1.4 or a .json file of nodes.")
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +14,11 @@ from prooflens.cli.family import TemplateOptions
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import EffortOptions, Eps, InputOptions, KeepOptions, limit_memory
+from prooflens.cli.prove import exit_code
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
+    from prooflens.models import Transformer
     from prooflens.results.discovery import Discovery
 
 
@@ -32,11 +36,15 @@ def discover(
         str | None,
         typer.Option(help="Parts that may be taken out: a9.h6,m3 (default: all heads and networks)."),
     ] = None,
+    circuit: Annotated[
+        Path | None, typer.Option(help="Judge this circuit (JSON of nodes) instead of searching for one.")
+    ] = None,
 ) -> None:
     """Find a circuit: take parts out one by one, as long as the rest is proved to be within ± --faithful of the model.
 
     -o writes a folder: circuit.json, the run `certificate`, and a run for each part of the circuit that shows why it is
-    needed. Exit code: 0 every part is needed, 1 error, 2 some may be superfluous.
+    needed. Exit code: 0 the circuit is faithful and every part is needed, 1 error, 2 something is open, 3 a given
+    circuit is broken, or a part of it superfluous.
     """
     make_room(keep.out)
     family = prompts.given()
@@ -55,6 +63,7 @@ def discover(
                 measured.metric,
                 faithful,
                 parts=chosen,
+                circuit=_kept(circuit, held, chosen),
                 vectors=measured.vectors,
                 **effort.options(tell),
             )
@@ -70,6 +79,7 @@ def discover(
                 measured.metric,
                 faithful,
                 parts=chosen,
+                circuit=_kept(circuit, held, chosen),
                 memory=effort.memory,
                 device=effort.device,
                 progress=tell,
@@ -79,7 +89,20 @@ def discover(
     else:
         say(str(found))
     if keep.out is not None:
-        asked = configuration(given, prompts, effort, measured, faithful=faithful, parts=parts, eps=eps)
+        asked = configuration(
+            given, prompts, effort, measured, faithful=faithful, parts=parts, circuit=circuit, eps=eps
+        )
         found.save(keep.out, **asked)
         tell_written(keep)
-    raise typer.Exit(0 if found.minimal else 2)
+    raise typer.Exit(exit_code(Counter(found.verdicts)))
+
+
+def _kept(path: Path | None, model: Transformer, parts: list[str] | None) -> list[str] | None:
+    """The parts that a circuit in a file leaves in the model; None without a file."""
+    if path is None:
+        return None
+    from prooflens.models.edits import places_of
+    from prooflens.verdicts.circuit_files import outside, read_json
+
+    gone = outside(read_json(path), model.architecture)
+    return [name for name in parts or places_of(model.architecture) if name not in gone]

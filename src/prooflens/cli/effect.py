@@ -50,7 +50,8 @@ class EditOptions:
     """What is taken out of the model."""
 
     without: Annotated[
-        str | None, typer.Option(help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12).")
+        str | None,
+        typer.Option(help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12, keys a9.h6.k3)."),
     ] = None
     circuit: Annotated[
         Path | None, typer.Option(help="Keep only this circuit (JSON of nodes): all else is taken out.")

@@ -173,6 +173,40 @@ class InputOptions:
 
 
 @dataclass(frozen=True)
+class SlottedOptions(InputOptions):
+    """Which model, on which prompt; it may be a text with slots, which queries then name."""
+
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help='Instead of --text, a text with slots that queries name: "When{A} and{B} met,{B} spoke".'
+        ),
+    ] = None
+    slot: Annotated[
+        list[str] | None, typer.Option("--slot", help='What stands in a slot of --template: "A= Mary".')
+    ] = None
+
+    def load(self, tell: Progress, held: Transformer | None = None) -> tuple[Transformer, Prompt]:
+        """The model and the prompt that were asked for, with the slots of its template as roles."""
+        if self.template is None:
+            if self.slot:
+                raise PromptError("--slot is for --template")
+            return super().load(tell, held)
+        if self.text is not None or self.sample is not None:
+            raise PromptError("give --template, --text or --sample: one of them")
+        from prooflens.families.templates import filled
+
+        parts = [text.partition("=") for text in self.slot or ()]
+        if wrong := ["".join(part) for part in parts if not (part[1] and part[0].strip().isidentifier())]:
+            raise PromptError(f"{wrong[0]!r} is no slot with its filler: write it as in 'A= Mary'")
+        fillers = {name.strip(): filler for name, _, filler in parts}
+        if len(fillers) < len(parts):
+            raise PromptError("a slot is given twice: give it once")
+        held = loaded(self.model, None, tell) if held is None else held
+        return held, filled(held, self.template, fillers)
+
+
+@dataclass(frozen=True)
 class ClaimOptions:
     """Which claims: of which heads, at which positions, by which queries."""
 

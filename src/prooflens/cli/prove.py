@@ -20,10 +20,10 @@ from prooflens.cli.options import (
     Deployed,
     EffortOptions,
     Eps,
-    InputOptions,
     Json,
     KeepOptions,
     Nearest,
+    SlottedOptions,
     Tolerance,
     limit_memory,
     loaded,
@@ -49,7 +49,7 @@ FEW_REASONS = 8
 @app.command(epilog=QUERY_HELP)
 @grouped
 def certify(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     keep: KeepOptions,
@@ -77,7 +77,7 @@ def certify(
 @app.command(epilog=QUERY_HELP)
 @grouped
 def plan(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     eps: Eps = None,
@@ -131,7 +131,7 @@ def selection(question: Question) -> str:
 @app.command(epilog=QUERY_HELP)
 @grouped
 def attack(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: AttackOptions,
     keep: KeepOptions,
@@ -144,7 +144,7 @@ def attack(
 
 
 def _decide(
-    given: InputOptions,
+    given: SlottedOptions,
     eps: float | None,
     claims: ClaimOptions,
     effort: EffortOptions | AttackOptions,
@@ -183,7 +183,7 @@ def _decide(
 
 
 def _decide_each(
-    given: InputOptions,
+    given: SlottedOptions,
     eps: float | None,
     claims: ClaimOptions,
     effort: EffortOptions,
@@ -201,7 +201,7 @@ def _decide_each(
     from prooflens.verdicts.certify import decide_question
 
     named = {"--text": given.text, "--sample": given.sample, "--to": given.to, "--hull": given.hull}
-    named["--out"] = keep.out
+    named |= {"--template": given.template, "--out": keep.out}
     if wrong := [name for name, value in named.items() if value is not None]:
         why = "a run is about one prompt: write a sweep" if wrong == ["--out"] else "it gives the prompts"
         raise PromptError(f"--texts does not go with {wrong[0]}: {why}")
@@ -236,7 +236,7 @@ def _advice(keep: KeepOptions) -> str:
 @app.command(epilog=QUERY_HELP)
 @grouped
 def radius(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     effort: EffortOptions,
     keep: KeepOptions,

@@ -53,7 +53,9 @@ SHOWN = 20
 def check(
     run: Annotated[
         Path,
-        typer.Argument(help="A run directory, as `certify -o` writes it, or the file of `vocabulary -o`."),
+        typer.Argument(
+            help="A run directory, as `certify -o` writes it, or a .json file of `vocabulary -o`."
+        ),
     ],
     weights: Annotated[
         Path | None, typer.Option(help="Folder of the model's weights (default: where the run found them).")
@@ -103,7 +105,8 @@ def check(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories about one model and prompt, or a sweep.")
+        list[Path],
+        typer.Argument(help="Run directories about one model and prompt, a sweep, or what discover wrote."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file to write.")] = Path("report.html"),
     figures: Annotated[
@@ -132,14 +135,26 @@ def _write_report(runs: list[Path], out: Path, figures: Path | None, as_json: bo
 
         _report_alone(report_sweep, runs, out, figures, as_json)
         return
-    from prooflens.report import collect, is_family, render, write_figures, write_page
+    from prooflens.report import collect, kind_of, render, unfolded, write_figures, write_page
 
-    if any(map(is_family, runs)):
+    every = unfolded(runs)
+    kinds = {kind_of(run) for run in every}
+    if "family" in kinds:
         from prooflens.report.families import report_family
 
         _report_alone(report_family, runs, out, figures, as_json)
         return
-    data = collect(*runs)
+    if "vocabulary" in kinds:
+        from prooflens.report.vocabulary import report_vocabulary
+
+        _report_alone(report_vocabulary, runs, out, figures, as_json)
+        return
+    if "family effects" in kinds:
+        from prooflens.report.family_effects import report_family_effects
+
+        _tell_pictures(out, report_family_effects(every, out, figures), as_json)
+        return
+    data = collect(*every)
     write_page(out, render(data))
     pictures = write_figures(data, figures) if figures is not None else []
     if as_json:
@@ -156,8 +171,13 @@ def _report_alone(
     as_json: bool,
 ) -> None:
     if len(runs) > 1:
-        raise RunError("a sweep, or a family of prompts, has a report of its own: give its folder alone")
-    pictures = write(runs[0], out, figures)
+        raise RunError(
+            "a sweep, a family or counts over all prompts have a report of their own: give the folder alone"
+        )
+    _tell_pictures(out, write(runs[0], out, figures), as_json)
+
+
+def _tell_pictures(out: Path, pictures: list[Path], as_json: bool) -> None:
     if as_json:
         print_json({"report": str(out), "figures": [str(path) for path in pictures]})
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from prooflens.cli.common import app, print_json, print_table, say
+from prooflens.cli.keep import command_line, make_room
 from prooflens.cli.options import Device, Json, Model, limit_memory
 from prooflens.errors import QueryError
 from prooflens.progress import shown
@@ -44,7 +45,9 @@ def vocabulary(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the drawn query tokens.")] = 0,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON file to write, for `check`.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Run directory (or .json file) to write.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="A folder for the picture (SVG).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,6 +57,8 @@ def vocabulary(
     from prooflens.verdicts.vocabulary import profile
 
     limit_memory(None)
+    if out is not None and out.suffix != ".json":
+        make_room(out)
     if duplicates or copies:
         _print_statements(model, heads, length, position, tokens, seed, device, duplicates, as_json)
         return
@@ -87,7 +92,7 @@ def vocabulary(
         ]
         print_table(("head", "claim", "at least", "at most", "of prompts"), rows)
     if out is not None:
-        found.save(out)
+        found.save(out, command=command_line())
         say(f"counts in {out}", error=as_json)
     if plot is not None:
         made = write_drawings([("vocabulary", draw_profiles(found))], plot)

@@ -13,9 +13,9 @@ from prooflens.cli.options import (
     QUERY_HELP,
     ClaimOptions,
     Device,
-    InputOptions,
     Json,
     Memory,
+    SlottedOptions,
     limit_memory,
     named_tokens,
     other_prompt,
@@ -27,7 +27,7 @@ from prooflens.progress import shown
 @app.command(epilog=QUERY_HELP)
 @grouped
 def way(
-    given: InputOptions,
+    given: SlottedOptions,
     claims: ClaimOptions,
     device: Device = None,
     memory: Memory = None,

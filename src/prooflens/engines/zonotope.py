@@ -88,7 +88,7 @@ class AffineRules(Rules):
 
     def _softmax(self, step: Softmax, a: TensorSet) -> TensorSet:
         mask = step.mask
-        other = mask[:, :, None] & mask[:, None, :]
+        other = mask[..., :, None] & mask[..., None, :]
         other = other & ~torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device)
         d = a.linear(
             lambda x: (x[..., None, :] - x[..., :, None]) * other,

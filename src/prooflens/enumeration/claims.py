@@ -13,6 +13,7 @@ from torch import Tensor
 from prooflens.errors import ModelError, QueryError
 from prooflens.families import Member, Shape
 from prooflens.models import Prompt, Transformer
+from prooflens.models.knockouts import check_rows
 from prooflens.models.tree import Reading
 from prooflens.queries import (
     Argmax,
@@ -230,6 +231,7 @@ def _setting(query: Query, size: int, model: Transformer, token: Sequence[str] |
     heads = [part.heads for part in parts if isinstance(part, RowQuery) and part.heads is not None]
     named = (parse_heads(text, architecture.n_layers, architecture.n_heads) for text in heads)
     layers = sorted({layer for found in named for layer, _ in found})
+    check_rows(model.weights, layers)
     zeros = torch.zeros(architecture.n_heads, size, size, dtype=torch.float64)
     windows = {layer: model.mask(size, layer=layer).cpu() for layer in layers if architecture.is_local(layer)}
     texts = None if token is None else tuple(token)

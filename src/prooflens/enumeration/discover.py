@@ -13,7 +13,7 @@ from prooflens.models import Transformer, load
 from prooflens.progress import Show, shown
 from prooflens.results.discovery import Discovery
 from prooflens.results.effects import FamilyEffects
-from prooflens.verdicts.discover import Held, chosen_parts, circuit_of, taken_out
+from prooflens.verdicts.discover import Held, check_circuit, chosen_parts, circuit_of, taken_out
 from prooflens.verdicts.effect import check_thresholds
 from prooflens.verdicts.settings import checked_device
 
@@ -25,6 +25,7 @@ def family_discover(
     faithful: float,
     *,
     parts: Sequence[str] | None = None,
+    circuit: Sequence[str] | None = None,
     edits: Held | None = None,
     batch: int | None = None,
     memory: int | str | None = None,
@@ -39,6 +40,7 @@ def family_discover(
         metric: a difference of two outputs, as in `"logit{A}-logit{B}"`.
         faithful: δ.
         parts: the parts that may be taken out; None for all heads and networks.
+        circuit: those of them that are left in a circuit that is judged; None to search for one.
         edits: how parts are taken out; None for at zero.
         batch: members of one batch; None for as many as fit.
         memory: bytes that a batch may take, as in "8GB"; None for what there is.
@@ -61,6 +63,7 @@ def family_discover(
     check_thresholds(None, faithful)
     whole = load(model) if device is None else load(model).to(checked_device(device))
     chosen, members = chosen_parts(whole, parts), bound_family(prompts, whole)
+    check_circuit(chosen, circuit)
 
     def effects(names: Sequence[Sequence[str]]) -> FamilyEffects:
         taken = [taken_out(some, edits) for some in names]
@@ -73,7 +76,7 @@ def family_discover(
             name: max(abs(row.least[0]), abs(row.most[0]))
             for name, row in zip(chosen, alone.rows, strict=True)
         }
-        found = circuit_of(whole, sizes, lambda names: effects([names]), tell)
+        found = circuit_of(whole, sizes, lambda names: effects([names]), tell, circuit)
     where = f"{members.label}, {members.size:,} members"
     seconds = time.perf_counter() - begin
     return replace(found, metric=alone.metric, delta=faithful, where=where, seconds=seconds)

@@ -22,6 +22,7 @@ from prooflens.families.shapes import Numbers
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
 from prooflens.models.edits import edit
+from prooflens.models.knockouts import check_tokens
 from prooflens.models.tree import Runner
 from prooflens.progress import Show, shown
 from prooflens.queries import Beats, parse_metric
@@ -97,6 +98,8 @@ def family_effects(
         raise ModelError("no edit is given: give at least one, as in ['a9.h6']")
     if wrong := [one.name for one in made if one.architecture != held.architecture]:
         raise ModelError(f"{wrong[0]} is no edit of {held.name}: their architectures differ")
+    for one in made:
+        check_tokens(one.weights, one.architecture.n_layers, max(members.lengths))
     plan = Plan(as_tree=tree, batch=batch, memory=parse_memory(memory))
     sums = [Sums(necessary, faithful) for _ in made]
     with shown(progress) as tell:

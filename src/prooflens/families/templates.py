@@ -15,7 +15,7 @@ from prooflens.families.family import Family
 from prooflens.families.place import Placed, TextReader, check_texts, shapes_of
 from prooflens.families.shapes import Shape
 from prooflens.families.words import WordList
-from prooflens.models import Transformer
+from prooflens.models import Prompt, Transformer
 
 
 class _Vocabulary(Enum):
@@ -123,6 +123,31 @@ class Template:
         if ALL not in self.slots.values():
             check_texts(family, reader)
         return family
+
+
+def filled(model: Transformer, text: str, fillers: Mapping[str, str]) -> Prompt:
+    """Return a template with one filler in every slot as a prompt; queries about it may name its slots as roles.
+
+    Args:
+        model: the model that reads it.
+        text: the text, slots in braces.
+        fillers: one text for every slot.
+
+    Raises:
+        PromptError: where text and fillers do not fit, or a filler is tokenised differently in its place.
+    """
+    pieces = _pieces(text)
+    held = {slot: fillers[slot] for slot in _checked_names(pieces, fillers)}
+    if empty := [slot for slot, word in held.items() if not word.strip()]:
+        raise PromptError(f"slot {empty[0]} has no filler: give one, as in ' Mary'")
+    reader = TextReader(model)
+    shapes = shapes_of(reader.place(pieces, held), {slot: (word,) for slot, word in held.items()}, ())
+    words: dict[str, Sequence[str | int]] = {slot: (word,) for slot, word in held.items()}
+    family = Family(
+        model, repr(text), words, (), shapes, lambda found, ids: "".join(_piece_texts(pieces, found))
+    )
+    check_texts(family, reader)
+    return family.prompt(next(iter(family)))
 
 
 class Swaps:

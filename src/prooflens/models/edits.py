@@ -6,11 +6,12 @@
 | `a9` | what the attention of layer 9 writes, `blocks.9.hook_attn_out` | W_O and its bias |
 | `m3` | what the network of layer 3 writes, `blocks.3.hook_mlp_out` | `down` and its bias |
 | `m3.n12` | neuron 12 of it, `blocks.3.mlp.hook_post` | a column of `down` |
+| `a9.h6.k3`, `a9.h6.q5.k3` | a key that others, or token 5, may not attend to | a mask (`models.knockouts`) |
 
-Each is read by one linear map, so an edit changes weights and no step: zero takes columns out, a constant c takes them
-out and adds W c to the bias. The constant is one for all positions; a value of its own at every position is no change
-of weights, and is not an edit here. The edited model has a name and a fingerprint, and every engine walks it. W c is
-rounded once, in float64: what is proved is proved of the model with that bias.
+Each but the last is read by one linear map, so an edit changes weights and no step: zero takes columns out, a constant
+c takes them out and adds W c to the bias. The constant is one for all positions; a value of its own at every position
+is no change of weights, and is not an edit here. The edited model has a name and a fingerprint, and every engine walks
+it. W c is rounded once, in float64: what is proved is proved of the model with that bias.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.knockouts import find_knockout, with_knockouts
 
 if TYPE_CHECKING:
     from prooflens.models.architecture import Architecture
@@ -76,7 +78,7 @@ def find_place(architecture: Architecture, name: str) -> Place:
     if match is None:
         raise ModelError(
             f"{name!r} is no part of a model: write a head as a9.h6, an attention as a9, a network as m3, "
-            "a neuron as m3.n12"
+            "a neuron as m3.n12, a hidden key as a9.h6.k3"
         )
     attends = match["a"] is not None
     layer = int(match["a"] if attends else match["m"])
@@ -118,7 +120,7 @@ class Edit:
     """One part, held at zero or at a constant.
 
     Attributes:
-        place: `a9.h6`, `a9`, `m3` or `m3.n12`.
+        place: `a9.h6`, `a9`, `m3` or `m3.n12`; or a key that is knocked out, `a9.h6.k3` or `a9.h6.q5.k3`.
         value: the constant, as many numbers as the part has; None for zero. Of an edit along a direction: one number,
             the part's coordinate along it.
         source: where the value comes from, for the model's name.
@@ -194,7 +196,7 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
 
     Args:
         model: the model.
-        edits: parts to take out by name (`"a9.h6"`), or `Edit`s; one, or several of different parts.
+        edits: parts to take out by name (`"a9.h6"`), keys to knock out (`"a9.h6.k3"`), or `Edit`s; one, or several.
 
     Returns:
         The edited model; its name says what was done, and its fingerprint covers the weights.
@@ -213,13 +215,20 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     made = [Edit(one) if isinstance(one, str) else one for one in listed]
     if not made:
         raise ModelError("nothing is edited: give at least one part, as in 'a9.h6'")
-    places = [find_place(model.architecture, one.place) for one in made]
+    hidden = {one.place: find_knockout(model.architecture, one.place) for one in made}
+    knockouts = [found for found in hidden.values() if found is not None]
+    if len(knockouts) + sum(hidden[one.place] is None for one in made) < len(made):
+        raise ModelError("a key is knocked out twice: name it once")
+    held = [one for one in made if hidden[one.place] is None]
+    if any(one.value is not None or one.direction is not None for one in made if one not in held):
+        raise ModelError("a key is knocked out and has no value: give its name alone, as in 'a9.h6.k3'")
+    places = [find_place(model.architecture, one.place) for one in held]
     names = [place.name for place in places]
     for place in places:
         if names.count(place.name) > 1 or (place.columns is not None and place.block in names):
             raise ModelError(f"{place.name} is edited twice: give one edit of it")
-    weights = dict(model.weights)
-    for one, place in zip(made, places, strict=True):
+    weights = with_knockouts(model.weights, knockouts)
+    for one, place in zip(held, places, strict=True):
         _apply(weights, one, place)
     return replace(model, weights=weights, name=f"{model.name} {_described(made)}")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.knockouts import knockouts_of, mask_by_head
 from prooflens.models.program_blocks import Builder
 from prooflens.models.reads import append_read
 from prooflens.models.sites import Affine, AnyStep, Elementwise, Pool, Softcap
@@ -100,7 +101,11 @@ def build_program(
     like = some_weight(weights)
     layers = range(architecture.n_layers)
     masks = [attention_mask(architecture, n_tokens, padding, like.device, layer) for layer in layers]
-    builder = Builder(architecture, weights, masks)
+    masks = [
+        mask_by_head(mask, knockouts_of(weights, layer), architecture.n_heads)
+        for layer, mask in enumerate(masks)
+    ]
+    builder = Builder(architecture, weights, n_tokens, masks)
     streams = [INPUT]
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))

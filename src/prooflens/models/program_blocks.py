@@ -38,13 +38,15 @@ class Builder:
     Attributes:
         architecture: what the model looks like.
         weights: its canonical weights.
-        masks: which keys take part for each query, of every layer.
+        n_tokens: how many tokens there are.
+        masks: which keys take part for each query, of every layer; of each head where keys are knocked out.
         steps: what was made so far.
     """
 
     architecture: Architecture
     weights: Mapping[str, Tensor]
-    masks: list[Bool[Tensor, "S S"]]
+    n_tokens: int
+    masks: list[Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]]
     steps: list[AnyStep] = field(default_factory=list)
 
     def block(self, layer: int, stream: str) -> str:
@@ -165,13 +167,13 @@ class Builder:
 
     def _offset(self, layer: int, name: str) -> Tensor:
         """The vectors of positions that queries or keys get, for as many tokens as there are."""
-        offset, n_tokens = self.weights[f"blocks.{layer}.{name}.positions"], len(self.masks[0])
+        offset, n_tokens = self.weights[f"blocks.{layer}.{name}.positions"], self.n_tokens
         if n_tokens > len(offset):
             raise ModelError(f"the input has {n_tokens} tokens and the model positions for {len(offset)}")
         return offset[:n_tokens].reshape(n_tokens, -1, self.architecture.head_dim)
 
     def _tables(self, layer: int) -> tuple[Tensor, Tensor]:
-        architecture, n_tokens = self.architecture, len(self.masks[0])
+        architecture, n_tokens = self.architecture, self.n_tokens
         like = self.weights["blocks.0.q.weight"]
         if not architecture.rope_given:
             assert architecture.rope_theta is not None
@@ -181,7 +183,7 @@ class Builder:
         return turned_tables(n_tokens, frequencies, like, 1.0 if local else architecture.rope_scale)
 
     def _bias(self) -> Tensor | None:
-        architecture, n_tokens = self.architecture, len(self.masks[0])
+        architecture, n_tokens = self.architecture, self.n_tokens
         if architecture.relative_buckets is not None:
             table = self.weights["relative_bias"]
             return relative_bias(table, n_tokens, architecture.relative_max_distance)

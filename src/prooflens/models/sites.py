@@ -130,7 +130,7 @@ class Scores(Step):
 
     scale: float
     bias: Float[Tensor, "H S S"] | None
-    mask: Bool[Tensor, "S S"]
+    mask: Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]
 
     def __call__(self, q: Tensor, k: Tensor) -> Tensor:
         """Evaluate the step; masked entries hold the plain product and are ignored by `Softmax`."""
@@ -142,7 +142,7 @@ class Scores(Step):
 class Softmax(Step):
     """s_hij = exp(a_hij)/Σ_k exp(a_hik) over the keys of `mask`; masked weights are exactly 0."""
 
-    mask: Bool[Tensor, "S S"]
+    mask: Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Evaluate the step."""

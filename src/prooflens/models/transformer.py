@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError, PromptError
 from prooflens.models.architecture import Architecture
+from prooflens.models.knockouts import moved_weights
 from prooflens.models.program import (
     OUTPUT,
     Program,
@@ -96,7 +97,7 @@ class Transformer:
             >>> pl.load("toy").to(dtype=torch.float32).dtype
             torch.float32
         """
-        moved = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.weights.items()}
+        moved = moved_weights(self.weights, device, dtype)
         examples = None if self.examples is None else self.examples.to(device=device, dtype=dtype)
         return replace(self, weights=moved, examples=examples)
 

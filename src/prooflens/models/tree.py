@@ -82,10 +82,10 @@ def restricted(step: AnyStep, start: int, stop: int) -> AnyStep:
     if isinstance(step, Shift):
         return replace(step, offset=step.offset[here])
     if isinstance(step, Softmax):
-        return replace(step, mask=step.mask[here, :stop])
+        return replace(step, mask=step.mask[..., here, :stop])
     if isinstance(step, Scores):
         bias = None if step.bias is None else step.bias[:, here, :stop]
-        return replace(step, bias=bias, mask=step.mask[here, :stop])
+        return replace(step, bias=bias, mask=step.mask[..., here, :stop])
     if isinstance(step, Pool):
         return replace(step, weights=step.weights[here])
     return step

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.knockouts import check_table, table_name
 from prooflens.models.reads import READ, find_hook
 
 Shape = tuple[int, ...]
@@ -90,9 +91,13 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
         raise ModelError(f"the weights lack {missing[0]!r} ({len(missing)} tensors missing)")
     if architecture.d_out is not None and not {"head.weight", "embed.tokens", READ} & set(weights):
         raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
-    if unknown := sorted(set(weights) - set(shapes)):
+    tables = {table_name(layer) for layer in range(architecture.n_layers) if architecture.has_attention}
+    if unknown := sorted(set(weights) - set(shapes) - tables):
         raise ModelError(f"the weights hold {unknown[0]!r}, which this architecture does not use")
     for name, tensor in weights.items():
+        if name in tables:
+            check_table(name, tensor, architecture.n_heads)
+            continue
         if tuple(tensor.shape) != shapes[name] and not (
             name == "embed.types" and tensor.shape[1:] == shapes[name][1:]
         ):

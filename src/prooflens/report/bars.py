@@ -1,4 +1,4 @@
-"""Bars: what bounds allow of several numbers on a region, each beside its clean value and 0."""
+"""Intervals as bars on one axis, a tick for the clean value on each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prooflens.report.svg import Drawing, hit, number, visible
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One interval.
+
+    Attributes:
+        label: what stands in front of it.
+        tip: what is said of it on a closer look.
+        query: the rows of the table that it stands for.
+        lower: its lower end; None, or infinite, if there is none.
+        upper: its upper end, likewise.
+        tick: the value that is marked on it; None for no mark.
+        kind: the class that colours it.
+        word: what stands behind its ends.
+    """
+
+    label: str
+    tip: str
+    query: str
+    lower: float | None
+    upper: float | None
+    tick: float | None
+    kind: str
+    word: str = ""
+
+
+RIGHT, TOP, STEP = 560.0, 40.0, 24.0
 
 MOST_BARS = 40
 """Bars of one picture."""
@@ -20,8 +48,78 @@ GUARANTEES = {
 """What the axis says of bounds."""
 
 
+def draw_bars(
+    drawing_label: str,
+    title: str,
+    bars: Sequence[Bar],
+    below: Sequence[str],
+    *,
+    left: float = 130.0,
+    letters: int = 16,
+    most: float = math.inf,
+    marks: Sequence[float] = (),
+) -> Drawing:
+    """Draw intervals one below the other; one without ends is hatched.
+
+    Args:
+        drawing_label: what the picture is called for readers who do not see it.
+        title: what stands above the bars.
+        bars: the intervals.
+        below: lines beneath the axis.
+        left: where the axis begins; labels stand in front of it.
+        letters: how many letters of a label are shown.
+        most: the axis is made for ends and ticks up to this size; longer bars are cut at its ends.
+        marks: values at which a dashed line goes through all bars, besides 0.
+    """
+    bottom = TOP + STEP * len(bars)
+    drawing = Drawing(760.0, bottom + 26.0 + 18.0 * len(below), drawing_label)
+    values = [v for bar in bars for v in (bar.tick, bar.lower, bar.upper) if v is not None]
+    known = [v for v in (*values, *marks) if math.isfinite(v) and abs(v) <= most]
+    low, high = min([0.0, *known]), max([1e-9, *known])
+    margin = 0.04 * (high - low)
+    low, high = low - margin, high + margin
+
+    def place(value: float) -> float:
+        return left + (min(max(value, low), high) - low) / (high - low) * (RIGHT - left)
+
+    drawing.text(left, 18.0, title, "", "start")
+    for i, bar in enumerate(bars):
+        y = TOP + STEP * (i + 0.5)
+        drawing.open(kind="hit", **hit(bar.tip, query=bar.query))
+        drawing.rect(4.0, y - STEP / 2, 752.0, STEP, fill="transparent")
+        drawing.text(left - 10.0, y + 4.0, cut(bar.label, letters), "small", "end")
+        ends = [end for end in (bar.lower, bar.upper) if end is not None and math.isfinite(end)]
+        if len(ends) < 2:
+            drawing.rect(left, y - 5.0, RIGHT - left, 10.0, fill="url(#hatch)")
+            said = "no bounds"
+        else:
+            start, stop = map(place, ends)
+            drawing.rect(start, y - 5.0, max(2.0, stop - start), 10.0, kind=bar.kind)
+            said = " … ".join(map(number, ends))
+        if bar.tick is not None:
+            drawing.line(place(bar.tick), y - 8.0, place(bar.tick), y + 8.0, "tick")
+        shown = f"{said} · {bar.word}" if bar.word else said
+        drawing.text(RIGHT + 12.0, y + 4.0, shown, "small", "start")
+        drawing.close()
+    for value in dict.fromkeys((0.0, *marks)):
+        drawing.line(place(value), TOP, place(value), bottom, "zero")
+    drawing.add("path", None, kind="axis", d=f"M{left},{bottom}H{RIGHT}")
+    for share in (0.0, 0.5, 1.0):
+        value = low + margin + share * (high - low - 2.0 * margin)
+        drawing.text(place(value), bottom + 16.0, number(value), "small quiet")
+    for i, line in enumerate(below):
+        drawing.text((left + RIGHT) / 2, bottom + 36.0 + 18.0 * i, cut(line, 110), "small quiet")
+    return drawing
+
+
+def cut(text: str, most: int) -> str:
+    """A text without marks, and no longer than so many letters."""
+    shown = visible(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
 @dataclass(frozen=True)
-class Bar:
+class Margin:
     """A number on a region: its name, its clean value and its bounds; None: no bound.
 
     Attributes:
@@ -60,63 +158,22 @@ class BarWords:
     note: str = ""
 
 
-def draw_bars(bars: Sequence[Bar], words: BarWords, left: float = 130.0) -> Drawing:
-    """One bar per number, from the smallest to the largest value that bounds allow; the tick is the clean one.
+def draw_margins(margins: Sequence[Margin], words: BarWords, left: float = 130.0) -> Drawing:
+    """Draw one bar per number, from the smallest to the largest value that bounds allow; the tick is the clean one.
 
     Args:
-        bars: the numbers.
+        margins: the numbers.
         words: what stands around them.
         left: how much room their names have.
     """
-    right, top, step = left + 430.0, 40.0, 24.0
-    bottom = top + step * len(bars)
-    drawing = Drawing(right + 200.0, bottom + 62.0, words.label)
-    most = 4.0 * max((abs(bar.clean) for bar in bars), default=0.0)
-    ends = [value for bar in bars for value in (bar.clean, bar.lower, bar.upper) if value is not None]
-    known = [value for value in ends if math.isfinite(value) and abs(value) <= most]
-    low, high = min([0.0, *known]), max([1e-9, *known])
-    margin = 0.04 * (high - low)
-    low, high = low - margin, high + margin
-
-    def place(value: float) -> float:
-        return left + (min(max(value, low), high) - low) / (high - low) * (right - left)
-
-    drawing.text(left, 18.0, words.title, "", "start")
-    for i, bar in enumerate(bars):
-        y = top + step * (i + 0.5)
+    bars = []
+    for margin in margins:
         tip = (
-            f"“{cut(bar.text, 24)}”: {number(bar.clean)} {words.clean}, between {number(bar.lower, 'unknown')} and "
-            f"{number(bar.upper, 'unknown')} on the region; {bar.verdict}"
+            f"“{cut(margin.text, 24)}”: {number(margin.clean)} {words.clean}, between "
+            f"{number(margin.lower, 'unknown')} and {number(margin.upper, 'unknown')} on the region; {margin.verdict}"
         )
-        drawing.open(kind="hit", **hit(tip, query=bar.query))
-        drawing.rect(4.0, y - step / 2, drawing.width - 8.0, step, fill="transparent")
-        drawing.text(left - 10.0, y + 4.0, cut(bar.text, int(left / 7.5)), "small", "end")
-        if bar.lower is None or bar.upper is None:
-            drawing.rect(left, y - 5.0, right - left, 10.0, fill="url(#hatch)")
-            label = "no bounds"
-        else:
-            start, stop = place(bar.lower), place(bar.upper)
-            drawing.rect(start, y - 5.0, max(2.0, stop - start), 10.0, kind=bar.verdict)
-            label = f"{number(bar.lower)} … {number(bar.upper)}"
-        drawing.line(place(bar.clean), y - 8.0, place(bar.clean), y + 8.0, "tick")
-        drawing.text(right + 12.0, y + 4.0, label, "small", "start")
-        drawing.close()
-    drawing.line(place(0.0), top, place(0.0), bottom, "zero")
-    drawing.add("path", None, kind="axis", d=f"M{left},{bottom}H{right}")
-    for share in (0.0, 0.5, 1.0):
-        value = low + margin + share * (high - low - 2.0 * margin)
-        drawing.text(place(value), bottom + 16.0, number(value), "small quiet")
-    drawing.text((left + right) / 2, bottom + 36.0, words.axis, "small quiet")
-    drawing.text((left + right) / 2, bottom + 54.0, cut(words.note, 110), "small quiet")
-    return drawing
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters, marks written out.
-
-    Args:
-        text: what is said.
-        most: how many characters there is room for.
-    """
-    shown = visible(text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+        ends = margin.lower, margin.upper
+        bars.append(Bar(margin.text, tip, margin.query, *ends, margin.clean, margin.verdict))
+    most = 4.0 * max((abs(margin.clean) for margin in margins), default=0.0)
+    below = [words.axis, words.note]
+    return draw_bars(words.label, words.title, bars, below, left=left, letters=int(left / 7.5), most=most)

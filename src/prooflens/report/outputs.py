@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from prooflens.report.bars import GUARANTEES, MOST_BARS, Bar, BarWords, cut, draw_bars
+from prooflens.report.bars import GUARANTEES, MOST_BARS, BarWords, Margin, cut, draw_margins
 from prooflens.report.source import RowSource
 from prooflens.report.svg import Drawing, number, visible
 
@@ -21,7 +21,7 @@ class Answer:
     guarantee: str
     eps: float | None
     reason: str
-    candidates: tuple[Bar, ...]
+    candidates: tuple[Margin, ...]
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ def _answer(whole: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Answer:
         whole["guarantee"],
         whole["eps"],
         whole["reason"],
-        tuple(Bar(**{name: row[name] for name in kept}) for row in rows),
+        tuple(Margin(**{name: row[name] for name in kept}) for row in rows),
     )
 
 
@@ -64,4 +64,4 @@ def answer_bars(answer: Answer) -> Drawing:
         f"logit of the answer − logit of the candidate ({known})",
         answer.reason,
     )
-    return draw_bars(answer.candidates, words)
+    return draw_margins(answer.candidates, words)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prooflens.errors import RunError
-from prooflens.json_files import read_json
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
+from prooflens.report.effects import draw_effects
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
+from prooflens.report.folders import FAMILY, FAMILY_EFFECTS, VOCABULARY, kind_of, unfolded
 from prooflens.report.images import image_map
 from prooflens.report.outputs import answer_bars
 from prooflens.report.readouts import readout_bars
@@ -26,6 +27,7 @@ from prooflens.report.written import slug, write_drawings, write_page
 from prooflens.version import __version__
 
 if TYPE_CHECKING:
+    from prooflens.results.effects import Effect
     from prooflens.results.families import FamilyResults
     from prooflens.results.frame import Frame
 
@@ -35,13 +37,16 @@ SHOWN_FIRST = 40
 
 
 def report(
-    *found: Frame | FamilyResults | Path | str, path: Path | str, figures: Path | str | None = None
+    *found: Frame | Effect | FamilyResults | Path | str,
+    path: Path | str,
+    figures: Path | str | None = None,
 ) -> Path:
     """Write one self-contained HTML report about results, radii and run directories.
 
     Args:
-        found: what `certify`, `radius`, `output` or `circuit` returned, or run directories; all about one model and
-            prompt. Or, alone, what `family` returned, or its run directory.
+        found: what `certify`, `radius`, `output`, `circuit` or `effect` returned, run directories, or folders of
+            `discover`; all about one model and prompt. Or, alone, what `family` returned, or its run directory; or
+            runs of effects over one family.
         path: the HTML file to write.
         figures: a folder that also gets every picture as SVG and, if a browser is found to draw it, as PNG.
 
@@ -60,31 +65,33 @@ def report(
         'report.html'
     """
     from prooflens.report.families import report_family
+    from prooflens.report.family_effects import report_family_effects
+    from prooflens.report.vocabulary import report_vocabulary
+    from prooflens.results.effects import Effect
     from prooflens.results.families import FamilyResults
 
-    for item in found:
-        if isinstance(item, FamilyResults) or (isinstance(item, str | Path) and is_family(item)):
-            if len(found) > 1:
-                raise RunError("a family of prompts has a report of its own: give it alone")
-            report_family(item, path, figures)
-            return Path(path)
-    data = collect(*(item for item in found if not isinstance(item, FamilyResults)))
+    whole = [item.results if isinstance(item, Effect) else item for item in found]
+    runs = unfolded([Path(item) for item in whole if isinstance(item, str | Path)])
+    held = [item for item in whole if not isinstance(item, str | Path)]
+    alone: list[FamilyResults | Path] = [item for item in held if isinstance(item, FamilyResults)]
+    alone += [run for run in runs if kind_of(run) == FAMILY]
+    if alone and len(runs) + len(held) > 1:
+        raise RunError("a family of prompts has a report of its own: give it alone")
+    pictures = None if figures is None else Path(figures)
+    if alone:
+        report_family(alone[0], path, pictures)
+        return Path(path)
+    if not held and len(runs) == 1 and kind_of(runs[0]) == VOCABULARY:
+        report_vocabulary(runs[0], path, pictures)
+        return Path(path)
+    if not held and any(kind_of(run) == FAMILY_EFFECTS for run in runs):
+        report_family_effects(runs, path, pictures)
+        return Path(path)
+    data = collect(*(item for item in held if not isinstance(item, FamilyResults)), *runs)
     write_page(Path(path), render(data))
     if figures is not None:
         write_figures(data, Path(figures))
     return Path(path)
-
-
-def is_family(path: Path | str) -> bool:
-    """Whether a run directory is about a family of prompts.
-
-    Args:
-        path: any path.
-    """
-    try:
-        return bool(read_json(Path(path) / "run.json")["kind"] == "family")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
@@ -108,6 +115,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield f"circuit-{i}", circuit_graph(graph)
     if data.strip:
         yield "tokens", token_strip(data.strip)
+    for chart in data.effects:
+        yield f"effects-{slug(chart.name)}", draw_effects(chart)
     for i, answer in enumerate(data.answers):
         yield f"output-{i}", answer_bars(answer)
     for i, read in enumerate(data.readings):
@@ -213,36 +222,39 @@ def _sections(data: ReportData) -> Iterator[str]:
         body = panels(
             "answer", "output", [a.name for a in data.answers], [answer_bars(a) for a in data.answers]
         )
-        yield _section("output", "What the model says", body)
+        yield section("output", "What the model says", body)
     if data.readings:
         body = panels(
             "region", "inside", [r.name for r in data.readings], [readout_bars(r) for r in data.readings]
         )
-        yield _section("inside", "Values inside the model", body)
+        yield section("inside", "Values inside the model", body)
+    if data.effects:
+        names, drawn = [c.name for c in data.effects], [draw_effects(c) for c in data.effects]
+        yield section("effects", "What each edit changes", panels("metric", "effects", names, drawn))
     if data.radius_map:
-        yield _section("radius", "How far each head is proved", _radius_body(data))
+        yield section("radius", "How far each head is proved", _radius_body(data))
     if maps := verdict_maps(data.verdicts, data.tokens):
         body = panels("query", "map", [name for name, _ in maps], [drawing for _, drawing in maps])
-        yield _section("map", "Verdicts by head and position", body)
+        yield section("map", "Verdicts by head and position", body)
     if data.attention:
-        yield _section("attention", "Attention with proved ranges", _attention_body(data))
+        yield section("attention", "Attention with proved ranges", _attention_body(data))
     if data.images:
         body = panels("row", "image", [i.name for i in data.images], [image_map(i) for i in data.images])
-        yield _section("image", "Attention over the image", body)
+        yield section("image", "Attention over the image", body)
     if data.ways:
         body = panels("row", "way", [w.name for w in data.ways], [draw_pieces(w) for w in data.ways])
-        yield _section("way", "Between the prompts, piece by piece", body)
+        yield section("way", "Between the prompts, piece by piece", body)
     if data.curves:
         names = ["{}.{}@{} {}".format(*curve.key) for curve in data.curves]
         body = panels("row", "curve", names, [sandwich(curve) for curve in data.curves])
-        yield _section("curve", "Margin against radius", body)
+        yield section("curve", "Margin against radius", body)
     if data.circuits:
         body = panels(
             "circuit", "circuit", [g.name for g in data.circuits], [circuit_graph(g) for g in data.circuits]
         )
-        yield _section("circuit", "Circuit", body)
+        yield section("circuit", "Circuit", body)
     if data.strip:
-        yield _section(
+        yield section(
             "strip", "One token at a time", f'<div class="scroll">{token_strip(data.strip).svg()}</div>'
         )
     if data.verdicts:
@@ -251,7 +263,8 @@ def _sections(data: ReportData) -> Iterator[str]:
         yield table("radii", "Radii", RADIUS_COLUMNS, data.radii)
 
 
-def _section(name: str, title: str, body: str) -> str:
+def section(name: str, title: str, body: str) -> str:
+    """A part of a page under a heading, with its caption of `CAPTIONS`."""
     return f'<section id="{name}"><h2>{title}</h2><p class="caption">{CAPTIONS[name]}</p>{body}</section>'
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prooflens.report.bars import GUARANTEES, MOST_BARS, Bar, BarWords, draw_bars
+from prooflens.report.bars import GUARANTEES, MOST_BARS, BarWords, Margin, draw_margins
 from prooflens.report.source import RowSource
 from prooflens.report.svg import Drawing, number
 
@@ -21,7 +21,7 @@ class Readings:
     region: str
     eps: float | None
     guarantee: str
-    bars: tuple[Bar, ...]
+    bars: tuple[Margin, ...]
     left_out: int
 
     @property
@@ -43,7 +43,9 @@ def readings(sources: Sequence[RowSource]) -> tuple[Readings, ...]:
         kept.sort(key=lambda row: float(row["clean"]))
         if kept:
             names = ("query", "verdict", "clean", "lower", "upper")
-            bars = tuple(Bar(row["query"], **{name: row[name] for name in names}) for row in kept[:MOST_BARS])
+            bars = tuple(
+                Margin(row["query"], **{name: row[name] for name in names}) for row in kept[:MOST_BARS]
+            )
             estimated = any(row["guarantee"] == "estimated" for row in kept)
             guarantee = "estimated" if estimated else "proved"
             left_out = len(kept) - len(bars)
@@ -67,4 +69,4 @@ def readout_bars(read: Readings) -> Drawing:
         f"distance from the threshold, positive where the claim holds ({GUARANTEES[read.guarantee]})",
         note,
     )
-    return draw_bars(read.bars, words, left=260.0)
+    return draw_margins(read.bars, words, left=260.0)

@@ -165,17 +165,17 @@ def _from_run(path: Path) -> RowSource:
     info = run.info
     if info["kind"] == "family":
         raise RunError(f"{path} is about a family of prompts, which has a report of its own: give it alone")
+    if info["kind"] == "vocabulary":
+        raise RunError(f"{path} counts over all prompts, which has a report of its own: give it alone")
     if info["kind"] == "family effects":
-        raise RunError(
-            f"{path} holds counts of effects, which have no report: look at them with prooflens query"
-        )
+        raise RunError(f"{path} is about effects over a family: give only such runs to one report")
     model = info["model"]
     kind = "radii" if info["kind"] == "radii" else "verdicts"
     region = SEARCHED if kind == "radii" else (info.get("region") or {}).get("label") or "region"
     return RowSource(
         str(path),
         kind,
-        _with_badges(run.rows, path),
+        with_badges(run.rows, path),
         model["name"],
         model["sha256"],
         model.get("source"),
@@ -190,7 +190,7 @@ def _from_run(path: Path) -> RowSource:
     )
 
 
-def _with_badges(rows: pa.Table, path: Path) -> pa.Table:
+def with_badges(rows: pa.Table, path: Path) -> pa.Table:
     """The rows of a run with what `prooflens check` last said of each, where its check.json is about this very run."""
     try:
         found = read_json(path / "check.json")

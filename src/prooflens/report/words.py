@@ -34,6 +34,12 @@ CAPTIONS = {
     "region; tick: on the clean input. Right of 0 everywhere, the value is <b>proved</b> to stay on its side: "
     "a feature that is active stays active, one that is off stays off. Readouts without a threshold are "
     "drawn as they are.",
+    "effects": "Each bar is an edit: the effect, the metric of the model minus that of the edited one, is nowhere "
+    "outside of the bar: <b>proved</b> on a region, run member by member over a family. Tick: at the prompt, or the "
+    "mean. Its colour is the weakest verdict of its claims, whose thresholds are dashed; light blue: nothing is "
+    "claimed. A part whose bar lies beyond a threshold everywhere matters everywhere.",
+    "profile": "Rows are heads, columns keys by their distance to the query. The colour and the number are the "
+    "<b>proved</b> lower end of the share of all prompts on which that key is attended most, alone; tips have both.",
     "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
     "region; tick: on the clean input. Right of 0 everywhere, the candidate is <b>proved</b> to stay behind. Outputs "
     "without a bar are part of the verdict too: the line beneath says how they were decided.",

@@ -34,6 +34,11 @@ class Trial:
     upper: float
 
 
+def _decided(found: Found) -> bool:
+    """Whether it is known that the circuit without a part is, or is not, faithful."""
+    return Verdict.FAILS in found.verdicts or found.verdicts == [Verdict.HOLDS]
+
+
 @dataclass(frozen=True, eq=False)
 class Discovery:
     """A circuit that was found by taking parts out, and what it rests on.
@@ -67,12 +72,28 @@ class Discovery:
     @property
     def open(self) -> list[str]:
         """Parts of the circuit that no witness shows to be needed, and no proof to be superfluous."""
-        return [part for part, found in self.needed.items() if Verdict.FAILS not in found.verdicts]
+        return [part for part, found in self.needed.items() if not _decided(found)]
+
+    @property
+    def superfluous(self) -> list[str]:
+        """Parts without which the circuit is proved faithful as well; a search leaves none."""
+        return [part for part, found in self.needed.items() if found.verdicts == [Verdict.HOLDS]]
+
+    @property
+    def faithful(self) -> Verdict:
+        """Whether the circuit is within ±δ of the model: one that was found is, one that was given need not be."""
+        return Verdict.HOLDS if self.certificate is None else self.certificate.verdicts[0]
 
     @property
     def minimal(self) -> bool:
         """Whether no part can be taken out of the circuit alone: for each a witness is off by more than δ."""
-        return not self.open
+        return not self.open and not self.superfluous
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Whether the circuit is faithful, and whether it is minimal."""
+        known = Verdict.UNKNOWN if self.open else Verdict.HOLDS
+        return [self.faithful, Verdict.FAILS if self.superfluous else known]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts."""
@@ -84,7 +105,9 @@ class Discovery:
             "where": self.where,
             "circuit": list(self.circuit),
             "removed": list(self.removed),
+            "circuit_is_faithful": self.faithful.value,
             "minimal": self.minimal,
+            "superfluous": self.superfluous,
             "open": self.open,
             "trials": [vars(trial) | {"verdict": trial.verdict.value} for trial in self.trials],
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
@@ -99,9 +122,12 @@ class Discovery:
         ]
         if self.certificate is not None:
             lower, upper = self.certificate.ends
-            lines.append(f"  taking the others out has an effect in [{lower:.6g}, {upper:.6g}]")
-        known = "every part is needed" if self.minimal else f"open: {', '.join(self.open)}"
-        lines.append(f"  {known}; {len(self.trials)} trials, {self.seconds:.1f} s")
+            lines.append(
+                f"  taking the others out has an effect in [{lower:.6g}, {upper:.6g}]: {self.faithful.value}"
+            )
+        told = {"superfluous": self.superfluous, "open": self.open}
+        left = "; ".join(f"{word}: {', '.join(names)}" for word, names in told.items() if names)
+        lines.append(f"  {left or 'every part is needed'}; {len(self.trials)} trials, {self.seconds:.1f} s")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -9,6 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from prooflens.certificate.store import RunWriter
+from prooflens.results.record import run_header
 from prooflens.version import __version__
 
 SCHEMA = "prooflens-vocabulary-1"
@@ -153,17 +157,105 @@ class Profiles:
             "heads": [_head(profile, recount) for profile in self.heads],
         }
 
-    def save(self, path: Path | str, recount: int = 4) -> None:
-        """Write a JSON document that `prooflens check` recounts on a few query tokens.
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Profiles:
+        """Read back what `to_dict` made; of query tokens it has those that the document lists one by one.
 
         Args:
-            path: the file.
-            recount: how many query tokens are written one by one.
+            document: the document.
         """
+        return cls(
+            document["model"],
+            document["model_sha256"],
+            document["length"],
+            document["position"],
+            document["vocabulary"],
+            tuple(document["real"]),
+            tuple(tuple(group) for group in document["same"]),
+            {int(position): tuple(tokens) for position, tokens in document["choices"].items()},
+            document["query_tokens"] == "all",
+            [_read_head(head) for head in document["heads"]],
+            document["seconds"],
+        )
+
+    def save(self, path: Path | str, recount: int = 4, **configuration: object) -> None:
+        """Write what `prooflens check` recounts on a few query tokens: a run directory, or a document in a JSON file.
+
+        Args:
+            path: the directory, which must not hold a run yet; or a file whose name ends in `.json`.
+            recount: how many query tokens are written one by one.
+            configuration: what was asked for, kept in `run.json`.
+        """
+        if Path(path).suffix != ".json":
+            self._save_run(Path(path), recount, configuration)
+            return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(
             json.dumps(self.to_dict(recount), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
+
+    def _save_run(self, path: Path, recount: int, configuration: Mapping[str, Any]) -> None:
+        """One row per head and claim; the whole document stands in `run.json`."""
+        model = {"name": self.model, "sha256": self.model_sha256, "source": None}
+        label = f"all prompts of {self.length} tokens, query at {self.position}"
+        header = run_header("vocabulary", model, configuration) | {
+            "tokens": [],
+            "text": None,
+            "region": {"label": label, "eps": None},
+            "document": self.to_dict(recount),
+        }
+        counts = [
+            (profile.head, count) for profile in self.heads for count in (*profile.top, *profile.claims)
+        ]
+        rows = [
+            {
+                "model": self.model,
+                "model_sha256": self.model_sha256,
+                "head": head,
+                "claim_text": count.claim,
+                "lower_count": str(count.lower),
+                "upper_count": str(count.upper),
+                "prompts": str(count.prompts),
+                "lower": float(count.shares[0]),
+                "upper": float(count.shares[1]),
+            }
+            for head, count in counts
+        ]
+        columns = {name: [row[name] for row in rows] for name in VOCABULARY.names}
+        writer = RunWriter.create(path, header)
+        writer.append(pa.table(columns, schema=VOCABULARY), {})
+        writer.finish()
+
+
+VOCABULARY = pa.schema(
+    [
+        *(
+            (name, pa.string())
+            for name in (
+                "model",
+                "model_sha256",
+                "head",
+                "claim_text",
+                "lower_count",
+                "upper_count",
+                "prompts",
+            )
+        ),
+        *((name, pa.float64()) for name in ("lower", "upper")),
+    ]
+)
+"""The columns of a run: counts as texts, since they exceed what columns hold, and both ends as shares."""
+
+
+def _read_head(head: Mapping[str, Any]) -> HeadProfile:
+    def counts(name: str) -> tuple[Count, ...]:
+        listed = ((c["claim"], *(int(c[end]) for end in ("lower", "upper", "prompts"))) for c in head[name])
+        return tuple(Count(*one) for one in listed)
+
+    lower, upper = (tuple(tuple(map(int, row[end])) for row in head["recount"]) for end in ("lower", "upper"))
+    tokens, keys = tuple(row["token"] for row in head["recount"]), tuple(head["keys"])
+    each = int(head["each"])
+    return HeadProfile(head["head"], keys, counts("top"), counts("claims"), tokens, lower, upper, each)
 
 
 def _head(profile: HeadProfile, recount: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@ A removal counts only if the model without *all* parts that are out by then is p
 every point of the region. A part that is refused is tried again when others have gone, until no part can go: then for
 each that is left the last trial says why. A witness shows that the circuit without this part is off by more than δ;
 where every part has one, the circuit is minimal, part by part. That no smaller circuit exists is not claimed.
+
+A circuit that is given is judged in the same way, without a search: whether it is faithful, and each of its parts.
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ def discover(
     faithful: float,
     *,
     parts: Sequence[str] | None = None,
+    circuit: Sequence[str] | None = None,
     edits: Held | None = None,
     vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Discovery:
-    """Find a circuit whose metric is proved to stay within ±δ of the model's on a whole region.
+    """Find a circuit whose metric is proved to stay within ±δ of the model's on a whole region, or judge a given one.
 
     Args:
         model: a model, or what `load` takes.
@@ -54,6 +57,7 @@ def discover(
         metric: what is measured, as in `effect`.
         faithful: δ.
         parts: the parts that may be taken out; None for all heads and networks.
+        circuit: those of them that are left in a circuit that is judged; None to search for one.
         edits: how parts are taken out; None for at zero.
         vectors: the directions and dictionaries that the metric names.
         options: engine, memory, time, device, progress, seed and budget of every trial: see `Options`.
@@ -75,6 +79,7 @@ def discover(
     check_thresholds(None, faithful)
     whole = load(model) if settings.device is None else load(model).to(checked_device(settings.device))
     chosen, held = chosen_parts(whole, parts), as_prompt(whole, prompt)
+    check_circuit(chosen, circuit)
 
     def paired(names: Sequence[str]) -> Pair:
         return Pair.of(whole, taken_out(names, edits), held, region, metric, None, vectors)
@@ -92,13 +97,17 @@ def discover(
         alone = {name: paired([name]) for name in chosen}
         sizes = {name: abs(pair.clean[0] - pair.clean[1]) for name, pair in alone.items()}
         first = next(iter(alone.values()))
-        found = circuit_of(whole, sizes, judge, tell)
+        found = circuit_of(whole, sizes, judge, tell, circuit)
     about: dict[str, Any] = {"metric": first.metric, "delta": faithful, "where": first.subject.region.label}
     return replace(found, **about, seconds=time.perf_counter() - begin)
 
 
 def circuit_of(
-    model: Transformer, sizes: Mapping[str, float], judge: Callable[[Sequence[str]], Found], tell: Progress
+    model: Transformer,
+    sizes: Mapping[str, float],
+    judge: Callable[[Sequence[str]], Found],
+    tell: Progress,
+    circuit: Sequence[str] | None = None,
 ) -> Discovery:
     """Find the circuit that is left when parts are taken out as long as a judge proves the rest faithful.
 
@@ -107,11 +116,14 @@ def circuit_of(
         sizes: the parts, layer by layer, with how much each matters alone: the least is tried first.
         judge: the effect of taking some parts out, with one verdict about it.
         tell: is told how far it is.
+        circuit: the parts that are left; None to search for them.
 
     Returns:
         The circuit, without what it is about.
     """
-    removed, trials, certificate, needed = search(sorted(sizes, key=sizes.__getitem__), judge, tell)
+    order = sorted(sizes, key=sizes.__getitem__)
+    found = search(order, judge, tell) if circuit is None else weighed(order, circuit, judge, tell)
+    removed, trials, certificate, needed = found
     kept = [name for name in sizes if name not in removed]
     left = {name: needed[name] for name in kept}
     return Discovery(model.name, model.sha256, "", 0.0, "", kept, removed, trials, certificate, left, 0.0)
@@ -152,6 +164,39 @@ def search(
                 certificate = found
             else:
                 tried[part] = len(removed), found
+
+
+def weighed(
+    order: Sequence[str], circuit: Sequence[str], judge: Callable[[Sequence[str]], Found], tell: Progress
+) -> tuple[list[str], list[Trial], Found | None, dict[str, Found]]:
+    """Judge a circuit, and the circuit without each of its parts; what it returns is as of `search`.
+
+    Args:
+        order: all parts.
+        circuit: those that are left.
+        judge: the effect of taking some parts out, with one verdict about it.
+        tell: is told how far it is.
+    """
+    removed = [part for part in order if part not in circuit]
+    certificate = judge(removed) if removed else None
+    trials, needed = list[Trial](), dict[str, Found]()
+    for number, part in enumerate(part for part in order if part in circuit):
+        tell(f"the circuit without {part}", number / len(circuit))
+        needed[part] = judge([*removed, part])
+        (verdict,) = needed[part].verdicts
+        trials.append(Trial(part, len(removed), verdict, *needed[part].ends))
+    return removed, trials, certificate, needed
+
+
+def check_circuit(parts: Sequence[str], circuit: Sequence[str] | None) -> None:
+    """Raise a `ModelError` if a circuit names a part that may not be taken out.
+
+    Args:
+        parts: those that may.
+        circuit: the parts of a circuit; None for none.
+    """
+    if strange := [name for name in circuit or () if name not in parts]:
+        raise ModelError(f"{strange[0]!r} is in the circuit and none of the parts that may be taken out")
 
 
 def chosen_parts(model: Transformer, parts: Sequence[str] | None) -> list[str]:

@@ -14,6 +14,7 @@ from prooflens.engines.forms import Forms
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import Edit, edit
+from prooflens.models.knockouts import check_tokens
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery
@@ -86,6 +87,7 @@ class Pair:
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
         held = as_prompt(first, prompt)
+        check_tokens(second.weights, second.architecture.n_layers, len(held))
         query = as_metric(metric, first, held)
         check_metric(first, query)
         source = source_of(model)

@@ -82,6 +82,8 @@ class Walk:
         """Why a network is not one that is known here; empty if it is."""
         if net.arch.get("score_cap") is not None:
             return "its scores are capped"
+        if any(name.endswith(".knocked_out") for name in net.weights):
+            return "keys of its heads are knocked out"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
         known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))

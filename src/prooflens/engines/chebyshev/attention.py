@@ -154,7 +154,7 @@ def scores(step: Scores, q: Value, k: Value, tokens: slice, prefix: Prefix | Non
         rounding = rounding + bias.abs()
     rounding = grid.lebesgue * gamma(rows.shape[-1] + 16) * rounding + scale * defect
     slope = torch.full_like(error, step.scale)
-    mask = step.mask[tokens]
+    mask = step.mask[..., tokens, :]
     return ScoreValue(
         q.piece,
         runs,

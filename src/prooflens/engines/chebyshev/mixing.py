@@ -76,7 +76,7 @@ def mix(out: str, p: Weights, v: Value) -> Value:
     dz = torch.einsum("bhij,bijh->bih", p.change, apart) + torch.einsum("bhij,bjh->bih", p.most, dv_all)
     wide = grow(apart + dv_all[:, None] + dz[:, :, None])  # sup ‖v_j − z‖
     error, beyond = (part.movedim(1, -1) for part in (given.error, given.beyond))  # [b, i, j, h]
-    masked = ~given.mask[None, :, :, None]
+    masked = ~given.mask.expand(H, -1, -1).movedim(0, -1)[None]
     error, beyond = error.masked_fill(masked, 0.0), beyond.masked_fill(masked, 0.0)
     most, change, off = (part.movedim(1, -1) for part in (p.most, p.change, p.defect))
     # g_j is not quite that polynomial: its own defect, and scores that are off by ε turn it

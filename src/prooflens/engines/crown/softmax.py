@@ -53,20 +53,20 @@ class Weights:
     @classmethod
     def of(
         cls,
-        mask: Bool[Tensor, "S S"],
+        mask: Bool[Tensor, "S S"] | Bool[Tensor, "H S S"],
         scores: Box,
         differences: Float[Tensor, "H S S S"],
     ) -> Weights:
         """Make the lines of softmax weights.
 
         Args:
-            mask: which keys take part, shape [S, S].
+            mask: which keys take part, shape [S, S], or [H, S, S] where heads differ.
             scores: a box of the scores.
             differences: D[j, k] ≥ a_j − a_k, shape [H, S, S, S].
         """
         box = weight_box(scores.lower, scores.upper, differences, mask.expand(scores.lower.shape))
         S = mask.shape[-1]
-        present = mask[:, :, None] & mask[:, None, :]
+        present = mask[..., :, None] & mask[..., None, :]
         other = present & ~torch.eye(S, dtype=torch.bool, device=mask.device)
         low, high = -differences, differences.mT
         usable = ((high <= WIDEST) & (low >= -WIDEST) & (low <= high)) | ~other

@@ -220,13 +220,13 @@ class LineWalk:
         H, S, _ = scores.lower.shape
         D = up(scores.upper[..., :, None] - scores.lower[..., None, :])
         at_once = scores.lower.numel() <= AT_ONCE
-        pairs = (step.mask[:, :, None] & step.mask[:, None, :]).triu(1).nonzero()
+        mask = step.mask.expand(H, S, S)
+        pairs = (mask[..., :, None] & mask[..., None, :]).triu(1).nonzero()
         for token in [None] if at_once else range(S):
-            chosen = pairs if token is None else pairs[pairs[:, 0] == token]
+            chosen = pairs if token is None else pairs[pairs[:, 1] == token]
             if not len(chosen):
                 continue
-            h = torch.arange(H, device=pairs.device).repeat_interleave(len(chosen))
-            i, j, k = chosen.repeat(H, 1).unbind(-1)
+            h, i, j, k = chosen.unbind(-1)
             A = scores.lower.new_zeros(len(h), H, S if token is None else 1, S)
             row, place = torch.arange(len(h), device=pairs.device), i if token is None else 0
             A[row, h, place, j], A[row, h, place, k] = 1.0, -1.0

@@ -224,7 +224,7 @@ def _scores(step: Scores, q: Box, k: Box) -> Box:
     return scores if step.bias is None else _shift(scores, step.bias)
 
 
-def _softmax(mask: Bool[Tensor, "S S"], scores: Box) -> Box:
+def _softmax(mask: Bool[Tensor, "S S"] | Bool[Tensor, "H S S"], scores: Box) -> Box:
     """Bound softmax weights; rows with an infinite bound say nothing but 0 ≤ s ≤ 1."""
     present = mask.expand(scores.lower.shape)
     known = ((scores.lower.isfinite() & scores.upper.isfinite()) | ~present).all(-1, keepdim=True)

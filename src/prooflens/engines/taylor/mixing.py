@@ -75,7 +75,7 @@ class MixShape:
         self.w = mix.weights[t][:, None]
         self.squares = self.w[:, 0, self.grams.first].square()
         self.s = mix.s[:, t].movedim(0, 1)
-        self.live = mix.mask[t][:, None].expand(-1, self.H, -1).flatten(1).to(self.s)
+        self.live = mix.mask.expand(self.H, -1, -1)[:, t].movedim(0, 1).flatten(1).to(self.s)
         self.slopes = self.live * mix.slopes[:, t].movedim(0, 1).flatten(1)
         self.A_q = mix.scores.q.A[t].flatten(1, 2)
         self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.deviations[:, t]).flatten(2)

@@ -29,12 +29,17 @@ READS = 0.3
 """The share of cases that are about a value inside the model."""
 
 
-def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
-    """One to three parts of a model, each at zero, at a constant, or without a direction.
+HIDES = 0.4
+"""The share of cases in which keys of heads are knocked out, too."""
+
+
+def random_edits(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
+    """One to three parts of a model, each at zero, at a constant, or without a direction; perhaps keys knocked out.
 
     Args:
         model: the model.
         choose: what draws them.
+        n_tokens: how many tokens the model reads, without padding.
     """
     a = model.architecture
     small = places_of(a, neurons=True)
@@ -55,7 +60,20 @@ def random_edits(model: Transformer, choose: random.Random) -> list[Edit]:
                 else Edit(name, None, direction=value)
             )
         found[name] = made
-    return list(found.values())
+    return [*found.values(), *_hidden_keys(model, choose, n_tokens)]
+
+
+def _hidden_keys(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
+    """One key of some heads, hidden from all others or from one token; every token keeps itself."""
+    a = model.architecture
+    if not a.has_attention or n_tokens < 2 or choose.random() >= HIDES:
+        return []
+    names = set[str]()
+    for _ in range(choose.randint(1, 3)):
+        key, query = sorted(choose.sample(range(n_tokens), 2))
+        of = choose.choice(["", f".q{query}"])
+        names.add(f"a{choose.randrange(a.n_layers)}.h{choose.randrange(a.n_heads)}{of}.k{key}")
+    return [Edit(name) for name in sorted(names)]
 
 
 def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
@@ -71,7 +89,8 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     problem, choose = case.problem, random.Random(f"edit of case {case.seed}")
     if choose.random() < READS:
         problem = replace(problem, model=random_readout(problem, choose))
-    edited = replace(problem, model=edit(problem.model, random_edits(problem.model, choose)))
+    real = problem.n_tokens if problem.padding is None else int(problem.padding.sum())
+    edited = replace(problem, model=edit(problem.model, random_edits(problem.model, choose, real)))
     outputs = problem.model.architecture.d_out or 0
     functionals = [
         replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose, WEIGHTED)
