@@ -91,7 +91,7 @@ def test_the_command_writes_it(call: Call, undisturbed: SweepStore, tmp_path: Pa
     code, out, _ = call("report", str(undisturbed.path), "-o", str(page), "--json")
     assert (code, json.loads(out)) == (0, {"report": str(page), "figures": []})
     code, _, err = call("report", str(undisturbed.path), str(tmp_path), "-o", str(page))
-    assert (code, "give its folder alone" in err) == (1, True)
+    assert (code, "give the folder alone" in err) == (1, True)
 
 
 def test_a_sweep_without_rows_has_no_page(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def test_as_many_texts_as_the_paper(run: Run, monkeypatch: pytest.MonkeyPatch, n
 
     monkeypatch.setattr(pretrained, "rows_of", rows)
     result = get_study(name)(StudySettings(model="toy-4layer"))
-    assert asked[0] == (texts, {"Q1", "Q2", "Q3"})
+    assert asked[0] == (texts, {"Q1"})  # as hard as the paper's
+    assert asked[-1] == (texts, {"Q1", "Q2", "Q3"})
     assert f"of {texts} text(s) of 4 tokens; the paper has {texts}" in result.notes[0]
 
 
