@@ -94,7 +94,7 @@ def test_every_family_comes_back(name: str, tmp_path: Path) -> None:
 
 
 def test_layers_that_scale_scores_differently_are_refused(tmp_path: Path) -> None:
-    """YaRN's factor stands in the tables of Gemma 3's global layers alone: the graph has it as a scale of some layers."""
+    """YaRN's factor stands in the tables of Gemma 3's global layers alone: to the graph it scales some layers."""
     with pytest.raises(ModelError, match="layers of the graph scale their scores differently"):
         pl.load(exported(of("gemma3_text yarn"), tmp_path / "tiny.onnx"))
 
