@@ -144,7 +144,7 @@ def test_stages_are_reported() -> None:
     _, stages = bounds_and_stages(problem, random_forms(problem, 1, 2, seed=0))
     assert stages[0] == "layer 0"
     assert "functionals" in stages
-    assert stages[-1] == "Hessians"
+    assert stages[-1] == "third orders"
 
 
 def test_few_factors_are_asked_of_every_reading() -> None:

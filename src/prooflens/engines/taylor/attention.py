@@ -184,12 +184,17 @@ class ScoreSite:
         """As `products`, before the cap."""
         q, k, scale = self.q, self.k, self.step.scale
         cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
-        # A score is a sum of c products, and so are its covectors; γ_{4c+64} covers both over the region.
-        rounding = gamma(4 * q.u.shape[-1] + 64) * scale * _outer(q.n + q.reach, k.n + k.reach)
-        if self.step.bias is not None:
-            rounding = rounding + gamma(8) * self.step.bias.abs()
         mask = self.step.mask
-        return grow(scale * self._pairs(q.P, k.P) * mask), grow((scale * cross + rounding) * mask)
+        return grow(scale * self._pairs(q.P, k.P) * mask), grow(scale * cross * mask + self._rounding)
+
+    @cached_property
+    def _rounding(self) -> Float[Tensor, "H S S"]:
+        """The rounding of scores and of their covectors over the region: sums of c products, γ_{4c+64} covers both."""
+        q, k = self.q, self.k
+        found = gamma(4 * q.u.shape[-1] + 64) * self.step.scale * _outer(q.n + q.reach, k.n + k.reach)
+        if self.step.bias is not None:
+            found = found + gamma(8) * self.step.bias.abs()
+        return found * self.step.mask
 
     @cached_property
     def products(self) -> tuple[Float[Tensor, "H S S"], Float[Tensor, "H S S"]]:
@@ -204,6 +209,11 @@ class ScoreSite:
         mask, bent = self.step.mask, self.capped
         rest = bent.rest + gamma(64) * self.cap
         return grow((bent.slope * second + bent.straight) * mask), grow((bent.slope * cross + rest) * mask)
+
+    @cached_property
+    def products_e(self) -> Float[Tensor, "H S S"]:
+        """Per score that has no cap, the supremum of scale·e_q·e_k, with the rounding that `products` counts."""
+        return grow(self.step.scale * self._pairs(self.q.B, self.k.B) * self.step.mask + self._rounding)
 
     @cached_property
     def _far(self) -> Float[Tensor, "H S S"]:

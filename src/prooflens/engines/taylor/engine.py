@@ -33,6 +33,7 @@ from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import asked_segments
+from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, third_order_batch
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models.sites import Rotary, Shift
@@ -53,6 +54,14 @@ AT_A_TIME = 32
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
+Reading = Supports | type[Hessian]
+"""How remainders are bounded: by one object for all forms, or by one per batch that holds matrices of its forms."""
+
+STAGES: dict[type[Hessian], str] = {Hessian: "Hessians", ThirdOrder: "third orders"}
+"""What a caller is told of progress."""
+
+LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.55}
+"""The promise with remainders by ellipsoids from which matrices are made; moving covectors about halve remainders."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
@@ -193,11 +202,13 @@ class Taylor(EngineBase):
         if walk.kept is None:
             with suppress(OutOfTimeError):
                 self._refine(walk, problem, forms, found, Eigenvalues())
-                self._refine(walk, problem, forms, found, None)
+                self._refine(walk, problem, forms, found, Hessian)
+                if moves_known(walk):
+                    self._refine(walk, problem, forms, found, ThirdOrder)
         return found
 
     def _refine(
-        self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Supports | None
+        self, walk: TaylorWalk, problem: Problem, forms: Forms, found: FormBatch, reading: Reading
     ) -> None:
         """Bound forms with an open sign again if that may decide it; with few Hessian entries, all forms.
 
@@ -206,12 +217,12 @@ class Taylor(EngineBase):
         factors = len(walk.chains[0].root.half_widths)
         whole = not forms.signs and forms.size * factors**2 <= FEW
         chosen = torch.arange(forms.size, device=found.corner.device) if whole else found.open()
-        if reading is None and not hessian_batch(walk.memory, factors):
+        if isinstance(reading, type) and not assembled_batch(walk, reading):
             return
         promise = found.promise()[chosen]
-        if reading is None and len(chosen) and not whole:
+        if isinstance(reading, type) and len(chosen) and not whole:
             least = self._parts(walk, problem, forms.select(chosen.cpu()), HigherOrderBound())
-            provable = least.decided()
+            provable = least.promise() > LEAST_PROMISE[reading]
             chosen, promise = chosen[provable], least.promise()[provable]
         if not len(chosen):
             return
@@ -223,18 +234,18 @@ class Taylor(EngineBase):
             found.improve(some, again)
             if not at_once and not bool(again.decided().any()):
                 return
-            walk.progress("open functionals" if reading else "Hessians", 1.0)
+            walk.progress(STAGES[reading] if isinstance(reading, type) else "open functionals", 1.0)
 
-    def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports | None) -> FormBatch:
-        """Bound all forms, as many at a time as fit into memory; without a reading, with a Hessian for each.
+    def _parts(self, walk: TaylorWalk, problem: Problem, forms: Forms, reading: Reading) -> FormBatch:
+        """Bound all forms, as many at a time as fit into memory.
 
         Of forms that the time does not suffice for nothing is known.
         """
         half_widths = walk.chains[0].root.half_widths
         # A CPU gains nothing from large batches, and between them the time is looked at.
         on_cpu = half_widths.device.type == "cpu"
-        if reading is None:
-            size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
+        if isinstance(reading, type):
+            size, stage = assembled_batch(walk, reading), STAGES[reading]
             size = min(size, AT_A_TIME // 8) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
@@ -244,7 +255,8 @@ class Taylor(EngineBase):
         parts = []
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
-            parts.append(bound_part(walk, problem, some, reading or Hessian(half_widths, some.size)))
+            one = reading(half_widths, some.size) if isinstance(reading, type) else reading
+            parts.append(bound_part(walk, problem, some, one))
             try:
                 walk.progress(stage, min(1.0, (start + size) / forms.size))
             except OutOfTimeError:
@@ -290,6 +302,18 @@ class Taylor(EngineBase):
             walk.go_on(segments, earlier, read)
         hold_walk(options, problem, forms, walk)
         return walk
+
+
+def assembled_batch(walk: TaylorWalk, reading: type[Hessian]) -> int:
+    """Return for how many forms at a time there is memory, perhaps for none.
+
+    Args:
+        walk: the walk forward.
+        reading: what is held of each form.
+    """
+    if issubclass(reading, ThirdOrder):
+        return third_order_batch(walk)
+    return hessian_batch(walk.memory, len(walk.chains[0].root.half_widths))
 
 
 def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:

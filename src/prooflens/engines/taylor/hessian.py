@@ -113,13 +113,23 @@ class Hessian(HigherOrderBound):
             v: covectors, shape [F, n].
             t: the token.
         """
-        site = chain.sites[name]
-        Q, error = site.quadratic(v, t)
+        self.keep(chain, name, v, t)
+        return super().site(chain, name, v, t)
+
+    def keep(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> None:
+        """Keep a site's second order until all covectors of the chain have come to its root.
+
+        Args:
+            chain: the chain that the covectors walk.
+            name: the norm or network.
+            v: covectors, shape [F, n].
+            t: the token.
+        """
+        Q, error = chain.sites[name].quadratic(v, t)
         if t in self.at_root:
             before, old = self.at_root[t]
             Q, error = before + Q, old + error
         self.at_root[t] = Q, error
-        return super().site(chain, name, v, t)
 
     def arrive(self, chain: Chain) -> None:
         """Add the second orders that were kept at the root to the Hessians."""

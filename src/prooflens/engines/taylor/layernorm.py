@@ -262,10 +262,17 @@ class NormSite:
         return grow(0.5 * self._second(v, t) + (self._third(v, t) + self.noise(v, t))[:, None])
 
     def quadratic(
-        self, v: Float[Tensor, "F d"], t: int
+        self, v: Float[Tensor, "F d"], t: int, J: Float[Tensor, "d n"] | None = None
     ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
-        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
-        d, m, sigma, J = self.d, self.m[t], self.sigma[t], self.source.J[t]
+        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm.
+
+        Args:
+            v: covectors at the output, shape [F, d].
+            t: the token.
+            J: the Jacobian of the norm's input by x; None for that by the root.
+        """
+        d, m, sigma = self.d, self.m[t], self.sigma[t]
+        J = self.source.J[t] if J is None else J
         w = v * self.gain
         along = (w @ m)[:, None, None]
         centred = w - w.mean(-1, keepdim=True) if self.step.centred else w
@@ -280,6 +287,10 @@ class NormSite:
     def rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return grow(self._third(v, t) + self.noise(v, t))
+
+    def own_rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
+        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input, rounding of v included."""
+        return grow(self._third(v, t, whole=True) + self.noise(v, t))
 
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound the rounding of the output at the centre and of the covector, seen over the region.
@@ -322,18 +333,18 @@ class NormSite:
         """The size of the input and of its linear parts, for rounding."""
         return grow(self.source.size + self.source.stretch)
 
-    def _third(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """Bound what the second-order part at Aα leaves of v·r."""
+    def _third(self, v: Float[Tensor, "F d"], t: int, whole: bool = False) -> Float[Tensor, " F"]:
+        """Bound what the second-order part at Aα, or at the whole of u, leaves of v·r."""
         source, sigma = self.source, self.sigma[t]
         w = v * self.gain
         crosswise = self._crosswise(w, t)
         w_a, w_e = support(source.shape_a[t], crosswise), support(source.shape_e[t], crosswise)
         along = (w @ self.m[t]).abs() + gamma(self.d + 8) * length(w) * length(self.m[t])
         l_a, l_e, _, _ = (x[t] for x in self.ranges)
-        third = (w_a + w_e) * self.bend[t] + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
-        third = third + along * (
-            (self.inner[t] + 0.5 * self.reaches[1][t].square()) / self.q[t] + self.twist[1][t]
-        )
+        third = (w_a + w_e) * self.bend[t] + along * self.twist[1][t]
+        if not whole:
+            third = third + 0.5 * (w_a * l_e + w_e * (l_a + l_e))
+            third = third + along * ((self.inner[t] + 0.5 * self.reaches[1][t].square()) / self.q[t])
         # Cancellation in m makes σ, ℓ and κ err by a share of themselves.
         third = third * (1.0 + gamma(64 * self.d + 512) * 16.0 * self.stretch[t])
         return grow(third / (sigma * (1.0 - 2.0**-40)))

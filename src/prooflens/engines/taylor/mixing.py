@@ -141,10 +141,14 @@ class MixShape:
         parts = [weighted_sum(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
         return parts + self._sized(at, at_once(at), "shape")
 
-    def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
+    def _nonlinear(self, products: Float[Tensor, "T n n"], moved: bool = False) -> Float[Tensor, "T n n"]:
         """Return the shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of second order in e.
 
         It is read against c = s g, so the weights of its parts follow what they do there.
+
+        Args:
+            products: the shape of the products of linear parts.
+            moved: leave out q·e_k + e_q·k, which covectors that move hold (`taylor.moved_mixing`).
         """
         mix, t, (H, S) = self.mix, self.tokens, (self.H, self.S)
         size = self.weight * torch.linalg.vector_norm(self.g, dim=1)
@@ -162,13 +166,15 @@ class MixShape:
         shared.diagonal(dim1=2, dim2=4).copy_(forms.permute(0, 2, 3, 1))
         shared = raised(shared.reshape(self.T, self.n, self.n), gamma(4) * frobenius(forms.flatten(1, 2)))
         far = image(centring * self.live[:, :, None] * self.slopes[:, None], shared)
-        moved, e_q = mix.keys[:, t].movedim(0, 1), self._split(self.q.shape_e[t], H)
-        own = torch.einsum("thjc,thcke,tkle->thjkl", moved, e_q, moved).reshape(self.T, self.n, self.n)
-        slip = moved.flatten(1).square().sum(1) * frobenius(self.q.shape_e[t]) * H
+        keys, e_q = mix.keys[:, t].movedim(0, 1), self._split(self.q.shape_e[t], H)
+        own = torch.einsum("thjc,thcke,tkle->thjkl", keys, e_q, keys).reshape(self.T, self.n, self.n)
+        slip = keys.flatten(1).square().sum(1) * frobenius(self.q.shape_e[t]) * H
         own = raised(own, product_error(2 * self.c, 2.0 * slip))
         left = mix.E_cross[:, t].movedim(0, 1).flatten(1)
         alone = torch.diag_embed(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW)
-        found = [image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone]
+        found = [image(centring, products), alone]
+        if not moved:
+            found += [mix.scale**2 * far, mix.scale**2 * own]
         if self.bent is not None:
             found.append(image(centring, self.bent))
         parts = torch.stack(found, 1)
@@ -183,16 +189,16 @@ class MixShape:
         """
         s, E, beta, K = at.s, at.E, at.beta, self.K
         d1 = (s * beta * E).sum(-1, keepdim=True)
-        both = _hadamard(K, K_e)
-        bent = _hadamard(image(_less_mean(s, 1.0, 1.0), _hadamard(K, K)), K_e) / 4.0
-        mean = _hadamard(K, image(_less_mean(s, 0.0, 1.0), both))
-        parts = [image(self.columns, M) for M in (both, _hadamard(K_e, K_e) / 4.0, bent, mean)]
+        both = hadamard(K, K_e)
+        bent = hadamard(image(_less_mean(s, 1.0, 1.0), hadamard(K, K)), K_e) / 4.0
+        mean = hadamard(K, image(_less_mean(s, 0.0, 1.0), both))
+        parts = [image(self.columns, M) for M in (both, hadamard(K_e, K_e) / 4.0, bent, mean)]
         parts += [self._by_values(M) for M in (K_e, image(_less_mean(s, 1.0, 1.0), both))]
         alone = 0.5 * E.square(), 0.5 * (beta.square() + at.W_head) * E, beta * d1
         others = [weighted_sum(self.g, (s * E.square() * at.W).flatten(1))]
         others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
         others += [self._sum_values(grow(s * x), self.v.blocks("shape_a")) for x in (E, beta * E + d1)]
-        return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
+        return [smaller(M, N) for M, N in zip(parts, others, strict=True)]
 
     def _values_e(self, at: SoftmaxBudget) -> Float[Tensor, "T d d"]:
         """Return Σ s b W_O e_V, by the budget of b, or token by token by the inner products of the heads' scores."""
@@ -204,7 +210,7 @@ class MixShape:
         form = torch.einsum("tjgrGR,jgcGe->tjgrcGRe", heads, self._split(self.v.shape_e, g))
         size = frobenius(own) * frobenius(self.v.shape_e) * self.H
         form = raised(form.reshape(T, S, self.H * self.c, -1), gamma(16) * size)
-        return _smaller(chosen, total_along(image(self.out, form)))
+        return smaller(chosen, total_along(image(self.out, form)))
 
     def _sized(self, at: SoftmaxBudget, sizes: Sizes, name: str) -> list[Float[Tensor, "T d d"]]:
         """Return the shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
@@ -267,8 +273,8 @@ class MixShape:
     def _third(self) -> list[Float[Tensor, "T d d"]]:
         """Return ⅙ Σ c (b³ − 3b m₂) and ½ Σ s (b² − m₂) W_O A_vα, as cubic forms."""
         K, s = self.K, self.s
-        squares = _hadamard(K, K)
-        cubic = _hadamard(K, image(_less_mean(s, 1.0, 3.0), squares)) / 36.0
+        squares = hadamard(K, K)
+        cubic = hadamard(K, image(_less_mean(s, 1.0, 3.0), squares)) / 36.0
         return [
             image(self.columns, cubic),
             self._by_values(image(_less_mean(s, 1.0, 1.0), squares) / 4.0),
@@ -280,11 +286,11 @@ class MixShape:
         Σ c (b⁴/24 − b² m₂/4), Σ c b m₃/6, Σ s (b³/6 − b m₂/2) W_O A_vα and Σ s m₃/6 W_O A_vα.
         """
         K, s = self.K, self.s
-        squares = _hadamard(K, K)
-        cubes = image(_less_mean(s, 0.0, 1.0), _hadamard(K, squares)) / 36.0
-        even = _hadamard(squares, image(_less_mean(s, 1.0 / 24.0, 0.25), squares))
-        odd = _hadamard(K, image(_less_mean(s, 1.0 / 6.0, 0.5), squares))
-        alone = [image(self.columns, form) for form in (even, _hadamard(K, cubes))]
+        squares = hadamard(K, K)
+        cubes = image(_less_mean(s, 0.0, 1.0), hadamard(K, squares)) / 36.0
+        even = hadamard(squares, image(_less_mean(s, 1.0 / 24.0, 0.25), squares))
+        odd = hadamard(K, image(_less_mean(s, 1.0 / 6.0, 0.5), squares))
+        alone = [image(self.columns, form) for form in (even, hadamard(K, cubes))]
         return alone + [self._by_values(form) for form in (odd, cubes)]
 
     def _by_values(self, own: Float[Tensor, "T n n"]) -> Float[Tensor, "T d d"]:
@@ -323,19 +329,26 @@ class MixShape:
 
     def _cross(self) -> Float[Tensor, "T d d"]:
         """Return scale Σ c (δq·e_k + e_q·A_kα)."""
-        T, t, S, H, k = self.T, self.tokens, self.S, self.H, self.k.heads
+        T, t, S, H = self.T, self.tokens, self.S, self.H
         form = self._by_keys(self.q.shape_e[t])
         size = frobenius(self.q.shape_e[t]) * _size(self.keys)
         columns = self.columns * self.slopes[:, None]
         first = image(columns, raised(form, product_error(self.c**2, size)))
-        moved = self.q.shape[t].reshape(T, k, H // k, self.c, k, H // k, self.c)
-        e_k = self._split(self.k.shape_e, k)
-        forms = torch.einsum("tgrcGRe,jgcGe->tjgrGR", moved, e_k).reshape(T, S, H, H)
-        size = frobenius(self.q.shape[t])[:, None] * frobenius(self.k.shape_e) * H
+        forms, size = self._against_keys(self.q.shape[t])
         forms = raised(forms, product_error(self.c**2, size))
         columns = columns.reshape(T, -1, H, S).permute(0, 3, 1, 2)
         whole = torch.cat((first[:, None], image(columns, forms)), 1)
         return total_along(whole) * self.mix.scale**2
+
+    def _against_keys(
+        self, M: Float[Tensor, "T m m"]
+    ) -> tuple[Float[Tensor, "T S H H"], Float[Tensor, "T S"]]:
+        """Return the inner products of x·e_k over heads, key by key, for queries' moves x of shape M, and sizes."""
+        T, S, H, k = self.T, self.S, self.H, self.k.heads
+        moves = M.reshape(T, k, H // k, self.c, k, H // k, self.c)
+        e_k = self._split(self.k.shape_e, k)
+        forms = torch.einsum("tgrcGRe,jgcGe->tjgrGR", moves, e_k).reshape(T, S, H, H)
+        return forms, frobenius(M)[:, None] * frobenius(self.k.shape_e) * H
 
     def _choose_values(
         self, squares: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
@@ -365,12 +378,23 @@ def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
     return frobenius(x.flatten(1)[:, None])
 
 
-def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
-    """Return, of two shapes of the same, the one with the lesser trace, token by token."""
+def smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
+    """Return, of two shapes of the same, the one with the lesser trace, token by token.
+
+    Args:
+        M: shapes of one kind.
+        N: shapes of another.
+    """
     return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
 
 
-def _hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
+def hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
+    """Return the Hadamard product of two shapes, raised.
+
+    Args:
+        M: one factor.
+        K: the other.
+    """
     return raised(M * K, gamma(8) * frobenius(M) * frobenius(K))
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -65,6 +66,9 @@ from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.values import UNREAD, Value, times
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
+
+Part = Literal["whole", "beyond Aα", "beyond u"]
+"""A part of a remainder: all of it, or without its second order at Aα or at the whole move u."""
 
 
 @dataclass(eq=False)
@@ -186,12 +190,17 @@ class NetworkSite:
     @cached_property
     def shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of the remainder, rounding included."""
-        return torch.cat([self._shape(some, whole=True) for some in self._chunks()])
+        return torch.cat([self._shape(some, "whole") for some in self._chunks()])
 
     @cached_property
     def rest_shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
-        return torch.cat([self._shape(some, whole=False) for some in self._chunks()])
+        return torch.cat([self._shape(some, "beyond Aα") for some in self._chunks()])
+
+    @cached_property
+    def own_shape(self) -> Float[Tensor, "S o o"]:
+        """An ellipsoid of what the second order at the whole move u leaves of the remainder, rounding included."""
+        return torch.cat([self._shape(some, "beyond u") for some in self._chunks()])
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the tokens so that the neurons' matrices of a chunk fit into memory."""
@@ -200,7 +209,7 @@ class NetworkSite:
         found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
         return found
 
-    def _shape(self, t: Int[Tensor, " T"], whole: bool) -> Float[Tensor, "T o o"]:
+    def _shape(self, t: Int[Tensor, " T"], part: Part) -> Float[Tensor, "T o o"]:
         step, b = self.step, self.b[t]
         first, second = self.first[t], self.second[t]
         source, W, U = self.source, step.bent.weight, self.source.shape[t]
@@ -212,9 +221,9 @@ class NetworkSite:
             K = image(W, U)
             square = K * K
             terms = [summed([weighted(square * K, cubic)]), summed([weighted(square * square, quartic)])]
-            if whole:
+            if part == "whole":
                 terms.append(summed([weighted(square, 0.5 * second)]))
-            else:
+            elif part == "beyond Aα":
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
                 terms += [summed([weighted(A * B, second)]), summed([weighted(B * B, 0.5 * second)])]
             rest = rest + self.kink[t]
@@ -226,9 +235,9 @@ class NetworkSite:
             pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
             terms = [gated_power(both, a * other, c, degree) for degree, a, c in pairs]
             a, c = 0.5 * second * other, first
-            if whole:
+            if part == "whole":
                 terms.append(gated_power(both, a, c, 2))
-            else:
+            elif part == "beyond Aα":
                 x, e = (quarters(W, step.up.weight, M[t]) for M in (source.shape_a, source.shape_e))
                 terms += [gated_cross(x, e, a, c), gated_power(e, a, c, 2)]
             rest = (rest + self.kink[t]) * other.abs() + reach * (
@@ -285,10 +294,16 @@ class NetworkSite:
         return back + (a * self.post[t]) @ self.step.up.weight
 
     def quadratic(
-        self, v: Float[Tensor, "F o"], t: int
-    ) -> tuple[Float[Tensor, "F d d"], Float[Tensor, " F"]]:
-        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm."""
-        J = self.source.J[t]
+        self, v: Float[Tensor, "F o"], t: int, J: Float[Tensor, "i n"] | None = None
+    ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
+        """Return Q with ½xᵀQx the second order of v·r for a move x of the root, and its rounding in the 2-norm.
+
+        Args:
+            v: covectors at the output, shape [F, o].
+            t: the token.
+            J: the Jacobian of the network's input by x; None for that by the root.
+        """
+        J = self.source.J[t] if J is None else J
         a = v @ self.down
         W, second = self.step.bent.weight, self.second[t]
         rows = W @ J
@@ -319,6 +334,10 @@ class NetworkSite:
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return support(self.rest_shape[t], v) + self.noise(v, t)
+
+    def own_rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
+        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input, rounding of v included."""
+        return support(self.own_shape[t], v) + self.noise(v, t)
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""

@@ -61,6 +61,7 @@ def next_root(chain: Chain, memory: int, quick: bool) -> Root:
         mixed.append(total([second, *rest]))
     chain.mixed = torch.cat(mixed)
     chain.beyond = torch.cat(beyond) if beyond else None
+    chain.noise = grow(step.noise)
     return step.root(chain.mixed, (stream.u + names.output(mix.z))[tokens])
 
 

@@ -16,6 +16,7 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.relaxations.norms import length
 from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.numerics import gamma
 
 
@@ -58,6 +59,15 @@ class Supports:
 
     def arrive(self, chain: Chain) -> None:
         """Be told that all covectors of a chain have come to its root."""
+
+    def moving(self, walk: TaylorWalk, forms: Forms) -> Float[Tensor, "F 2"] | float:
+        """Bound what is left to covectors that move with the factors: nothing, but in `taylor.third_order`.
+
+        Args:
+            walk: the walk forward.
+            forms: what is bounded.
+        """
+        return 0.0
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """Bound the linear part from above and below over the box |α̂| ≤ 1.
