@@ -50,6 +50,9 @@ CORNERS = 32
 AT_A_TIME = 32
 """How many open forms a CPU tries before it asks whether that paid; it looks at the clock more often."""
 
+HESSIAN_BYTES = 2**30
+"""On a CPU, how much memory Hessians may take that are worked on together; one may take more."""
+
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
 
@@ -235,7 +238,8 @@ class Taylor(EngineBase):
         on_cpu = half_widths.device.type == "cpu"
         if reading is None:
             size, stage = hessian_batch(walk.memory, len(half_widths)), "Hessians"
-            size = min(size, AT_A_TIME // 8) if on_cpu else size
+            few = max(1, hessian_batch(HESSIAN_BYTES, len(half_widths)))
+            size = min(size, few, AT_A_TIME // 8) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
             size = min(size, AT_A_TIME // 2) if on_cpu else size
