@@ -22,6 +22,7 @@ from prooflens.engines.protocol import (
     EngineOptions,
     OutOfTimeError,
     allowed_memory,
+    behind_solu,
     register,
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
@@ -91,6 +92,8 @@ class Taylor(EngineBase):
         architecture = problem.model.architecture
         if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
             return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
+        if reason := behind_solu(problem, forms, self.name):
+            return reason
         need, allowed = least_memory(problem, forms, quick=True), allowed_memory(problem, options)
         if need > allowed:
             return (

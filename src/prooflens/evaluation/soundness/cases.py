@@ -22,11 +22,16 @@ NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare",
 """Families of steps that came later: side by side, ALiBi, windows, norms of queries and keys, caps, no norm."""
 MIXED, NETWORKS = "mixed", "networks"
 """Models that draw every step by itself, with attention and without."""
-LATER = (*NAMED, MIXED)
+SOLU = "solu"
+"""GPT-2 with SoLU networks, their neurons normed or not."""
+LATER = (*NAMED, SOLU, MIXED)
 FAMILIES = FIRST + LATER
 
 DEPTHS = (3, 4, 5, 6)
 """Layers of the deep models that one seed in three draws. All other seeds mean what they meant before: one or two."""
+
+SOLU_SHARE = 1 / 16
+"""How many seeds draw a model with SoLU networks; the others mean what they meant before."""
 
 MOST_CLAIMS = 6
 """Claims per case: many small cases try more than few large ones."""
@@ -74,6 +79,8 @@ def random_case(seed: int) -> Case:
     family = FIRST[place] if turn % 2 == 0 else NAMED[(seed // 2) % len(NAMED)]
     if turn % 4 == 3:
         family = NETWORKS if turn % 16 == 15 else MIXED
+    if random.Random(f"network of case {seed}").random() < SOLU_SHARE:
+        family = SOLU
     deep = random.Random(f"depth of case {seed}")
     depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
     model = random_model(family, choose, depth)
@@ -132,6 +139,9 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
     }
     if family in (MIXED, NETWORKS):
         own = _drawn(choose, heads, attends=family == MIXED)
+    elif family == SOLU:
+        own = shapes["gpt2"] | {"activation": "solu", "network_norm": choose.random() < 0.5}
+        own |= {"parallel": choose.random() < 0.3}
     else:
         own = shapes[family] if family in FIRST else _named(choose)[family]
     architecture = Architecture.from_dict({"family": family, **common, **own})
