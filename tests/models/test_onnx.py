@@ -106,7 +106,7 @@ class Scaled(nn.Module):
         super().__init__()
         torch.manual_seed(4)
         self.embed = nn.Embedding(60, 8)
-        self.maps = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.maps: Any = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
         self.head = nn.Linear(8, 5)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -69,9 +69,7 @@ class Recogniser:
         architecture = Architecture(
             family="onnx", n_layers=len(self.mixes), d_model=d_model, context=self.n_tokens, **self.fields
         )
-        return architecture, {
-            name: torch.tensor(np.ascontiguousarray(w)) for name, w in self.weights.items()
-        }
+        return architecture, {name: torch.tensor(np.ascontiguousarray(w)) for name, w in self.weights.items()}
 
     def _conclude(self) -> None:
         """Fields that are said of all layers together."""
