@@ -41,8 +41,9 @@ unit: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --doctest-modules --doctest-ignore-import-errors \
 	  tests src/prooflens
 
+# One thread: on a busy machine two of them wait for each other, and a notebook of 11 s takes over 100.
 notebook: $(STAMP)
-	$(BIN)/python -m pytest --nbmake --ignore=examples/circuit.ipynb --ignore=examples/sae-feature.ipynb examples
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake examples
 
 # The site, strictly; links and headings are a test. Spelling: pages and docstrings.
 docs: $(STAMP)

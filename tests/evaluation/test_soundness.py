@@ -19,6 +19,7 @@ from prooflens.errors import EngineError
 from prooflens.evaluation.soundness import (
     FAMILIES,
     NETWORKS,
+    SOLU,
     Case,
     SoundnessReport,
     modest,
@@ -45,7 +46,7 @@ FEWER = {"alpha-crown": 4, "pz": 3, "pz-norm": 3, "pz-simplex": 3}
 """Engines that share their rules with another one (`crown`, `cpz`) are asked about one case in so many."""
 SMALL = 12
 """Numbers in an input that engines which search, or carry sets through the model, are asked about."""
-DEEP = (58, 20, 82, 93, 94, 146, 188, 247, 291, 306, 367, 748, 1006, 1148, 2885)
+DEEP = (58, 20, 82, 357, 93, 94, 146, 188, 247, 291, 306, 367, 748, 1006, 1148, 2885)
 """Cases of deep models, one of every family, with small inputs of more factors than are asked in pieces."""
 
 
@@ -58,7 +59,7 @@ def small_cases() -> tuple[Case, ...]:
         if len(x) > 1 and x.numel() <= SMALL and case.problem.model.architecture.n_layers < 3:
             found.setdefault(case.family, case)
     assert found["deep"].problem.model.architecture.n_layers == 5
-    assert set(found) == {"deep", NETWORKS, *FAMILIES}
+    assert set(found) == {"deep", NETWORKS, SOLU, *FAMILIES}
     return tuple(found.values())
 
 
@@ -112,7 +113,7 @@ def test_every_family_is_tried() -> None:
         first.setdefault(case.family, case)
     for case in first.values():
         try_forms(case, [get_engine("interval")], AttackBudget(20, 1, 2), report)
-    assert {family for family, _, _ in report.attacked} == {NETWORKS, *FAMILIES}
+    assert {family for family, _, _ in report.attacked} == {NETWORKS, SOLU, *FAMILIES}
 
 
 def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> None:
@@ -120,14 +121,18 @@ def test_deep_models_of_every_family_are_drawn_and_asked_at_every_layer() -> Non
     layers = [case.problem.model.architecture.n_layers for case in cases]
     assert set(layers) == {1, 2, 3, 4, 5, 6}
     assert 230 < sum(n > 2 for n in layers) < 370
-    assert {case.family for case, n in zip(cases, layers, strict=True) if n > 4} == {NETWORKS, *FAMILIES}
+    assert {case.family for case, n in zip(cases, layers, strict=True) if n > 4} == {
+        NETWORKS,
+        SOLU,
+        *FAMILIES,
+    }
     assert {row.layer for case in cases for claim in case.claims for row in claim.rows} == set(range(6))
 
 
 def test_bounds_of_deep_models_are_proved_and_hold() -> None:
     """Of every family one model of four layers or more, asked about behind the second."""
     cases, report = [random_case(seed) for seed in DEEP], SoundnessReport()
-    assert sorted(case.family for case in cases) == sorted(FAMILIES)
+    assert sorted(case.family for case in cases) == sorted((*FAMILIES, SOLU))
     for case in cases:
         layers = {row.layer for claim in case.claims for row in claim.rows}
         assert case.problem.model.architecture.n_layers > 3

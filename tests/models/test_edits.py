@@ -11,7 +11,7 @@ import torch
 
 import prooflens as pl
 from prooflens.errors import ModelError
-from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, random_model
+from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, SOLU, random_model
 from prooflens.models import INPUT, OUTPUT
 from prooflens.models.changes import Changes
 from prooflens.models.edits import Edit, find_place, mean_of, places_of, value_on
@@ -60,7 +60,7 @@ def names(model: pl.Transformer) -> list[str]:
     return [*found, *(f"a{layer}" for layer in range(a.n_layers) if a.has_attention)]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, NETWORKS])
+@pytest.mark.parametrize("family", [*FAMILIES, NETWORKS, SOLU])
 def test_an_edited_model_is_the_model_with_its_hook_set(family: str) -> None:
     model, x, generator = drawn(family)
     for name in dict.fromkeys(names(model)):

@@ -82,9 +82,7 @@ def assert_same(ours: Transformer, module: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in (*DECODERS, *ENCODERS) if "ReLU²" not in name and name != "gemma3_text yarn"]
-)
+@pytest.mark.parametrize("name", [name for name in (*DECODERS, *ENCODERS) if "ReLU²" not in name])
 def test_every_family_comes_back(name: str, tmp_path: Path) -> None:
     module = of(name)
     model = pl.load(exported(module, tmp_path / "tiny.onnx"))
@@ -93,10 +91,44 @@ def test_every_family_comes_back(name: str, tmp_path: Path) -> None:
     assert_same(model, module)
 
 
-def test_layers_that_scale_scores_differently_are_refused(tmp_path: Path) -> None:
+def test_layers_that_scale_scores_differently(tmp_path: Path) -> None:
     """YaRN's factor stands in the tables of Gemma 3's global layers alone: to the graph it scales some layers."""
-    with pytest.raises(ModelError, match="layers of the graph scale their scores differently"):
-        pl.load(exported(of("gemma3_text yarn"), tmp_path / "tiny.onnx"))
+    module = of("gemma3_text yarn")
+    model = pl.load(exported(module, tmp_path / "tiny.onnx"))
+    assert model.architecture.attention_scale is None
+    assert_same(model, module)
+
+
+class Scaled(nn.Module):
+    """Two attentions without norms whose scores have scales of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.embed = nn.Embedding(60, 8)
+        self.maps: Any = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer, scale in enumerate((0.3, 0.7)):
+            q, k, v = (
+                m(x).unflatten(-1, (2, 4)).transpose(1, 2) for m in self.maps[4 * layer : 4 * layer + 3]
+            )
+            weights = torch.softmax(q @ k.transpose(-1, -2) * scale, -1)
+            x = x + self.maps[4 * layer + 3]((weights @ v).transpose(1, 2).flatten(-2))
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_scales_of_plain_layers_join_the_queries(tmp_path: Path) -> None:
+    module = Scaled().double()
+    model = pl.load(written(module, (IDS,), tmp_path / "scaled.onnx", input_names=["input_ids"]))
+    with torch.no_grad():
+        wanted = module(IDS)[0]
+    assert torch.allclose(model(IDS[0]), wanted, rtol=1e-9, atol=1e-9)
+    bias = module.maps[4].bias.detach() * (0.7 * 4**0.5)
+    assert torch.allclose(model.weights["blocks.1.q.bias"], bias)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -95,7 +95,8 @@ def test_a_processed_bridge_is_refused() -> None:
 
 
 REFUSED: dict[str, dict[str, object]] = {
-    "act_fn = 'solu_ln'": {"act_fn": "solu_ln"},
+    "act_fn = 'solu_ln'": {"act_fn": "solu_ln", "normalization_type": "RMS"},
+    "gated_mlp": {"act_fn": "solu", "gated_mlp": True},
     "use_qk_norm": {"use_qk_norm": True},
     "final_rms": {"final_rms": True},
     "post_embedding_ln": {"post_embedding_ln": True},
@@ -153,6 +154,10 @@ KINDS: dict[str, dict[str, object]] = {
     "gemma-2-like": {"normalization_type": "RMS", "use_normalization_before_and_after": True},
     "olmo-2-like": {"normalization_type": "RMS", "original_architecture": "Olmo2ForCausalLM", **ROTARY},
     "bloom-like": {"positional_embedding_type": "alibi", "post_embedding_ln": True},
+    "solu": {"act_fn": "solu"},
+    "solu-normed": {"act_fn": "solu_ln"},
+    "solu-normed-folded": {"act_fn": "solu_ln", "normalization_type": "LNPre"},
+    "solu-normed-alone": {"act_fn": "solu_ln", "normalization_type": None, "parallel_attn_mlp": True},
     "other-vocabulary": {"d_vocab_out": 7},
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prooflens.numerics import certified_shift, dominates, gershgorin_shift, is_psd, lambda_max_upper
+from prooflens.numerics import certified_shift, dominates, gershgorin_shift, is_psd, lambda_max_upper, psd
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -127,3 +127,18 @@ def test_shifts_dominate() -> None:
 def test_scale_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         lambda_max_upper(symmetric(3, 3), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [4, 5, 11])
+def test_products_in_blocks_are_the_whole_product(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psd, "_BLOCK", 4)
+    L = random(3, n, n, seed=n).tril()
+    assert torch.allclose(psd._squared(L), L @ L.mT, rtol=1e-14, atol=1e-14)
+    for smallest, seed in ((-1e-9, 1), (-1e-3, 2), (1e-3, 3)):
+        M = planted([smallest, *torch.linspace(0.1, 3.0, n - 1).tolist()], seed)
+        assert bool(is_psd(M)) == (smallest > 0)
+
+
+def test_what_has_no_factor_is_not_proved() -> None:
+    ones = torch.ones(2, 2, dtype=torch.float64)
+    assert not bool(is_psd(ones - 0.5 * torch.eye(2, dtype=torch.float64)))

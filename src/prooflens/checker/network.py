@@ -43,6 +43,8 @@ _ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
     "tanh": arb.tanh,
     "relu2": lambda v: v.max(arb(0)) ** 2,
 }
+SOLU = "solu"
+"""The activation of all neurons of a token together: x·softmax(x)."""
 
 
 def _each(function: Callable[[arb], arb], x: Balls) -> Balls:
@@ -52,6 +54,14 @@ def _each(function: Callable[[arb], arb], x: Balls) -> Balls:
 def _product(x: Balls, y: Balls) -> Balls:
     a, b = (arb_mat(*z.shape, [arb(v) for v in z.ravel().tolist()]) for z in (x, y))
     return np.array((a * b).entries(), dtype=object).reshape(x.shape[0], y.shape[1])
+
+
+def _weights(a: Balls, seen: NDArray[np.bool_] | None = None) -> Balls:
+    """Softmax over the last dimension, of what is seen; every row is shifted by its largest middle."""
+    shift = _each(lambda s: arb(float(s.mid())), a).max(-1, keepdims=True)
+    e = _each(arb.exp, a - shift)
+    e = e if seen is None else e * seen
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,10 +343,15 @@ class Network:
 
     def _network(self, block: str, z: Balls, notes: dict[str, Balls]) -> Balls:
         """The feed-forward network."""
-        act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
+        gated = self.arch["gated"]
         pre = self._affine(f"{block}.{'gate' if gated else 'up'}", z)
         linear = self._affine(f"{block}.up", z) if gated else 1.0
-        post = _each(act, pre) * linear
+        if self.arch["activation"] == SOLU:
+            post = pre * _weights(pre)
+        else:
+            post = _each(_ACTIVATIONS[self.arch["activation"]], pre) * linear
+        if self.arch.get("network_norm"):
+            notes[f"{block}.mlp.hook_mid"], post = post, self._norm(f"{block}.network_norm", post)
         out = self._affine(f"{block}.down", post)
         notes |= {f"{block}.mlp.hook_pre": pre, f"{block}.mlp.hook_post": post, f"{block}.hook_mlp_out": out}
         notes |= {f"{block}.mlp.hook_pre_linear": np.asarray(linear)} if gated else {}
@@ -361,9 +376,7 @@ class Network:
         return x.repeat(self.arch["n_heads"] // x.shape[1], axis=1)
 
     def _attend(self, a: Balls, v: Balls, layer: int = -1) -> Balls:
-        shift = np.array([[max(float(s.mid()) for s in row) for row in head] for head in a])[..., None]
-        e = _each(arb.exp, a - shift) * self.masks(a.shape[-1], layer)
-        s = e / e.sum(-1, keepdims=True)
+        s = _weights(a, self.masks(a.shape[-1], layer))
         return np.concatenate([_product(s[h], v[h]) for h in range(len(s))], axis=-1)
 
     def _read_out(self, x: Balls) -> Balls:

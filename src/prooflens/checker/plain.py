@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prooflens.checker.network import Array, Network
+from prooflens.checker.network import SOLU, Array, Network
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -151,9 +151,15 @@ class PlainNetwork:
         return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
     def _network(self, block: str, z: Array) -> Array:
-        act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
+        gated = self.arch["gated"]
         pre = self._note(f"{block}.mlp.hook_pre", self._affine(f"{block}.{'gate' if gated else 'up'}", z))
-        hidden = act(pre)
+        if self.arch["activation"] == SOLU:
+            e = np.exp(pre - pre.max(-1, keepdims=True))
+            hidden = pre * (e / e.sum(-1, keepdims=True))
+        else:
+            hidden = _ACTIVATIONS[self.arch["activation"]](pre)
+        if self.arch.get("network_norm"):
+            hidden = self._norm(f"{block}.network_norm", self._note(f"{block}.mlp.hook_mid", hidden))
         if gated:
             hidden = hidden * self._note(f"{block}.mlp.hook_pre_linear", self._affine(f"{block}.up", z))
         post = self._note(f"{block}.mlp.hook_post", hidden)

@@ -41,6 +41,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
 )
 from prooflens.problem import Problem
 
@@ -107,6 +108,8 @@ def apply(step: AnyStep, *values: Tensor) -> Tensor:
             return ACTIVATIONS[step.function](values[0])
         case Pool():
             return (values[0] * step.weights[:, None]).sum(1)
+        case Solu():
+            return values[0] * torch.softmax(values[0], -1)
         case Add() | Product() | Rotary() | Shift() | Softcap():
             return step(*values)
 

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from prooflens.errors import ModelError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2"]
+NetworkActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh", "relu2", "solu"]
+"""What a network may bend its neurons by: a function of each, or SoLU, x·softmax(x) over all of a token's neurons."""
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "none", "sandwich", "output"]
 PoolKind = Literal["none", "mean", "first", "last"]
@@ -49,6 +51,7 @@ class Architecture:
         rope_local: local layers have frequencies of their own (`rope.local_frequencies`).
         rope_scale: factor of cosines and sines.
         head_positions: queries and keys get a vector of their position, and the stream gets none (shortformer).
+        network_norm: whether the network's neurons are normed behind their activation (SoLU models).
         pooler_activation: what follows the dense layer of the pooler.
         patch: side of an image's patches; None for models that read tokens.
         channels: colours of an image.
@@ -61,7 +64,7 @@ class Architecture:
     n_heads: int
     d_model: int
     d_ff: int
-    activation: Activation
+    activation: NetworkActivation
     norm_kind: NormKind = "layer"
     norm_place: NormPlace = "post"
     norm_eps: float = 1e-5
@@ -97,6 +100,7 @@ class Architecture:
     rope_local: bool = False
     rope_scale: float = 1.0
     head_positions: bool = False
+    network_norm: bool = False
     pooler_activation: Activation = "tanh"
     patch: int | None = None
     channels: int = 3
@@ -125,6 +129,8 @@ class Architecture:
             raise ModelError("blocks without attention and without a network do nothing")
         if self.parallel and not (self.has_attention and self.has_network):
             raise ModelError("parallel blocks have attention and a network: one of them is missing")
+        if self.gated and (self.activation == "solu" or self.network_norm):
+            raise ModelError("gated networks have no SoLU and no norm of their neurons")
         if self.head_positions and (self.context is None or self.qk_norm != "none"):
             raise ModelError("head_positions needs a context, and queries and keys without norms")
         if (self.read_hook is None) != (self.read_position is None):
@@ -238,6 +244,7 @@ class Architecture:
                 "RoPE by given frequencies": self.rope_given,
                 "normed queries and keys": self.qk_norm != "none",
                 "positions of queries and keys": self.head_positions,
+                "normed neurons": self.network_norm,
                 f"scores capped at {self.score_cap}": self.score_cap is not None,
                 f"logits capped at {self.logit_cap}": self.logit_cap is not None,
                 f"patches of {self.patch} × {self.patch}": self.patch is not None,
@@ -257,7 +264,7 @@ LATER = frozenset(
 """Fields that are not written at their defaults: the first models' fingerprints do not know them."""
 
 CHOICES = {
-    "activation": Activation,
+    "activation": NetworkActivation,
     "norm_kind": NormKind,
     "norm_place": NormPlace,
     "pool": PoolKind,

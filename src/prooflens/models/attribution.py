@@ -154,7 +154,11 @@ def _largest(model: Transformer, place: Place) -> float:
         size: Tensor = (weight * gain).square().sum(1).sqrt() * math.sqrt(a.d_model)
         return size + (weight.square().sum(1) * shift.square().sum()).sqrt() + bias.abs()
 
-    if attends:  # a head mixes values with weights that sum to 1
+    if a.network_norm and not attends:  # a norm's output is at most √n long before its scales
+        own = f"{block}.network_norm"
+        scale = model.weights.get(f"{own}.weight", torch.ones(1)).abs().amax()
+        inner = scale * math.sqrt(a.d_ff) + model.weights.get(f"{own}.bias", zero).norm()
+    elif attends:  # a head mixes values with weights that sum to 1
         inner = rows("v").norm() * math.sqrt(a.n_heads / a.kv_heads)
     else:  # |φ(t)| ≤ |t|, or t² for the squared ReLU
         inner = rows("gate") * rows("up") if a.gated else rows("up")

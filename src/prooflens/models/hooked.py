@@ -11,19 +11,21 @@ from typing import Any
 from torch import Tensor
 
 from prooflens.errors import ModelError
-from prooflens.models.architecture import Activation, Architecture, NormPlace
+from prooflens.models.architecture import Architecture, NetworkActivation, NormPlace
 from prooflens.models.huggingface.rope import frequencies, reordered_rows, whole_head
 
 Weights = dict[str, Tensor]
 Fields = dict[str, Any]
 
-_ACTIVATIONS: dict[str, Activation] = {
+_ACTIVATIONS: dict[str, NetworkActivation] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
+    "solu": "solu",
+    "solu_ln": "solu",
 }
 
 _REFUSED = (
@@ -71,6 +73,8 @@ def convert(cfg: Any, state: Weights) -> tuple[Architecture, Weights, str]:
         fields["has_network"] = False
     elif cfg.parallel_attn_mlp:
         fields["parallel"] = True
+    if cfg.act_fn == "solu_ln" and not cfg.attn_only:
+        fields["network_norm"] = True
     if _is_cap(cfg.output_logits_soft_cap):
         fields["logit_cap"] = float(cfg.output_logits_soft_cap)
     architecture = Architecture(
@@ -110,6 +114,12 @@ def _refuse(cfg: Any) -> None:
         )
     if not cfg.attn_only and cfg.act_fn not in _ACTIVATIONS:
         raise ModelError(f"act_fn = {cfg.act_fn!r} is not supported (supported: {', '.join(_ACTIVATIONS)})")
+    if not cfg.attn_only and str(cfg.act_fn).startswith("solu") and cfg.gated_mlp:
+        raise ModelError(f"act_fn = {cfg.act_fn!r} is not supported with gated_mlp")
+    if not cfg.attn_only and cfg.act_fn == "solu_ln" and (kind.startswith("RMS") or _qk_norm(cfg) != "none"):
+        raise ModelError(
+            "act_fn = 'solu_ln' is supported with LayerNorm only: all norms of a model are of one kind"
+        )
     if kind not in _NORMS:
         raise ModelError(f"normalization_type = {kind!r} is not supported")
     if kind.startswith("LN") and cfg.final_rms:
@@ -146,6 +156,7 @@ def _norms(state: Weights, layers: int, place: NormPlace) -> Weights:
     for layer in range(layers):
         block = f"blocks.{layer}"
         names |= {f"{block}.{part}_norm": f"{block}.attn.{part}_norm" for part in "qk"}
+        names[f"{block}.network_norm"] = f"{block}.mlp.ln"
         for i in (1, 2):
             behind = "_out" if place == "output" else ""
             names |= {

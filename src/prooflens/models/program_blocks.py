@@ -24,6 +24,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
     alibi_bias,
     relative_bias,
     rotary_tables,
@@ -194,14 +195,18 @@ class Builder:
     def network(self, block: str, source: str) -> str:
         """The feed-forward network and what it adds."""
         mlp, function = f"{block}.mlp", self.architecture.activation
-        if self.architecture.gated:
+        if self.architecture.gated and function != "solu":
             pre = self.affine(f"{block}.gate", source, f"{mlp}.hook_pre")
             linear = self.affine(f"{block}.up", source, f"{mlp}.hook_pre_linear")
             self.steps.append(Elementwise(f"{mlp}.hook_gate", (pre,), function))
             self.steps.append(Product(f"{mlp}.hook_post", (f"{mlp}.hook_gate", linear)))
         else:
             pre = self.affine(f"{block}.up", source, f"{mlp}.hook_pre")
-            self.steps.append(Elementwise(f"{mlp}.hook_post", (pre,), function))
+            normed = self.architecture.network_norm
+            out = f"{mlp}.hook_mid" if normed else f"{mlp}.hook_post"
+            self.steps.append(Solu(out, (pre,)) if function == "solu" else Elementwise(out, (pre,), function))
+            if normed:
+                self.norm(f"{block}.network_norm", out, f"{mlp}.hook_post")
         return self.affine(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out")
 
     def affine(self, name: str, source: str, out: str) -> str:

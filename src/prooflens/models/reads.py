@@ -107,6 +107,8 @@ def _widths(architecture: Architecture, layer: int) -> dict[str, tuple[int, int]
             found["ln1.hook_normalized"] = d
     if a.has_network:
         found |= {"mlp.hook_pre": (a.d_ff, 1), "mlp.hook_post": (a.d_ff, 1), "hook_mlp_out": d}
+        if a.network_norm:
+            found["mlp.hook_mid"] = (a.d_ff, 1)
         if a.gated:
             found["mlp.hook_pre_linear"] = (a.d_ff, 1)
         if before and not (a.parallel and a.shared_norm):

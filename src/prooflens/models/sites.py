@@ -170,6 +170,15 @@ class Elementwise(Step):
 
 
 @dataclass(frozen=True, eq=False)
+class Solu(Step):
+    """SoLU: y_k = x_k e^{x_k}/Σ_l e^{x_l}, over all neurons of a token (the last dimension)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the step."""
+        return x * torch.softmax(x, dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
 class Softcap(Step):
     """y = c·tanh(x/c), coordinate by coordinate: odd, increasing, never steeper than 1, between −c and c."""
 
@@ -201,7 +210,19 @@ class Pool(Step):
 
 
 AnyStep = (
-    Affine | Rotary | Shift | Add | Norm | Scores | Softmax | Mix | Elementwise | Softcap | Product | Pool
+    Affine
+    | Rotary
+    | Shift
+    | Add
+    | Norm
+    | Scores
+    | Softmax
+    | Mix
+    | Elementwise
+    | Solu
+    | Softcap
+    | Product
+    | Pool
 )
 
 

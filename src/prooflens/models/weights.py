@@ -67,6 +67,8 @@ def optional_shapes(architecture: Architecture) -> dict[str, Shape]:
         for name, heads in (("q_norm", a.n_heads), ("k_norm", a.kv_heads)):
             size = a.head_dim if a.qk_norm == "head" else heads * a.head_dim
             norms |= {f"blocks.{layer}.{name}": size for layer in range(a.n_layers)}
+    if a.has_network and a.network_norm:
+        norms |= {f"blocks.{layer}.network_norm": a.d_ff for layer in range(a.n_layers)}
     if a.has_final_norm:
         norms["final_norm"] = a.d_model
     if a.d_vocab is not None:

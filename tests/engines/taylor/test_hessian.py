@@ -29,11 +29,19 @@ def output_of(problem: Problem) -> Forms:
     return replace(Forms.of([], 2), logits=torch.randn(2, width, generator=generator, dtype=torch.float64))
 
 
-def read(problem: Problem, forms: Forms) -> Hessian:
+class _Kept(Hessian):
+    """A reading that keeps what was collected."""
+
+    def linear_range(self, slope: Tensor) -> Tensor:
+        self.collected = self.G.clone()
+        return super().linear_range(slope)
+
+
+def read(problem: Problem, forms: Forms) -> _Kept:
     """The reading after all forms have been walked."""
     with torch.no_grad():
         walk = Taylor().walk(problem, forms)
-        reading = Hessian(walk.chains[0].root.half_widths, forms.size)
+        reading = _Kept(walk.chains[0].root.half_widths, forms.size)
         bound_part(walk, problem, forms, reading)
     return reading
 
@@ -54,7 +62,7 @@ def test_the_matrix_is_the_hessian(name: str, where: int | str) -> None:
     problem = problem_of(name, 1e-3)
     forms = output_of(problem) if where == "output" else random_forms(problem, int(where), 3, seed=2)
     reading = read(problem, forms)
-    found = reading.G + reading.G.mT
+    found = reading.collected + reading.collected.mT
     _, wanted = differentiated(problem, forms)
     for mine, real, error in zip(found, wanted, reading.error, strict=True):
         gap = torch.linalg.matrix_norm(mine - real, 2)

@@ -89,6 +89,8 @@ class Walk:
         known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
         if net.arch["activation"] not in known:
             return f"its activation is {net.arch['activation']}"
+        if net.arch.get("network_norm"):
+            return "its neurons are normed"
         if net.arch["pooler"] and net.arch["pool"] == "mean":
             return "its pooler reads a mean of tokens"
         return ""

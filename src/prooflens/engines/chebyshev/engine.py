@@ -20,7 +20,14 @@ from prooflens.engines.chebyshev.readings import (
     reading_of,
 )
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, allowed_memory, register
+from prooflens.engines.protocol import (
+    NO_OPTIONS,
+    EngineBase,
+    EngineOptions,
+    allowed_memory,
+    behind_solu,
+    register,
+)
 from prooflens.errors import EngineError
 from prooflens.numerics import down, up
 from prooflens.problem import Problem
@@ -80,6 +87,8 @@ class Chebyshev(EngineBase):
         k = problem.region.n_factors
         if k > MOST_FACTORS:
             return f"chebyshev is for regions of at most {MOST_FACTORS} factors (segments, hulls, spans), not {k}"
+        if reason := behind_solu(problem, forms, self.name):
+            return reason
         need = piece_memory(problem, grid_of(problem, self.degree), first_moving(problem))
         if need > (allowed := allowed_memory(problem, options)):
             return (

@@ -15,6 +15,7 @@ from prooflens.engines.bounds import FormBounds
 from prooflens.engines.crown.lines import activation, softcap
 from prooflens.engines.crown.norm import Normalise, centred, square_lines
 from prooflens.engines.crown.softmax import Weights
+from prooflens.engines.crown.solu import Softened
 from prooflens.engines.crown.steps import (
     Bilinear,
     Curve,
@@ -30,7 +31,7 @@ from prooflens.engines.relaxations.interval_steps import apply_step
 from prooflens.engines.relaxations.interval_walk import region_box
 from prooflens.models import INPUT
 from prooflens.models.program import Program
-from prooflens.models.sites import AnyStep, Elementwise, Mix, Norm, Product, Scores, Softcap, Softmax
+from prooflens.models.sites import AnyStep, Elementwise, Mix, Norm, Product, Scores, Softcap, Softmax, Solu
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.problem import Problem
@@ -124,6 +125,8 @@ class LineWalk:
         self.boxes[step.out] = apply_step(step, *boxes)
         if isinstance(step, Elementwise):
             return Curve.of(activation(step.function, boxes[0]), boxes[0])
+        if isinstance(step, Solu):
+            return Softened.of(boxes[0], self.boxes[step.out])
         if isinstance(step, Softcap):
             return Curve.of(softcap(step.cap, boxes[0]), boxes[0], self._tokens(step))
         assert isinstance(step, Scores | Mix | Product)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prooflens.engines.first_layer.layer import LEAST_SIZE, FirstLayer
+from prooflens.engines.first_layer.layer import LEAST_SIZE, Drift, FirstLayer
 from prooflens.engines.forms import Forms
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
@@ -114,10 +114,33 @@ class Entries:
         terms = (q * view.k_size[self.key, self.head]).sum(-1) * view.scores.scale
         if view.scores.bias is not None:
             terms = terms + view.scores.bias[self.head, self.position, self.key].abs()
+        if view.drift is not None:
+            far = 2.0 * view.size
+            for t, g, token in self._drifts(view.drift):
+                terms = terms + t.abs() * (g.abs() * far[token]).sum(-1)
         return terms.new_zeros(self.size).index_add(0, self.form, terms * self.weight.abs())
+
+    def _drifts(self, drift: Drift) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return t, g and the token of what is added to each entry's score: at its query, then at its key."""
+        h, i, j = self.head, self.position, self.key
+        return [(drift.query[h, i, j], drift.by_query[i, h], i), (drift.key[h, i, j], drift.by_key[j, h], j)]
+
+    def _drifted(self, size: bool = False) -> Float[Tensor, "F T d"]:
+        """Return the slope of what is added to scores, or its absolute-value chain."""
+        view = self.view
+        total = view.center.new_zeros(self.tokens.numel(), view.center.shape[-1])
+        if view.drift is not None:
+            for (t, g, _), place in zip(self._drifts(view.drift), (self.at_i, self.at_j), strict=True):
+                terms = (self.weight * t)[:, None] * g
+                total.index_add_(0, place, terms.abs() if size else terms)
+        return total.view(*self.tokens.shape, -1)
 
     def slope_size(self) -> Float[Tensor, "F T d"]:
         """Return the absolute-value chain of ∂f/∂x."""
+        size = self._plain_slope_size()
+        return size if self.view.drift is None else size + self._drifted(size=True)
+
+    def _plain_slope_size(self) -> Float[Tensor, "F T d"]:
         view = self.view
         size = view.center.new_zeros(self.tokens.numel(), view.center.shape[-1])
         for head, chosen in self.by_head:
@@ -149,6 +172,17 @@ class Entries:
         Returns:
             The values, ∂f/∂x, and v = ∂F/∂y = γ ⊙ ∂f/∂z for the curvature of the norm.
         """
+        value, slope, read = self._plain(x)
+        if self.view.drift is None:
+            return value, slope, read
+        added = self._drifted()
+        move = x - self.view.center[self.tokens]
+        return value + (added * move).sum((-1, -2)), slope + added, read
+
+    def _plain(
+        self, x: Float[Tensor, "F T d"]
+    ) -> tuple[Float[Tensor, " F"], Float[Tensor, "F T d"], Float[Tensor, "F T d"]]:
+        """Evaluate the forms without what is added to scores."""
         view, norm = self.view, self.view.norm
         y, n = _normalised(view, x)
         z = y if norm is None or norm.weight is None else y * norm.weight

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
-from prooflens.models import scores_name
+from prooflens.models import INPUT, scores_name
 from prooflens.models.sites import Affine, Norm, Rotary, Scores, Softcap
 from prooflens.numerics import down, gamma, lambda_max_upper, up
 from prooflens.problem import Problem
@@ -46,6 +46,30 @@ def _unit_tables(turn: Rotary, scores: Scores) -> tuple[Rotary, Scores]:
     return made, replace(scores, scale=scores.scale * power**2)
 
 
+def _map_of(maps: dict[str, Affine], letter: str, width: int) -> Affine:
+    """Return the map to queries or keys, cut into heads; where all heads are normed together it comes in one piece."""
+    name = f"blocks.0.attn.hook_{letter}"
+    step = maps[f"{name}_flat"] if f"{name}_flat" in maps else maps[name]
+    return replace(step, out_shape=(len(step.weight) // width, width))
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What is added to every score: t·g·(x − x₀) at its query and at its key, with a factor t of its own each.
+
+    Attributes:
+        query: t at the query, by head, query and key.
+        key: t at the key.
+        by_query: g of the query's token, by token and head.
+        by_key: g of the key's token, by token and query head.
+    """
+
+    query: Float[Tensor, "H S S"]
+    key: Float[Tensor, "H S S"]
+    by_query: Float[Tensor, "S H d"]
+    by_key: Float[Tensor, "S H d"]
+
+
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
     """What is known of model and region up to the scores of layer 0, prepared once.
@@ -58,6 +82,7 @@ class FirstLayer:
         rotary: RoPE; None for models without it.
         scores: the step that makes scores.
         options: with the workspace in which spectra are shared by prompts of one length.
+        drift: what is added to scores; None for nothing.
     """
 
     problem: Problem
@@ -67,6 +92,7 @@ class FirstLayer:
     rotary: Rotary | None
     scores: Scores
     options: EngineOptions = NO_OPTIONS
+    drift: Drift | None = None
 
     @classmethod
     def of(cls, problem: Problem, options: EngineOptions = NO_OPTIONS) -> FirstLayer:
@@ -78,15 +104,16 @@ class FirstLayer:
         """
         steps = problem.model.program(problem.n_tokens, scores_name(0), problem.padding).steps
         steps = steps[:-1] if isinstance(steps[-1], Softcap) else steps
-        norms = [step for step in steps if isinstance(step, Norm)]
-        maps = {step.out.rsplit("_", 1)[-1]: step for step in steps if isinstance(step, Affine)}
+        norms = [step for step in steps if isinstance(step, Norm) and step.inputs == (INPUT,)]
+        maps = {step.out: step for step in steps if isinstance(step, Affine)}
         rotaries = [step for step in steps if isinstance(step, Rotary)]
         last = steps[-1]
         assert isinstance(last, Scores)
         turn = rotaries[0] if rotaries else None
         if turn is not None:
             turn, last = _unit_tables(turn, last)
-        return cls(problem, norms[0] if norms else None, maps["q"], maps["k"], turn, last, options)
+        q, k = (_map_of(maps, letter, problem.model.architecture.head_dim) for letter in "qk")
+        return cls(problem, norms[0] if norms else None, q, k, turn, last, options)
 
     @property
     def center(self) -> Float[Tensor, "S d"]:

@@ -45,6 +45,7 @@ from prooflens.models.sites import (
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
+from prooflens.queries.weights import weight_box
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +130,15 @@ def _apply(step: AnyStep, sets: dict[str, TensorSet], *slopes: Slope) -> Slope:
         case Scores():
             return _scores(step, slopes, ranges)
         case Softmax():
-            return _softmax(step, x, sets[step.out].hull())
+            return _weights_slope(step.mask, x, sets[step.out].hull())
         case Mix():
             return _mix(slopes, ranges)
         case Norm():
             return _norm(step, x, sets[step.inputs[0]], sets[step.out].hull())
         case sites.Elementwise():
             return x.times(_derivative(step.function, ranges[0]), torch.mul, 1)
+        case sites.Solu():
+            return _solu(x, ranges[0])
         case sites.Softcap():
             inner = Box(down(ranges[0].lower / step.cap), up(ranges[0].upper / step.cap))
             return x.times(_derivative("tanh", inner), torch.mul, 1)
@@ -156,8 +159,8 @@ def _scores(step: Scores, slopes: tuple[Slope, ...], ranges: list[Box]) -> Slope
     return (by_q + by_k).linear(lambda t: t * step.scale, lambda t: t * step.scale, 1)
 
 
-def _softmax(step: Softmax, da: Slope, s: Box) -> Slope:
-    present = step.mask.to(da.mid)
+def _weights_slope(mask: Tensor, da: Slope, s: Box) -> Slope:
+    present = mask.to(da.mid)
     da = da.linear(lambda t: t * present, lambda t: t * present, 1)
     middle, radius = _mid_rad(s)
     S = middle.shape[-1]
@@ -168,6 +171,14 @@ def _softmax(step: Softmax, da: Slope, s: Box) -> Slope:
     size = ((middle + radius) * (da.size + c.abs())).sum(-1, keepdim=True) + c.abs()
     rad = da.rad + (spread + gamma(4 * S + 32) * (size + da.size)) * (1.0 + gamma(4 * S + 32))
     return Slope(da.mid - pull, rad).times(s, torch.mul, 1)
+
+
+def _solu(dx: Slope, x: Box) -> Slope:
+    """dy = s dx + x ds with s = softmax(x): the rules of a product and of a softmax without a mask."""
+    weights = weight_box(*x)
+    everyone = torch.ones(x.lower.shape[-1], dtype=torch.bool, device=x.lower.device)
+    ds = _weights_slope(everyone, dx, weights)
+    return dx.times(weights, torch.mul, 1) + ds.times(x, torch.mul, 1)
 
 
 def _mix(slopes: tuple[Slope, ...], ranges: list[Box]) -> Slope:

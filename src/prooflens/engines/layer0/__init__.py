@@ -24,6 +24,8 @@ the last from D²(v·y)[u,u] = −c(3εn² a² + b²) − 2g a(e·b)  in the spl
 g = ‖v⊥‖‖m‖n³/d, ‖m‖n ≤ √d. n is bounded above over the region by ‖m‖ ≥ ‖m₀‖ − sup‖Gα‖, ‖Pv‖ by its value
 at the corner plus σ times how far the other tokens' y can move.
 
+**Norms of queries and keys** (Qwen 3, Gemma 3, OLMo 2) multiply scores by two positive scalars: `layer0.normed`.
+
 **Shaped D.** A bound that ends on the wrong side of 0 although its corner does not is refined: the main term δ_iᵀMδ_j
 is majorised by σ(X_i^{-½}MX_j^{-½})·(X_i, X_j) with X ≈ |∂f/∂x| at the corner, one d_h × d_h problem per entry. Then D
 is small where the slope is small, which is where it costs. What J's rank-one part and the norm add stays uniform. On

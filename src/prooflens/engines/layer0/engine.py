@@ -20,6 +20,7 @@ from prooflens.engines.layer0.curvature import (
     shaped_curvature,
     uniform_curvature,
 )
+from prooflens.engines.layer0.normed import NormedScores, no_rule, one_row
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.interval_walk import score_boxes
 from prooflens.numerics import down, gamma, up
@@ -33,6 +34,9 @@ SIGN_STEPS = 2
 PASSES, NORM_PASSES = 900, 1000
 """How often all numbers of forms by tokens by coordinates are read or written, both sides together, and how often more
 where a norm stands before the scores (measured)."""
+
+NORMED_FORMS = 3
+"""By how much more forms are bounded where queries and keys are normed: single scores, and rows in two ways."""
 
 CACHED_ELEMENTS = 2**23
 """Beyond so many numbers a pass takes about twice as long: each temporary is mapped anew (measured)."""
@@ -65,12 +69,12 @@ class Layer0(EngineBase):
     guarantee: Guarantee = Guarantee.PROVED
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
-        """Refuse deeper layers, outputs, norms of queries and keys, and capped scores that are no margins."""
+        """Refuse deeper layers, outputs, LayerNorms of queries and keys, and capped scores that are no margins."""
         if forms.logits is not None or any(layer != 0 for layer in forms.layers):
             return "layer0 bounds scores of layer 0 only"
         architecture = problem.model.architecture
-        if architecture.qk_norm != "none":
-            return "layer0 has no rule for norms of queries and keys (qk_norm): ask taylor or crown"
+        if architecture.qk_norm != "none" and (reason := no_rule(problem)):
+            return reason
         if architecture.head_positions:
             return (
                 "layer0 has no rule for positions of queries and keys (head_positions): ask taylor or crown"
@@ -87,18 +91,54 @@ class Layer0(EngineBase):
         normed = problem.model.architecture.norm_place in ("pre", "sandwich")
         passes = PASSES + (NORM_PASSES if normed else 0)
         steps = 3000.0 * problem.model.architecture.n_layers + FORM_STEPS * size
+        if problem.model.architecture.qk_norm != "none":
+            size *= NORMED_FORMS
         passes *= 2 if size * numbers > CACHED_ELEMENTS else 1
         return Cost(36.0 * size * head, 8.0 * passes * size * numbers, steps, 8.0 * 12 * chunk)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners they were expanded around."""
-        view = FirstLayer.of(problem, options)
-        upper, upper_corner = _maximise(view, forms)
-        minus, lower_corner = _maximise(view, forms.negated())
-        lower = -minus
+        if problem.model.architecture.qk_norm == "none":
+            lower, upper, lower_corner, upper_corner = _range(FirstLayer.of(problem, options), forms)
+        else:
+            lower, upper, lower_corner, upper_corner = _normed_range(NormedScores.of(problem, options), forms)
         if (cap := problem.model.architecture.score_cap) is not None:
             lower, upper = _capped(problem, cap, lower, upper)
         return FormBounds(lower, upper, lower_corner, upper_corner)
+
+
+def _range(view: FirstLayer, forms: Forms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return lower and upper bounds of forms of plain scores, and their corners."""
+    upper, upper_corner = _maximise(view, forms)
+    minus, lower_corner = _maximise(view, forms.negated())
+    return -minus, upper, lower_corner, upper_corner
+
+
+def _normed_range(scores: NormedScores, forms: Forms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the same of forms of scores whose queries and keys are normed (`layer0.normed`).
+
+    Forms that read one row are bounded without their query's scalar, which decides signs, and with it, which is
+    narrower; where only signs are wanted the first is enough.
+    """
+    each, which = scores.single_scores(forms)
+    low, high, *_ = _range(scores.view, each)
+    alone = one_row(forms)
+    lower, upper = (low.new_full((forms.size,), end) for end in (-torch.inf, torch.inf))
+    corners = [low.new_zeros(forms.size, scores.view.problem.region.n_factors) for _ in range(2)]
+    for single in (True, False):
+        asked = alone if single else ~alone if forms.signs else torch.ones_like(alone)
+        chosen = asked.nonzero()[:, 0]
+        if not len(chosen):
+            continue
+        some, read = forms.select(chosen), which[asked[forms.index]].to(low.device)
+        plain, slack = scores.frozen(some, low[read], high[read], single)
+        least, most, *ends = _range(scores.drifting(single), plain)
+        at = chosen.to(low.device)
+        least, most = scores.thawed(some, down(least - slack), up(most + slack), single)
+        lower[at], upper[at] = torch.maximum(lower[at], least), torch.minimum(upper[at], most)
+        for corner, end in zip(corners, ends, strict=True):
+            corner[at] = end
+    return lower, upper, corners[0], corners[1]
 
 
 def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prooflens.engines.relaxations.solu import solu_box
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import (
     Add,
@@ -44,6 +45,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
     share_heads,
 )
 from prooflens.numerics.rounding import TINY, UNIT_ROUNDOFF, down, gamma, up
@@ -98,6 +100,8 @@ def _apply(step: AnyStep, *boxes: Box) -> Box:
             return _mix(*boxes)
         case Elementwise():
             return _activation(step.function, boxes[0])
+        case Solu():
+            return solu_box(boxes[0])
         case Softcap():
             return _softcap(step, boxes[0])
         case Product():

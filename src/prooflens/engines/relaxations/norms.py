@@ -173,7 +173,7 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
             break
         chosen = open_.nonzero()[:, 0]
         candidate = guess[chosen] * 1.12**attempt
-        proved = dominates(candidate[:, None].expand(-1, n), K[chosen])
+        proved = dominates(candidate[:, None].expand(-1, n), K if len(chosen) == len(K) else K[chosen])
         bound[chosen[proved]] = torch.minimum(bound[chosen[proved]], candidate[proved])
         open_[chosen[proved]] = False
     return bound.clamp(min=0.0)

@@ -22,6 +22,7 @@ from prooflens.engines.protocol import (
     EngineOptions,
     OutOfTimeError,
     allowed_memory,
+    behind_solu,
     register,
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
@@ -50,6 +51,9 @@ CORNERS = 32
 
 AT_A_TIME = 32
 """How many open forms a CPU tries before it asks whether that paid; it looks at the clock more often."""
+
+HESSIAN_BYTES = 2**30
+"""On a CPU, how much memory Hessians may take that are worked on together; one may take more."""
 
 PIECES = (16, 4, 2, 2)
 """Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
@@ -97,6 +101,8 @@ class Taylor(EngineBase):
         architecture = problem.model.architecture
         if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
             return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
+        if reason := behind_solu(problem, forms, self.name):
+            return reason
         need, allowed = least_memory(problem, forms, quick=True), allowed_memory(problem, options)
         if need > allowed:
             return (
@@ -246,7 +252,8 @@ class Taylor(EngineBase):
         on_cpu = half_widths.device.type == "cpu"
         if isinstance(reading, type):
             size, stage = assembled_batch(walk, reading), STAGES[reading]
-            size = min(size, AT_A_TIME // 8) if on_cpu else size
+            few = max(1, hessian_batch(HESSIAN_BYTES, len(half_widths)))
+            size = min(size, few, AT_A_TIME // 8) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
             size = min(size, AT_A_TIME // 2) if on_cpu else size

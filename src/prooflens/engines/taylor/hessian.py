@@ -222,6 +222,7 @@ class Hessian(HigherOrderBound):
         """Bound ±(a·α + ½αᵀHα) over the box."""
         p = slope.shape[-1]
         H = self.G + self.G.mT
+        self.G = H[:0]  # what was collected is in H now, and each of these is large
         # Adding to G rounds by a unit of what is there then, and so does this sum.
         slip = grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
         lengths = torch.linalg.vector_norm(H, dim=-1)
@@ -237,7 +238,8 @@ class Hessian(HigherOrderBound):
         steep = slope.abs().sum(-1)
         sides = []
         for sign in (1.0, -1.0):
-            D = (top_eigenvalue(sign * even) + noise)[:, None] * x
+            D = (top_eigenvalue(even) + noise)[:, None] * x
+            even = even.neg_()
             flat = steep + 0.5 * D.sum(-1)
             # At the corner s of +, and at −s of −, where the linear part is the same and H has the other sign.
             bent = sign * s * y

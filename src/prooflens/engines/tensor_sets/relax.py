@@ -15,11 +15,16 @@ from prooflens.engines.relaxations.activations import (
     root_chord,
     root_taylor,
 )
+from prooflens.engines.relaxations.solu import expansion, solu_box
 from prooflens.engines.tensor_sets.products import square, square_rest
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
 from prooflens.models.architecture import Activation
 from prooflens.numerics import up
 from prooflens.numerics.rounding import TINY
+from prooflens.queries.simplex import Box
+
+NARROW = 0.5
+"""A box replaces a set with generators if it is narrower than this share of the set's hull."""
 
 
 def apply(x: TensorSet, how: Relaxation, k: int) -> TensorSet:
@@ -47,6 +52,18 @@ def softcap(cap: float, x: TensorSet, k: int) -> TensorSet:
     size = torch.maximum(hull.lower.abs(), hull.upper.abs())
     capped = activation("tanh", x.scaled(1.0 / cap), k).scaled(cap)
     return capped.widened(up(2.0**-52 * size) + TINY)
+
+
+def solu(x: TensorSet) -> TensorSet:
+    """x·softmax(x): first order around the middle of the hull, the rest in r, cut by the box; or the box alone."""
+    hull = x.hull()
+    made = expansion(hull)
+    moved = x.plus(-made.center).linear(made.linear, made.linear_size, x.c.shape[-1] + 8)
+    y = moved.plus(made.value).widened(made.rest)
+    whole, box = y.hull(), solu_box(hull)
+    # A box that is not much narrower is not worth the generators that it would cost.
+    narrow = ~(box.upper - box.lower > NARROW * (whole.upper - whole.lower))
+    return y.within(Box(*(torch.where(narrow, *ends) for ends in zip(box, whole, strict=True))))
 
 
 def inverse_root(x: TensorSet, k: int, floor: float) -> TensorSet:

@@ -31,7 +31,7 @@ from torch import Tensor
 from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.engines.relaxations.interval_steps import LEAST_VARIANCE
 from prooflens.engines.tensor_sets.products import bilinear
-from prooflens.engines.tensor_sets.relax import activation, inverse_root, softcap
+from prooflens.engines.tensor_sets.relax import activation, inverse_root, softcap, solu
 from prooflens.engines.tensor_sets.tensor_set import FactorIds, TensorSet
 from prooflens.models import sites
 from prooflens.models.sites import Affine, AnyStep, Mix, Norm, Rotary, Scores, Softmax, share_heads
@@ -111,6 +111,8 @@ class Rules:
                 return self._mix(*sets)
             case sites.Elementwise():
                 return activation(step.function, sets[0], self.options.k)
+            case sites.Solu():
+                return solu(sets[0])
             case sites.Softcap():
                 return softcap(step.cap, sets[0], self.options.k)
             case sites.Product():

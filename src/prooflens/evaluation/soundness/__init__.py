@@ -12,7 +12,7 @@ For every case and every proved engine of the registry:
 7. a claim with a hidden counterexample that plain PGD misses (`planted_case`) may not be certified.
 """
 
-from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, Case, random_case, random_model
+from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, SOLU, Case, random_case, random_model
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
@@ -22,6 +22,7 @@ __all__ = [
     "FAMILIES",
     "KINDS",
     "NETWORKS",
+    "SOLU",
     "Case",
     "SoundnessReport",
     "Violation",

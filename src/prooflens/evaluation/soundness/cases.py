@@ -22,6 +22,8 @@ NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare",
 """Families of steps that came later: side by side, ALiBi, windows, norms of queries and keys, caps, no norm."""
 MIXED, NETWORKS = "mixed", "networks"
 """Models that draw every step by itself, with attention and without."""
+SOLU = "solu"
+"""GPT-2 with SoLU networks, their neurons normed or not; not every engine has a rule for them."""
 LATER = (*NAMED, MIXED)
 FAMILIES = FIRST + LATER
 
@@ -73,7 +75,7 @@ def random_case(seed: int) -> Case:
     turn, place = divmod(seed, len(FIRST))
     family = FIRST[place] if turn % 2 == 0 else NAMED[(seed // 2) % len(NAMED)]
     if turn % 4 == 3:
-        family = NETWORKS if turn % 16 == 15 else MIXED
+        family = {15: NETWORKS, 11: SOLU}.get(turn % 16, MIXED)
     deep = random.Random(f"depth of case {seed}")
     depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
     model = random_model(family, choose, depth)
@@ -132,6 +134,9 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
     }
     if family in (MIXED, NETWORKS):
         own = _drawn(choose, heads, attends=family == MIXED)
+    elif family == SOLU:
+        own = shapes["gpt2"] | {"activation": "solu", "network_norm": choose.random() < 0.5}
+        own |= {"parallel": choose.random() < 0.3}
     else:
         own = shapes[family] if family in FIRST else _named(choose)[family]
     architecture = Architecture.from_dict({"family": family, **common, **own})
@@ -141,6 +146,10 @@ def random_model(family: str, choose: random.Random, depth: int | None = None) -
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         scale = choose.choice((0.5, 1.0, 2.0)) * shape[-1] ** -0.5 if len(shape) == 2 else 0.3
         weights[name] = noise * scale + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    if architecture.norm_kind == "rms":  # no model has a bias there, and `layer0` has no rule for one
+        weights = {
+            name: w for name, w in weights.items() if not name.endswith(("q_norm.bias", "k_norm.bias"))
+        }
     return Transformer(architecture, weights, name=f"random {family}")
 
 

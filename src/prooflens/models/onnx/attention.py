@@ -190,8 +190,8 @@ def reach(node: Any, seen: Ints, causal: bool) -> int | None:
     return window
 
 
-def scale_fields(scales: list[float], d_head: int) -> dict[str, Any]:
-    """The fields of the architecture that say how scores are scaled.
+def scale_fields(scales: list[float], d_head: int) -> dict[str, Any] | None:
+    """The fields of the architecture that say how scores are scaled; None where layers differ.
 
     Args:
         scales: the factor of q·k, layer by layer.
@@ -202,7 +202,7 @@ def scale_fields(scales: list[float], d_head: int) -> dict[str, Any]:
         if np.allclose(found, found[0], rtol=1e-6, atol=0.0):
             usual = abs(found[0] * d_head**0.5 - 1.0) < 1e-6
             return extra | ({} if usual else {"attention_scale": short(found[0])})
-    raise ModelError("layers of the graph scale their scores differently")
+    return None
 
 
 def turning_fields(turns: list[Floats | None], local: set[int]) -> tuple[dict[str, Any], dict[str, Floats]]:

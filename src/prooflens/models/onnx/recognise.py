@@ -69,9 +69,7 @@ class Recogniser:
         architecture = Architecture(
             family="onnx", n_layers=len(self.mixes), d_model=d_model, context=self.n_tokens, **self.fields
         )
-        return architecture, {
-            name: torch.from_numpy(np.ascontiguousarray(w)) for name, w in self.weights.items()
-        }
+        return architecture, {name: torch.tensor(np.ascontiguousarray(w)) for name, w in self.weights.items()}
 
     def _conclude(self) -> None:
         """Fields that are said of all layers together."""
@@ -86,10 +84,24 @@ class Recogniser:
             self.fields |= {"window": sizes.pop(), "window_layers": tuple(self.windows)}
         self.fields.setdefault("d_ff", self.input.width)
         self.fields.setdefault("activation", "relu")
-        self.fields |= scale_fields(self.scales, int(self.fields["d_head"]))
+        if (scaling := scale_fields(self.scales, int(self.fields["d_head"]))) is None:
+            self._fold_scales(int(self.fields["d_head"]))
+        self.fields |= scaling or {}
         fields, tables = turning_fields(self.turns, set(self.windows))
         self.fields |= fields
         self.weights |= tables
+
+    def _fold_scales(self, d_head: int) -> None:
+        """Give all layers the usual scale: what is left joins their queries, behind their norm if they have one."""
+        normed = self.fields["qk_norm"] != "none"
+        for layer, scale in enumerate(self.scales):
+            name, factor = f"blocks.{layer}.q" + ("_norm" if normed else ""), scale * d_head**0.5
+            if f"{name}.weight" not in self.weights:
+                whole = self.fields["qk_norm"] == "whole"
+                self.weights[f"{name}.weight"] = np.ones(d_head * (self.fields["n_heads"] if whole else 1))
+            for part in ("weight", "bias"):
+                if f"{name}.{part}" in self.weights:
+                    self.weights[f"{name}.{part}"] = self.weights[f"{name}.{part}"] * factor
 
     def _say(self, node: Any, **fields: Any) -> None:
         """Note fields of the architecture, which must be the same in every layer."""
