@@ -20,6 +20,7 @@ from flint import arb, arb_mat, ctx
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from prooflens.checker import edited
 from prooflens.checker.families import Folder, Powers
 from prooflens.checker.findings import need
 
@@ -253,8 +254,9 @@ class Network:
         self, layer: int, x: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls], stop: bool
     ) -> Balls:
         """One block; its scores and its values are noted, and with `stop` nothing more is computed."""
-        block, place = f"blocks.{layer}", self.arch["norm_place"]
+        block, place, n = f"blocks.{layer}", self.arch["norm_place"], len(x) // len(found)
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
+        x = self._held(f"{block}.hook_resid_pre", x, n)
         inner = self._before(layer, x, 1)
         notes[f"{block}.hook_resid_pre"] = x
         if inner is not x:
@@ -268,22 +270,25 @@ class Network:
             v = self._heads(notes[f"{block}.attn.hook_v"], len(found), layer, turn=False)
             mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
             notes[f"{block}.attn.hook_z"] = np.concatenate(mixed)
-            notes[f"{block}.hook_attn_out"] = self._affine(f"{block}.o", notes[f"{block}.attn.hook_z"])
+            notes[f"{block}.hook_attn_out"] = self._written(f"{block}.o", notes[f"{block}.attn.hook_z"], n)
             attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
-            x = np.asarray(x + self._behind(block, self._network(block, second, notes), 2) + attended)
-            notes[f"{block}.hook_resid_post"] = x
+            x = np.asarray(x + self._behind(block, self._network(block, second, notes, n), 2) + attended)
+            notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n)
             return x
         x = x + attended
         if attends:
+            last = "mid" if feeds or place == "post" else "post"
+            x = self._held(f"{block}.hook_resid_{last}", x, n)
             notes[f"{block}.hook_resid_mid"] = x
             x = self._norm(f"{block}.norm1", x) if place == "post" else x
             notes |= {f"{block}.ln1.hook_normalized": x} if place == "post" else {}
         if feeds:
             second = self._before(layer, x, 2)
             notes |= {f"{block}.ln2.hook_normalized": second} if second is not x else {}
-            x = x + self._behind(block, self._network(block, second, notes), 2)
+            x = x + self._behind(block, self._network(block, second, notes, n), 2)
+            x = self._held(f"{block}.hook_resid_post", x, n)
         notes[f"{block}.hook_resid_post"] = x
         x = self._norm(f"{block}.norm2", x) if feeds and place == "post" else x
         notes[f"{block}.hook_normalized_resid_post"] = x
@@ -298,6 +303,7 @@ class Network:
         for b, values in enumerate(found):
             products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
             scores = np.array(products) * self.scale(layer) + self.score_bias(q.shape[2])
+            scores = edited.frozen(self.weights, layer, scores)
             values[layer] = scores if cap is None else _each(arb.tanh, scores / arb(cap)) * arb(cap)
 
     def _queries(
@@ -331,16 +337,27 @@ class Network:
         normed = self.arch["norm_place"] in ("sandwich", "output")
         return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
-    def _network(self, block: str, z: Balls, notes: dict[str, Balls]) -> Balls:
+    def _network(self, block: str, z: Balls, notes: dict[str, Balls], n: int) -> Balls:
         """The feed-forward network."""
         act, gated = _ACTIVATIONS[self.arch["activation"]], self.arch["gated"]
         pre = self._affine(f"{block}.{'gate' if gated else 'up'}", z)
         linear = self._affine(f"{block}.up", z) if gated else 1.0
         post = _each(act, pre) * linear
-        out = self._affine(f"{block}.down", post)
+        out = self._written(f"{block}.down", post, n)
         notes |= {f"{block}.mlp.hook_pre": pre, f"{block}.mlp.hook_post": post, f"{block}.hook_mlp_out": out}
         notes |= {f"{block}.mlp.hook_pre_linear": np.asarray(linear)} if gated else {}
         return out
+
+    def _written(self, name: str, x: Balls, n: int) -> Balls:
+        """What a block adds, its parts held where the network holds them."""
+        y = edited.written(self.weights, name, x, self._affine(name, x), n, _product)
+        block, _, map_name = name.rpartition(".")
+        return self._held(f"{block}.hook_{'attn' if map_name == 'o' else 'mlp'}_out", y, n)
+
+    def _held(self, hook: str, x: Balls, n: int) -> Balls:
+        """A value of every point, with its directions and features held where the network holds them."""
+        relu = _ACTIVATIONS["relu"]
+        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, lambda y: _each(relu, y)))
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)

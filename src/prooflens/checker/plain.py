@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prooflens.checker import edited
 from prooflens.checker.network import Array, Network
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -83,7 +84,8 @@ class PlainNetwork:
     def _block(self, layer: int, x: Array) -> tuple[Array, Array | None]:
         block, place, scores = f"blocks.{layer}", self.arch["norm_place"], None
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
-        inner, attended = self._before(layer, self._note(f"{block}.hook_resid_pre", x), 1), np.zeros(1)
+        x = self._held(f"{block}.hook_resid_pre", x)
+        inner, attended = self._before(layer, x, 1), np.zeros(1)
         if inner is not x:
             self._note(f"{block}.ln1.hook_normalized", inner)
         if attends:
@@ -93,20 +95,22 @@ class PlainNetwork:
             e = np.exp(masked - masked.max(-1, keepdims=True))
             mixed = (e / e.sum(-1, keepdims=True)) @ v
             flat = self._note(f"{block}.attn.hook_z", mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
-            out = self._note(f"{block}.hook_attn_out", self._affine(f"{block}.o", flat))
+            out = self._held(f"{block}.hook_attn_out", self._written(f"{block}.o", flat))
             attended = self._behind(block, out, 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
             x = x + self._behind(block, self._network(block, second), 2) + attended
-            return self._note(f"{block}.hook_resid_post", x), scores
-        x = self._note(f"{block}.hook_resid_mid", x + attended)
+            return self._held(f"{block}.hook_resid_post", x), scores
+        x = x + attended
+        if attends:
+            x = self._held(f"{block}.hook_resid_{'mid' if feeds or place == 'post' else 'post'}", x)
         if attends and place == "post":
             x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
         if feeds:
             second = self._before(layer, x, 2)
             if second is not x:
                 self._note(f"{block}.ln2.hook_normalized", second)
-            x = self._note(
+            x = self._held(
                 f"{block}.hook_resid_post", x + self._behind(block, self._network(block, second), 2)
             )
             x = self._norm(f"{block}.norm2", x) if place == "post" else x
@@ -118,6 +122,7 @@ class PlainNetwork:
         block, cap, n = f"blocks.{layer}", self.arch.get("score_cap"), inner.shape[1]
         q, k = (self._heads(self._queries(block, name, inner), layer) for name in "qk")
         scores: Array = q @ k.swapaxes(-1, -2) * self.net.scale(layer) + self.net.score_bias(n)
+        scores = edited.frozen(self.weights, layer, scores)
         return scores if cap is None else np.tanh(scores / cap) * cap
 
     def _queries(self, block: str, name: str, x: Array) -> Array:
@@ -157,7 +162,16 @@ class PlainNetwork:
         if gated:
             hidden = hidden * self._note(f"{block}.mlp.hook_pre_linear", self._affine(f"{block}.up", z))
         post = self._note(f"{block}.mlp.hook_post", hidden)
-        return self._note(f"{block}.hook_mlp_out", self._affine(f"{block}.down", post))
+        return self._held(f"{block}.hook_mlp_out", self._written(f"{block}.down", post))
+
+    def _written(self, name: str, x: Array) -> Array:
+        found: Array = edited.written(self.weights, name, x, self._affine(name, x), x.shape[1], np.matmul)
+        return found
+
+    def _held(self, hook: str, x: Array) -> Array:
+        """A value with its directions and features held, kept if it is asked for."""
+        relu = _ACTIVATIONS["relu"]
+        return self._note(hook, edited.held_at(self.weights, hook, x, x.shape[1], np.matmul, relu))
 
     def _affine(self, name: str, x: Array) -> Array:
         found: Array = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)

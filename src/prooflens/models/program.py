@@ -105,7 +105,8 @@ def build_program(
         mask_by_head(mask, knockouts_of(weights, layer), architecture.n_heads)
         for layer, mask in enumerate(masks)
     ]
-    builder = Builder(architecture, weights, n_tokens, masks)
+    n_real = n_tokens if padding is None else int(padding.nonzero().max()) + 1
+    builder = Builder(architecture, weights, n_tokens, masks, n_real)
     streams = [INPUT]
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.frozen import frozen_scores
+from prooflens.models.held import Held
+from prooflens.models.program_edits import hold_at
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -40,6 +43,7 @@ class Builder:
         weights: its canonical weights.
         n_tokens: how many tokens there are.
         masks: which keys take part for each query, of every layer; of each head where keys are knocked out.
+        n_real: how many tokens there are up to the last one that is no padding.
         steps: what was made so far.
     """
 
@@ -47,10 +51,12 @@ class Builder:
     weights: Mapping[str, Tensor]
     n_tokens: int
     masks: list[Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]]
+    n_real: int
     steps: list[AnyStep] = field(default_factory=list)
 
     def block(self, layer: int, stream: str) -> str:
         """One block; the residual stream after it."""
+        stream = hold_at(self, f"blocks.{layer}.hook_resid_pre", stream)
         return (
             self._parallel(layer, stream) if self.architecture.parallel else self._one_by_one(layer, stream)
         )
@@ -89,7 +95,7 @@ class Builder:
 
     def _add(self, out: str, stream: str, added: str) -> str:
         self.steps.append(Add(out, (stream, added)))
-        return out
+        return hold_at(self, out)
 
     def _before(self, layer: int, stream: str, part: int) -> str:
         """What a part of a block reads: the stream, or its norm."""
@@ -130,15 +136,33 @@ class Builder:
                 self.steps.append(Shift(f"{attn}.hook_{name}", (out,), self._offset(layer, name)))
         q, k = (self._turned(layer, name, source) for name in "qk")
         raw = f"{attn}.hook_attn_scores" + ("_uncapped" if architecture.score_cap is not None else "")
-        self.steps.append(Scores(raw, (q, k), architecture.scale(layer), self._bias(), self.masks[layer]))
+        bias, q = self._frozen(layer, self._bias(), q)
+        self.steps.append(Scores(raw, (q, k), architecture.scale(layer), bias, self.masks[layer]))
         if architecture.score_cap is not None:
             self.steps.append(Softcap(f"{attn}.hook_attn_scores", (raw,), architecture.score_cap))
         self.steps.append(Softmax(f"{attn}.hook_pattern", (f"{attn}.hook_attn_scores",), self.masks[layer]))
         self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", f"{attn}.hook_v")))
-        weight, bias = self.weights[f"{block}.o.weight"], self.weights.get(f"{block}.o.bias")
-        out = f"{block}.hook_attn_out"
-        self.steps.append(Affine(out, (f"{attn}.hook_z",), weight, bias, 2, (architecture.d_model,)))
-        return out
+        return self._written(f"{block}.o", f"{attn}.hook_z", f"{block}.hook_attn_out", 2)
+
+    def _written(self, name: str, source: str, out: str, dims: int) -> str:
+        """What a block adds: a map of its heads or neurons, parts of which may be held at tokens (`models.held`)."""
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        held, d = Held.of(self.weights, f"{name}.held"), len(weight)
+        if held is None:
+            self.steps.append(Affine(out, (source,), weight, bias, dims, (d,)))
+            return hold_at(self, out)
+        chosen, values = held.places(self.n_tokens, self.n_real)
+        rest = weight.new_zeros(d) if bias is None else bias
+        width = d + len(held.read)
+        opened = torch.cat((weight, held.read)), torch.cat((rest, held.bias))
+        self.steps.append(Affine(f"{out}_parts", (source,), *opened, dims, (1, width)))
+        factors = torch.cat((weight.new_ones(self.n_tokens, d), 1.0 - chosen), 1)
+        self.steps.append(Rotary(f"{out}_kept", (f"{out}_parts",), factors, torch.zeros_like(factors)))
+        offset = torch.cat((weight.new_zeros(self.n_tokens, d), values), 1)[:, None]
+        self.steps.append(Shift(f"{out}_held", (f"{out}_kept",), offset))
+        joined = torch.cat((torch.eye(d, dtype=weight.dtype, device=weight.device), held.write), 1)
+        self.steps.append(Affine(out, (f"{out}_held",), joined, None, 2, (d,)))
+        return hold_at(self, out)
 
     def _normed_whole(self, layer: int, name: str, read: str) -> str:
         """Queries or keys of all heads, normed together: projected as one vector, normed, and cut into heads."""
@@ -191,6 +215,21 @@ class Builder:
             return alibi_bias(architecture.n_heads, n_tokens, self.weights["blocks.0.q.weight"])
         return None
 
+    def _frozen(self, layer: int, bias: Tensor | None, q: str) -> tuple[Tensor | None, str]:
+        """The bias of scores and the queries that they read: of frozen heads constants, and 0 (`models.frozen`)."""
+        frozen = frozen_scores(self.weights, layer, self.n_tokens)
+        if not frozen:
+            return bias, q
+        H, c, S = self.architecture.n_heads, self.architecture.head_dim, self.n_tokens
+        like = next(iter(frozen.values()))
+        kept = like.new_ones(H, c)
+        bias = like.new_zeros(H, S, S) if bias is None else bias.clone()
+        for head, scores in frozen.items():
+            bias[head], kept[head] = scores, 0.0
+        out = f"blocks.{layer}.attn.hook_q_live"
+        self.steps.append(Affine(out, (q,), torch.diag(kept.flatten()), None, 2, (H, c)))
+        return bias, out
+
     def network(self, block: str, source: str) -> str:
         """The feed-forward network and what it adds."""
         mlp, function = f"{block}.mlp", self.architecture.activation
@@ -202,7 +241,7 @@ class Builder:
         else:
             pre = self.affine(f"{block}.up", source, f"{mlp}.hook_pre")
             self.steps.append(Elementwise(f"{mlp}.hook_post", (pre,), function))
-        return self.affine(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out")
+        return self._written(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out", 1)
 
     def affine(self, name: str, source: str, out: str) -> str:
         """An affine map of every token."""

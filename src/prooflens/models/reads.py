@@ -137,6 +137,8 @@ def value_name(made: Collection[str], hook: Hook) -> str:
         made: the names of all values that it makes.
         hook: the hook.
     """
+    if f"{hook.name}_set" in made:
+        return f"{hook.name}_set"
     if hook.name.endswith("hook_resid_pre"):
         return stream_name(made, hook.layer)
     if hook.name.endswith("hook_resid_post") and hook.name not in made:

@@ -13,7 +13,7 @@ from prooflens.engines import forms_of
 from prooflens.engines.forms import Forms
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, edit
+from prooflens.models.edits import Edit, edit, frozen_at
 from prooflens.models.knockouts import check_tokens
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Query, SiteQuery, parse_metric
@@ -83,10 +83,14 @@ class Pair:
             vectors: the directions and dictionaries that the metric names.
         """
         first = load(model) if device is None else load(model).to(checked_device(device))
-        second = edited.to(first.device) if isinstance(edited, Transformer) else edit(first, edited)
+        held = as_prompt(first, prompt)
+        second = (
+            edited.to(first.device)
+            if isinstance(edited, Transformer)
+            else edit(first, frozen_at(first, edited, held))
+        )
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
-        held = as_prompt(first, prompt)
         check_tokens(second.weights, second.architecture.n_layers, len(held))
         query = as_metric(metric, first, held)
         check_metric(first, query)

@@ -1,0 +1,115 @@
+"""Edits that are tables of a model (tokens, directions, patterns) through every engine, runs and the checker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import prooflens as pl
+from prooflens.checker import check
+from prooflens.engines import get_engine
+from prooflens.engines.attack.effects import attack_effects
+from prooflens.engines.attack.search import AttackBudget
+from prooflens.engines.relational import bound_effects
+from prooflens.models.edits import Edit, freeze
+from prooflens.models.export import export
+from prooflens.problem import Problem
+from tests.checker.forging import TOY
+from tests.conftest import Call
+from tests.enumeration.test_enumerate import TEMPLATE
+from tests.enumeration.words import reader
+from tests.models.test_knockouts import ENGINES, MARGIN
+
+
+def edits_of(toy: pl.Transformer) -> dict[str, list[str | Edit]]:
+    d = toy.architecture.d_model
+    v = torch.linspace(-1.0, 1.0, d).double()
+    return {
+        "tokens": ["a0.h1@1", "m1@-1", Edit("a1.h0@0@2", torch.ones(2, d // 2).double()), "m0.n3@2"],
+        "directions": [
+            Edit("blocks.1.hook_resid_pre@1", direction=v),
+            Edit("m0@2", torch.ones(1), direction=v),
+        ],
+        "frozen": [freeze(toy, "a0.h1", toy.example(1)), freeze(toy, "a1", toy.example(2))],
+    }
+
+
+@pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
+@pytest.mark.parametrize("engine", [*ENGINES, "chebyshev"])
+def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str, kind: str) -> None:
+    x, end = toy.example().x, toy.example(1).x
+    region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
+    problem, edited = Problem(toy, region), Problem(pl.edit(toy, edits_of(toy)[kind]), region)
+    chosen = get_engine(engine)
+    assert chosen.refuses(edited, MARGIN) is None
+    alone, joint = chosen.bound_forms(edited, MARGIN), bound_effects(chosen, problem, edited, MARGIN)
+    points, _ = region.sample(200, seed=2)
+    margin = edited.model(points) @ torch.tensor([1.0, -1.0]).double()
+    assert alone.lower[0] <= margin.min() + 1e-12
+    assert alone.upper[0] >= margin.max() - 1e-12
+    reached = attack_effects(problem, edited, MARGIN, AttackBudget(64, 2, 5), 0, [joint])
+    assert joint.lower[0] <= reached.lower[0] + 1e-12
+    assert joint.upper[0] >= reached.upper[0] - 1e-12
+    if engine == "taylor":
+        assert joint.upper[0] - joint.lower[0] <= 1.3 * (reached.upper[0] - reached.lower[0]) + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
+def test_an_edited_model_travels_and_its_runs_are_checked(
+    toy: pl.Transformer, tmp_path: Path, kind: str
+) -> None:
+    edited = pl.edit(toy, edits_of(toy)[kind])
+    again = pl.load(export(edited, tmp_path / "edited"))
+    assert again.sha256 == edited.sha256
+    assert torch.equal(again(toy.example()), edited(toy.example()))
+    for metric in ("logit0-logit1", "neuron 1.3@2"):
+        found = pl.effect(
+            toy, edits_of(toy)[kind], toy.example(), pl.Ball(0.01), metric, faithful=0.0, budget="20/1/2"
+        )
+        found.save(tmp_path / metric[:5])
+        report = check(tmp_path / metric[:5], TOY)
+        assert report.ok, report
+        assert report.counts["witness confirmed"] == 1
+
+
+def test_words_say_all_of_parts_taken_out_at_tokens(toy: pl.Transformer, tmp_path: Path, call: Call) -> None:
+    asked = (
+        "effect",
+        "toy",
+        "--metric",
+        "logit0-logit1",
+        "--budget",
+        "20/1/2",
+        "--eps",
+        "0.01",
+        "--faithful",
+        "0",
+    )
+    out = str(tmp_path / "run")
+    code, told, _ = call(*asked, "--without", "a0.h1@1@-1,m0@2", "-o", out)
+    assert (code, "without a0.h1@1@-1, m0@2" in told) == (3, True), told
+    code, told, _ = call("check", out, "--json")
+    assert (code, json.loads(told)["summary"]["witness confirmed"], "free text" in told) == (0, 1, False)
+    other = replace(pl.edit(toy, "a0.h1@2"), name="toy without a0.h1@1")
+    found = pl.effect(
+        toy, other, toy.example(), pl.Ball(0.001), "logit0-logit1", faithful=0.0, budget="20/1/2"
+    )
+    found.save(tmp_path / "forged")
+    assert "other parts are taken out" in str(check(tmp_path / "forged", TOY))
+    code, told, _ = call(*asked, "--frozen", "a0.h1", "-o", str(tmp_path / "frozen"))
+    assert (code, "with a0.h1.pattern at the prompt" in told) == (3, True)
+    assert check(tmp_path / "frozen", TOY).ok
+
+
+def test_members_of_families_are_run_with_parts_held_at_tokens(tmp_path: Path) -> None:
+    model = reader("gpt2")
+    tree, plain = (
+        pl.family_effects(model, [["a0.h1@-1", "m1@2"]], TEMPLATE, "logit{A}-logit{B}", tree=tree)
+        for tree in (True, False)
+    )
+    assert tree.ends == pytest.approx(plain.ends, rel=1e-9)
+    assert tree.ends[1] > tree.ends[0]
