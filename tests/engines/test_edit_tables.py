@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +12,21 @@ import torch
 
 import prooflens as pl
 from prooflens.checker import check
-from prooflens.engines import get_engine
+from prooflens.engines import forms_of, get_engine
 from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.edits import Edit, freeze
 from prooflens.models.export import export
 from prooflens.problem import Problem
+from prooflens.queries.functionals import Functional, Logit
 from tests.checker.forging import TOY
 from tests.conftest import Call
 from tests.enumeration.test_enumerate import TEMPLATE
 from tests.enumeration.words import reader
-from tests.models.test_knockouts import ENGINES, MARGIN
+from tests.models.test_edits import drawn
+from tests.models.test_knockouts import ENGINES
 
 
 def edits_of(toy: pl.Transformer) -> dict[str, list[str | Edit]]:
@@ -38,24 +42,48 @@ def edits_of(toy: pl.Transformer) -> dict[str, list[str | Edit]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
-@pytest.mark.parametrize("engine", [*ENGINES, "chebyshev"])
-def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str, kind: str) -> None:
-    x, end = toy.example().x, toy.example(1).x
+EDGES = ["a0.h0->a1.h0.q", "m0->a1.h0.k@1", "a0.h0->m1", "a0->logits@-1", "input->a1.h0.v"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [*((engine, "llama") for engine in ("taylor", "crown", "chebyshev", "interval")), ("zonotope", "gpt2")],
+)
+def test_bounds_of_cut_edges_enclose_what_an_attack_attains(engine: str, kind: str) -> None:
+    model, x, generator = drawn(kind)
+    end = torch.randn(x.shape, generator=generator).double()
     region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
-    problem, edited = Problem(toy, region), Problem(pl.edit(toy, edits_of(toy)[kind]), region)
-    chosen = get_engine(engine)
-    assert chosen.refuses(edited, MARGIN) is None
-    alone, joint = chosen.bound_forms(edited, MARGIN), bound_effects(chosen, problem, edited, MARGIN)
-    points, _ = region.sample(200, seed=2)
-    margin = edited.model(points) @ torch.tensor([1.0, -1.0]).double()
+    patch = Edit("a0.h0->a1.h0.k@0", torch.ones(model.architecture.head_dim).double())
+    problem, edited = (Problem(one, region) for one in (model, pl.edit(model, [*EDGES, patch])))
+    _encloses(engine, problem, edited)
+
+
+def _encloses(engine: str, problem: Problem, edited: Problem) -> None:
+    forms = forms_of(
+        [Functional(((1.0, Logit(0)), (-1.0, Logit(1))), 0.0, "margin")], problem.model.architecture.d_out
+    )
+    chosen, region = get_engine(engine), problem.region
+    assert chosen.refuses(edited, forms) is None
+    alone, joint = chosen.bound_forms(edited, forms), bound_effects(chosen, problem, edited, forms)
+    points, _ = region.sample(100, seed=2)
+    out = problem.read_output(edited.model(points))
+    margin = out[..., 0] - out[..., 1]
     assert alone.lower[0] <= margin.min() + 1e-12
     assert alone.upper[0] >= margin.max() - 1e-12
-    reached = attack_effects(problem, edited, MARGIN, AttackBudget(64, 2, 5), 0, [joint])
+    reached = attack_effects(problem, edited, forms, AttackBudget(64, 2, 5), 0, [joint])
     assert joint.lower[0] <= reached.lower[0] + 1e-12
     assert joint.upper[0] >= reached.upper[0] - 1e-12
     if engine == "taylor":
         assert joint.upper[0] - joint.lower[0] <= 1.3 * (reached.upper[0] - reached.lower[0]) + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
+@pytest.mark.parametrize("engine", [*ENGINES[:-1], "chebyshev"])
+def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str, kind: str) -> None:
+    x, end = toy.example().x, toy.example(1).x
+    region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
+    problem, edited = Problem(toy, region), Problem(pl.edit(toy, edits_of(toy)[kind]), region)
+    _encloses(engine, problem, edited)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
@@ -113,3 +141,29 @@ def test_members_of_families_are_run_with_parts_held_at_tokens(tmp_path: Path) -
     )
     assert tree.ends == pytest.approx(plain.ends, rel=1e-9)
     assert tree.ends[1] > tree.ends[0]
+
+
+def test_a_checked_family_and_prompt_have_their_edges_cut(tmp_path: Path) -> None:
+    model = reader("llama")
+    folder = export(model, tmp_path / "model")
+    found = pl.family_effects(model, [["a0.h1->a1.h0.k", "m0->logits"]], TEMPLATE, "logit{A}-logit{B}")
+    found.save(tmp_path / "family")
+    report = check(tmp_path / "family", folder)
+    assert report.ok, report
+    model = reader("gpt2")
+    folder = export(model, tmp_path / "gpt2")
+    prompt = model.prompt([1, 2, 3, 4])
+    one = pl.effect(model, EDGES, prompt, pl.Ball(0.001), "logit0-logit1", faithful=0.0, budget="20/1/2")
+    one.save(tmp_path / "run")
+    report = check(tmp_path / "run", folder)
+    assert report.ok, report
+    assert report.counts["witness confirmed"] == 1
+
+
+def test_edges_of_an_early_layer_pass_later_attentions() -> None:
+    """Senders of layer 0 and receivers behind layer 1: `taylor` takes them along, jointly as tight as the attack."""
+    model = random_model("gpt2", random.Random("deep"), 3)
+    x = torch.randn(3, model.architecture.d_model, generator=torch.Generator().manual_seed(1)).double()
+    region = pl.Ball(0.005).around(x)
+    edited = pl.edit(model, ["a0.h0->a2.h0.q", "a1.h0->logits", "a0.h0->m2@1", "m0->a2.h0.v"])
+    _encloses("taylor", Problem(model, region), Problem(edited, region))

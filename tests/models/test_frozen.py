@@ -63,7 +63,7 @@ def test_names_lengths_and_claims_of_frozen_models(toy: pl.Transformer) -> None:
     with pytest.raises(ModelError, match="frozen already"):
         pl.edit(made, freeze(toy, "a0", x))
     for wrong in ("a0.h1.pattern", Edit("a0.pattern", torch.zeros(1, 4, 4))):
-        with pytest.raises(ModelError, match="frozen at a prompt|scores of 2 heads"):
+        with pytest.raises(ModelError, match=r"frozen at a prompt|scores of 2 heads"):
             pl.edit(toy, wrong)
     with pytest.raises(ModelError, match="there is no"):
         freeze(toy, "a9.h0", x)

@@ -1,4 +1,4 @@
-"""Edits that are tables of a network: parts, directions and features held at tokens, and frozen patterns.
+"""Edits that are tables of a network: parts, directions and features held at tokens, frozen patterns, cut edges.
 
 The same formulas serve balls and float64: `times` multiplies matrices of either. Values are [tokens, n], of several
 points one after the other, or [points, tokens, n].
@@ -18,7 +18,7 @@ EVERY = 2**24
 """The number that stands for every token."""
 
 KINDS = ("directions", "features", "decoded")
-TABLES = (*KINDS, "held", "frozen")
+TABLES = (*KINDS, "held", "frozen", "edges")
 Values = Any
 """An array of balls or of float64 numbers."""
 Times = Callable[[Values, Values], Values]
@@ -31,7 +31,10 @@ def tables_of(weights: Mapping[str, Any]) -> list[str]:
 
 def before_scores(weights: Mapping[str, Any]) -> bool:
     """Whether an edit changes what the first scores read, or these themselves."""
-    return any(name.startswith(("blocks.0.resid_pre.", "blocks.0.frozen.")) for name in tables_of(weights))
+    return any(
+        name.startswith(("blocks.0.resid_pre.", "blocks.0.frozen.", "blocks.0.edges."))
+        for name in tables_of(weights)
+    )
 
 
 def _places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Values]:
@@ -96,8 +99,59 @@ def frozen(weights: Mapping[str, Any], layer: int, scores: Values) -> Values:
     return scores
 
 
+def without_edges(
+    weights: Mapping[str, Any],
+    reader: tuple[str, int, int],
+    x: Values,
+    notes: Mapping[str, Values],
+    times: Times,
+) -> Values | None:
+    """The stream x as one receiver reads it (what its tables' names start with, channel, head); None: as all do."""
+    stem, channel, head = reader
+    rows = weights.get(f"{stem}.edges.rows", np.zeros((0, 6)))
+    need(rows.ndim == 2 and rows.shape[1] == 6 and bool(np.all(rows == np.rint(rows))), "no table of edges")
+    values, n, found = weights.get(f"{stem}.edges.values", rows[:, :0]), len(notes["tokens"]), None
+    need(len(values) == len(rows), "edges lack their values")
+    for (c, h, kind, layer, sender, token), value in zip(rows.astype(int).tolist(), values, strict=True):
+        if (c, h) != (channel, head):
+            continue
+        place = token if token >= 0 else n + token
+        mask = np.array([[float(token == EVERY or place == i)] for i in range(n)])
+        sent = _sent(weights, kind, layer, sender, notes, times)
+        found = (x if found is None else found) + (value - sent) * _spread(mask, x)
+    return found
+
+
+def _sent(
+    weights: Mapping[str, Any], kind: int, layer: int, head: int, notes: Mapping[str, Values], times: Times
+) -> Values:
+    """What a sender writes into the stream: 0 the input, 1 a head, 2 an attention, 3 a network."""
+    names = {0: "input", 1: f"blocks.{layer}.attn.hook_z", 2: f"blocks.{layer}.hook_attn_out"}
+    name = names.get(kind, f"blocks.{layer}.hook_mlp_out")
+    need(0 <= kind <= 3 and name in notes, "an edge starts where nothing is yet")
+    if kind != 1:
+        return notes[name]
+    z, o = notes[name], weights[f"blocks.{layer}.o.weight"]
+    c = int(notes["width"])
+    need(0 <= head < z.shape[-1] // c, "an edge starts at a head that there is not")
+    return times(z[..., head * c : (head + 1) * c], o[:, head * c : (head + 1) * c].T)
+
+
+def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -> Values:
+    """Queries, keys or values [..., G·c] of all heads, of some of them those that others hold: [..., H·c]."""
+
+    def spread(y: Values) -> Values:
+        apart = y.reshape(*y.shape[:-1], -1, c)
+        return apart.repeat(n_heads // apart.shape[-2], axis=-2).reshape(*y.shape[:-1], n_heads * c)
+
+    made = spread(base)
+    for head, other in others.items():
+        made[..., head * c : (head + 1) * c] = spread(other)[..., head * c : (head + 1) * c]
+    return made
+
+
 def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[int]) -> None:
-    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what words such as `without a1.h0@3` say."""
+    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says."""
     stem, whole = f"{name}.held", weights[f"{name}.weight"]
     d, width = whole.shape
     if some is None:

@@ -234,10 +234,14 @@ class Network:
         found: list[dict[int | str, Balls]] = [{} for _ in points]
         with ctx.workprec(128 + 40 * last):
             x, notes = np.concatenate(points), dict[str, Balls]()
+            notes |= {"input": x, "tokens": np.arange(n), "width": np.asarray(self.head_dim)}
             for layer in range(last + 1):
                 x = self._block(layer, x, found, notes, stop=layer == last and not output)
             if output and (hook := self.arch.get("read_hook")) is not None:
                 x = self._affine("read", self._read(hook, notes)[self.arch["read_position"] :: n])
+            if output and "read.weight" not in self.weights:
+                cut = edited.without_edges(self.weights, ("final_norm", 4, -1), x, notes, _product)
+                x = x if cut is None else np.asarray(cut)
             for b, values in enumerate(found if output else []):
                 read = "read.weight" in self.weights
                 values["logits"] = x[b] if read else self._read_out(x[b * n : (b + 1) * n])
@@ -263,17 +267,17 @@ class Network:
             notes[f"{block}.ln1.hook_normalized"] = inner
         attended: Balls | float = 0.0
         if attends:
-            self._note_scores(layer, inner, found, notes)
+            self._note_scores(layer, (inner, x), found, notes)
             if stop:
                 return x
-            notes[f"{block}.attn.hook_v"] = self._affine(f"{block}.v", inner)
-            v = self._heads(notes[f"{block}.attn.hook_v"], len(found), layer, turn=False)
+            v = self._heads(self._projected(layer, "v", (inner, x), notes), len(found), layer, turn=False)
             mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
             notes[f"{block}.attn.hook_z"] = np.concatenate(mixed)
             notes[f"{block}.hook_attn_out"] = self._written(f"{block}.o", notes[f"{block}.attn.hook_z"], n)
             attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
+            second = self._cut(layer, (second, x), (3, -1), notes)
             x = np.asarray(x + self._behind(block, self._network(block, second, notes, n), 2) + attended)
             notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n)
             return x
@@ -287,6 +291,7 @@ class Network:
         if feeds:
             second = self._before(layer, x, 2)
             notes |= {f"{block}.ln2.hook_normalized": second} if second is not x else {}
+            second = self._cut(layer, (second, x), (3, -1), notes)
             x = x + self._behind(block, self._network(block, second, notes, n), 2)
             x = self._held(f"{block}.hook_resid_post", x, n)
         notes[f"{block}.hook_resid_post"] = x
@@ -294,12 +299,39 @@ class Network:
         notes[f"{block}.hook_normalized_resid_post"] = x
         return np.asarray(x)
 
+    def _cut(
+        self, layer: int, read: tuple[Balls, Balls], reader: tuple[int, int], notes: dict[str, Balls]
+    ) -> Balls:
+        """What a receiver reads, `read` without its edges: the stream's norm and the stream itself."""
+        cut = edited.without_edges(self.weights, (f"blocks.{layer}", *reader), read[1], notes, _product)
+        if cut is None:
+            return read[0]
+        return self._before(
+            layer, np.asarray(cut), 2 if reader[0] == 3 and not self.arch.get("shared_norm") else 1
+        )
+
+    def _projected(self, layer: int, name: str, read: tuple[Balls, Balls], notes: dict[str, Balls]) -> Balls:
+        """Queries, keys or values, of heads with edges those of the stream without them."""
+        block = f"blocks.{layer}"
+        base = self._affine(f"{block}.{name}", read[0])
+        inner = {
+            h: self._cut(layer, read, ("qkv".index(name), h), notes) for h in range(self.arch["n_heads"])
+        }
+        others = {h: self._affine(f"{block}.{name}", y) for h, y in inner.items() if y is not read[0]}
+        made = edited.by_heads(base, others, self.arch["n_heads"], self.head_dim) if others else base
+        notes[f"{block}.attn.hook_{name}"] = made if made.shape == base.shape else base
+        return made
+
     def _note_scores(
-        self, layer: int, inner: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls]
+        self,
+        layer: int,
+        read: tuple[Balls, Balls],
+        found: list[dict[int | str, Balls]],
+        notes: dict[str, Balls],
     ) -> None:
         """The scores of a layer at every point, capped where the model caps them."""
         block, cap = f"blocks.{layer}", self.arch.get("score_cap")
-        q, k = (self._queries(block, name, inner, len(found), layer, notes) for name in "qk")
+        q, k = (self._queries(block, name, read, len(found), layer, notes) for name in "qk")
         for b, values in enumerate(found):
             products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
             scores = np.array(products) * self.scale(layer) + self.score_bias(q.shape[2])
@@ -307,14 +339,20 @@ class Network:
             values[layer] = scores if cap is None else _each(arb.tanh, scores / arb(cap)) * arb(cap)
 
     def _queries(
-        self, block: str, name: str, x: Balls, batch: int, layer: int, notes: dict[str, Balls]
+        self,
+        block: str,
+        name: str,
+        read: tuple[Balls, Balls],
+        batch: int,
+        layer: int,
+        notes: dict[str, Balls],
     ) -> Balls:
         """Queries or keys as scores read them: normed, where the model norms them, and turned."""
-        projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+        projected, kind = self._projected(layer, name, read, notes), self.arch.get("qk_norm", "none")
         if self.arch.get("head_positions"):
-            places = self.weights[f"{block}.{name}.positions"][: len(x) // batch]
+            places = self.weights[f"{block}.{name}.positions"][: len(read[0]) // batch]
             projected = projected + np.tile(places, (batch, 1))
-        notes[f"{block}.attn.hook_{name}"] = projected
+            notes[f"{block}.attn.hook_{name}"] = projected
         if kind == "whole":
             projected = self._norm(f"{block}.{name}_norm", projected)
         if kind == "head":

@@ -52,7 +52,8 @@ class EditOptions:
     without: Annotated[
         str | None,
         typer.Option(
-            help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12, keys a9.h6.k3), at tokens a9.h6@3@-1."
+            help="Parts that are taken out: a9.h6,m3 (also a9, m3.n12, keys a9.h6.k3, edges a9.h6->a10.h2.q), "
+            "at some tokens: a9.h6@3@-1."
         ),
     ] = None
     frozen: Annotated[

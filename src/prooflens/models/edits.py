@@ -9,6 +9,7 @@
 | `a9.h6.k3`, `a9.h6.q5.k3` | a key that others, or token 5, may not attend to | a mask (`models.knockouts`) |
 | `a9.h6@-1`, `m3@2@5` | any of these parts at some tokens only | tables (`models.held`) |
 | `blocks.5.hook_resid_pre` | a direction of the stream, or of what a block writes | tables (`models.held`) |
+| `a9.h6->a10.h2.q` | the output of head 9.6 as one later part reads it | tables (`models.edges`) |
 | `a9.h6.pattern` | the pattern of a head, frozen at a prompt | its scores (`models.frozen`) |
 
 Each of the first four is read by one linear map, so an edit of all tokens changes weights and no step: zero takes
@@ -20,7 +21,7 @@ fingerprint, and every engine walks it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.edges import HEAD, check_senders, find_edge, put_edge
 from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
 from prooflens.models.held import hooks_at
-from prooflens.models.held_edits import check_once, hold_direction, hold_part
+from prooflens.models.held_edits import check_once, hold_direction, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
 from prooflens.models.parts import Edit, Place, fitting, split_tokens, unit
 
@@ -125,7 +127,7 @@ def value_on(model: Transformer, place: str, prompt: Prompt | str, position: int
             that the same token of the prompt has, and a part without tokens is held at all of the prompt's.
     """
     part, tokens = split_tokens(place)
-    kept = find_place(model.architecture, part)
+    kept = _sender_of(model.architecture, part) or find_place(model.architecture, part)
     where = repr(prompt) if isinstance(prompt, str) else "another prompt"
     with torch.no_grad():
         if position is not None:
@@ -135,6 +137,18 @@ def value_on(model: Transformer, place: str, prompt: Prompt | str, position: int
             _values(model, kept, prompt, None)
         ]
     return Edit(place, torch.cat(every), f"its value on {where}")
+
+
+def _sender_of(architecture: Architecture, name: str) -> Place | None:
+    """The part that sends over an edge; None if a name is none of an edge."""
+    if find_edge(architecture, name) is None:
+        return None
+    sender = name.split("->")[0]
+    return (
+        Place(sender, -1, "blocks.0.hook_resid_pre", None)
+        if sender == "input"
+        else find_place(architecture, sender)
+    )
 
 
 def _values(
@@ -182,8 +196,8 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     if any(one.value is not None or one.direction is not None for one in made if one not in held):
         raise ModelError("a key is knocked out and has no value: give its name alone, as in 'a9.h6.k3'")
     weights = with_knockouts(model.weights, knockouts)
-    frozen = [one for one in held if _freeze(model.architecture, weights, one)]
-    held = [one for one in held if one not in frozen]
+    others = [one for one in held if _freeze(model.architecture, weights, one) or _cut(model, weights, one)]
+    held = [one for one in held if one not in others]
     places = [_place_of(model.architecture, one) for one in held]
     check_once(weights, held, places)
     for one, place in zip(held, places, strict=True):
@@ -193,6 +207,7 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
             hold_part(weights, one, place)
         else:
             _apply(weights, one, place)
+    check_senders(weights)
     return replace(model, weights=weights, name=f"{model.name} {_described(made)}")
 
 
@@ -253,6 +268,31 @@ def _freeze(architecture: Architecture, weights: dict[str, Tensor], one: Edit) -
         raise ModelError(f"{one.place} needs scores of {len(found[1])} heads, got shape {list(scores.shape)}")
     put_frozen(weights, *found, scores)
     return True
+
+
+def _cut(model: Transformer, weights: dict[str, Tensor], one: Edit) -> bool:
+    """Cut an edge, or put a constant in its sender's place, if that is what an edit does."""
+    edge = find_edge(model.architecture, split_tokens(one.place)[0])
+    if edge is None:
+        return False
+    if one.direction is not None:
+        raise ModelError(f"{one.place}: an edge has no direction")
+    values = None
+    if one.value is not None:
+        (kind, layer, head), c = edge.sender, model.architecture.head_dim
+        writes = (
+            model.weights[f"blocks.{layer}.o.weight"][:, head * c : (head + 1) * c] if kind == HEAD else None
+        )
+        like = _first(model.weights)
+        width = model.architecture.d_model if writes is None else c
+        values = rows_of(one, width, like, Place(one.place, layer, "", None))
+        values = values if writes is None else values @ writes.T
+    put_edge(weights, edge, one.tokens, values)
+    return True
+
+
+def _first(weights: Mapping[str, Tensor]) -> Tensor:
+    return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
 
 
 def _place_of(architecture: Architecture, one: Edit) -> Place:

@@ -217,10 +217,11 @@ def check_held_tokens(weights: Mapping[str, Tensor], n_tokens: int) -> None:
         n_tokens: how many tokens the prompt has.
     """
     for name, table in weights.items():
-        for token in sorted({int(row[0]) for row in table}) if name.endswith(AT) else []:
+        column = 0 if name.endswith(AT) else 5 if name.endswith(".edges.rows") else None
+        for token in [] if column is None else sorted({int(row[column]) for row in table}):
             if token != EVERY and token_of(token, n_tokens) is None:
                 raise ModelError(
-                    f"a part of block {name.split('.')[1]} is held at token {token}: "
+                    f"{name.rpartition('.')[0]}: a part is held at token {token}, "
                     f"the prompt has tokens 0 … {n_tokens - 1}"
                 )
 

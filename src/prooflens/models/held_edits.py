@@ -29,7 +29,7 @@ def check_once(weights: dict[str, Tensor], edits: Sequence[Edit], places: Sequen
             )
 
 
-def _rows_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "tokens n"]:
+def rows_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "tokens n"]:
     """The values of an edit, a row for each of its tokens."""
     count = max(1, len(one.tokens))
     if one.value is None:
@@ -57,7 +57,7 @@ def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
     weights[f"{place.reader}.weight"] = rest
     k = len(read)
     at = torch.tensor([[token, 0, k] for token in one.tokens], dtype=torch.float64, device=weight.device)
-    Held(read, offset, write, at, _rows_of(one, k, weight, place)).put(weights, f"{place.reader}.held")
+    Held(read, offset, write, at, rows_of(one, k, weight, place)).put(weights, f"{place.reader}.held")
 
 
 def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
@@ -71,7 +71,7 @@ def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
         raise ModelError(f"a direction of {place.name} is held already: the coordinates of two are not apart")
     v = unit(one.direction, like.shape[1], like, place)
     at = torch.tensor([[token, 0, 1] for token in one.tokens or (EVERY,)], dtype=torch.float64).to(v.device)
-    Held(v[None], v.new_zeros(1), v[:, None], at, _rows_of(one, 1, v, place)).put(weights, stem)
+    Held(v[None], v.new_zeros(1), v[:, None], at, rows_of(one, 1, v, place)).put(weights, stem)
 
 
 def _some(weights: dict[str, Tensor]) -> Tensor:

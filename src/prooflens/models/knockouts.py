@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.edges import ROWS
 from prooflens.models.frozen import HEADS
 from prooflens.models.held import AT, check_held_tokens
 
@@ -209,6 +210,6 @@ def moved_weights(
         dtype: their precision; None for the same.
     """
     return {
-        name: tensor.to(device=device, dtype=None if name.endswith((TABLE, HEADS, *AT)) else dtype)
+        name: tensor.to(device=device, dtype=None if name.endswith((TABLE, HEADS, ROWS, *AT)) else dtype)
         for name, tensor in weights.items()
     }

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.edges import CHANNELS, NETWORK, readers_of
 from prooflens.models.frozen import frozen_scores
 from prooflens.models.held import Held
-from prooflens.models.program_edits import hold_at
+from prooflens.models.program_edits import Rows, hold_at, without_edges
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -67,7 +68,7 @@ class Builder:
         behind = architecture.norm_place == "post"
         if architecture.has_attention:
             inner = self._before(layer, stream, 1)
-            added = self._behind(block, self.attention(layer, inner), 1)
+            added = self._behind(block, self.attention(layer, inner, stream), 1)
             last = (
                 f"{block}.hook_resid_mid"
                 if architecture.has_network or behind
@@ -77,7 +78,7 @@ class Builder:
             stream = self.norm(f"{block}.norm1", stream, f"{block}.ln1.hook_normalized") if behind else stream
         if architecture.has_network:
             inner = self._before(layer, stream, 2)
-            added = self._behind(block, self.network(block, inner), 2)
+            added = self._behind(block, self.network(block, self._without(layer, stream, inner)), 2)
             stream = self._add(f"{block}.hook_resid_post", stream, added)
             if behind:
                 stream = self.norm(f"{block}.norm2", stream, f"{block}.hook_normalized_resid_post")
@@ -88,9 +89,9 @@ class Builder:
         block = f"blocks.{layer}"
         first = self._before(layer, stream, 1)
         second = first if self.architecture.shared_norm else self._before(layer, stream, 2)
-        added = self._behind(block, self.network(block, second), 2)
+        added = self._behind(block, self.network(block, self._without(layer, stream, second)), 2)
         middle = self._add(f"{block}.hook_resid_network", stream, added)
-        attended = self._behind(block, self.attention(layer, first), 1)
+        attended = self._behind(block, self.attention(layer, first, stream), 1)
         return self._add(f"{block}.hook_resid_post", middle, attended)
 
     def _add(self, out: str, stream: str, added: str) -> str:
@@ -106,6 +107,55 @@ class Builder:
         block = f"blocks.{layer}"
         return self.norm(f"{block}.norm{part}", stream, f"{block}.ln{part}.hook_normalized")
 
+    def _without(self, layer: int, stream: str, inner: str) -> str:
+        """What the network reads: `inner`, or the same of the stream without its edges (`models.edges`)."""
+        rows = readers_of(self.weights, f"blocks.{layer}").get((NETWORK, -1))
+        return inner if rows is None else self._alternative(layer, stream, rows, "network", 2)
+
+    def _alternative(self, layer: int, stream: str, rows: Rows, name: str, part: int) -> str:
+        """What a receiver reads in place of the stream or its norm."""
+        block = f"blocks.{layer}"
+        changed = without_edges(self, rows, stream, f"{block}.edges.{name}")
+        if self.architecture.norm_place != "pre" or (
+            part == 1 and layer == 0 and not self.architecture.first_norm
+        ):
+            return changed
+        shared = self.architecture.parallel and self.architecture.shared_norm
+        return self.norm(f"{block}.norm{1 if shared else part}", changed, f"{block}.edges.{name}.normalized")
+
+    def _projected(self, layer: int, name: str, source: str, stream: str, out: str) -> str:
+        """Queries, keys or values: an affine map, of heads with edges that of the stream without these."""
+        architecture, block = self.architecture, f"blocks.{layer}"
+        weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
+        heads, c = architecture.n_heads if name == "q" else architecture.kv_heads, architecture.head_dim
+        every = readers_of(self.weights, block)
+        cut = {head: rows for (channel, head), rows in every.items() if channel == CHANNELS[name]}
+        if not cut:
+            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, c)))
+            return out
+        if heads < architecture.n_heads:  # heads that share keys and values may read other streams
+            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, c)))
+            shared, heads, out = architecture.n_heads // heads, architecture.n_heads, f"{out}_by_head"
+            weight = weight.unflatten(0, (-1, c)).repeat_interleave(shared, 0).flatten(0, 1)
+            bias = None if bias is None else bias.unflatten(0, (-1, c)).repeat_interleave(shared, 0).flatten()
+        reads = {
+            head: self._alternative(layer, stream, rows, f"{name}{head}", 1) for head, rows in cut.items()
+        }
+        reads = {-1: source, **reads}
+        total = ""
+        for head, read in reads.items():
+            kept = weight.new_zeros(heads, 1)
+            kept[list(set(range(heads)) - set(cut)) if head < 0 else head] = 1.0
+            rows = kept.expand(-1, c).reshape(-1)
+            own = None if bias is None else bias * rows
+            last = head == [*reads][-1]
+            part = f"{out}_{'rest' if head < 0 else head}"
+            self.steps.append(Affine(part, (read,), weight * rows[:, None], own, 1, (heads, c)))
+            if total:
+                self.steps.append(Add(out if last else f"{part}_sum", (total, part)))
+            total = (out if last else f"{part}_sum") if total else part
+        return total
+
     def _behind(self, block: str, added: str, part: int) -> str:
         """What a part of a block adds: its output, or the norm of that."""
         if self.architecture.norm_place not in ("sandwich", "output"):
@@ -119,29 +169,26 @@ class Builder:
         self.steps.append(Norm(out, (source,), weight, bias, self.architecture.norm_eps, centred))
         return out
 
-    def attention(self, layer: int, source: str) -> str:
+    def attention(self, layer: int, source: str, stream: str) -> str:
         """Queries, keys and values, scores, weights, and what attention adds."""
         architecture, block = self.architecture, f"blocks.{layer}"
-        attn, d_head = f"{block}.attn", architecture.head_dim
-        for name, heads in (
-            ("q", architecture.n_heads),
-            ("k", architecture.kv_heads),
-            ("v", architecture.kv_heads),
-        ):
-            weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
+        attn = f"{block}.attn"
+        made = {}
+        for name in "qkv":
             placed = architecture.head_positions and name != "v"
             out = f"{attn}.hook_{name}" + ("_unplaced" if placed else "")
-            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, d_head)))
+            made[name] = self._projected(layer, name, source, stream, out)
             if placed:
-                self.steps.append(Shift(f"{attn}.hook_{name}", (out,), self._offset(layer, name)))
-        q, k = (self._turned(layer, name, source) for name in "qk")
+                made[name] = f"{attn}.hook_{name}"
+                self.steps.append(Shift(made[name], (out,), self._offset(layer, name)))
+        q, k = (self._turned(layer, name, source, made[name]) for name in "qk")
         raw = f"{attn}.hook_attn_scores" + ("_uncapped" if architecture.score_cap is not None else "")
         bias, q = self._frozen(layer, self._bias(), q)
         self.steps.append(Scores(raw, (q, k), architecture.scale(layer), bias, self.masks[layer]))
         if architecture.score_cap is not None:
             self.steps.append(Softcap(f"{attn}.hook_attn_scores", (raw,), architecture.score_cap))
         self.steps.append(Softmax(f"{attn}.hook_pattern", (f"{attn}.hook_attn_scores",), self.masks[layer]))
-        self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", f"{attn}.hook_v")))
+        self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", made["v"])))
         return self._written(f"{block}.o", f"{attn}.hook_z", f"{block}.hook_attn_out", 2)
 
     def _written(self, name: str, source: str, out: str, dims: int) -> str:
@@ -175,10 +222,9 @@ class Builder:
         self.steps.append(Affine(f"{attn}.hook_{name}_normalized", (normed,), same, None, 1, shape))
         return f"{attn}.hook_{name}_normalized"
 
-    def _turned(self, layer: int, name: str, read: str) -> str:
+    def _turned(self, layer: int, name: str, read: str, source: str) -> str:
         """Queries or keys as scores read them: normed and turned where the model does so."""
         architecture, attn = self.architecture, f"blocks.{layer}.attn"
-        source = f"{attn}.hook_{name}"
         if architecture.qk_norm == "head":
             source = self.norm(f"blocks.{layer}.{name}_norm", source, f"{attn}.hook_{name}_normalized")
         elif architecture.qk_norm == "whole":

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.edges import FINAL, ROWS, check_edges
 from prooflens.models.frozen import check_frozen
 from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
@@ -98,6 +99,8 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     if architecture.has_attention:
         loose |= {f"blocks.{i}.frozen.heads": (None,) for i in range(architecture.n_layers)}
         loose |= {f"blocks.{i}.frozen.scores": (None, None, None) for i in range(architecture.n_layers)}
+    for stem in (*(f"blocks.{i}" for i in range(architecture.n_layers)), FINAL):
+        loose |= {f"{stem}{ROWS}": (None, 6), f"{stem}.edges.values": (None, architecture.d_model)}
     if unknown := sorted(set(weights) - set(shapes) - tables - set(loose)):
         raise ModelError(f"the weights hold {unknown[0]!r}, which this architecture does not use")
     for name, tensor in weights.items():
@@ -116,6 +119,8 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     for stem in sorted({name.rpartition(".")[0] for name in loose if name in weights}):
         if stem.endswith(".frozen"):
             check_frozen(weights, int(stem.split(".")[1]), architecture.n_heads)
+        elif stem.endswith(".edges"):
+            check_edges(architecture, weights, stem.removesuffix(".edges"))
         else:
             check_held(weights, stem)
 

@@ -121,8 +121,9 @@ def segments_of(program: Program) -> list[Segment]:
             scores = makers[scores.inputs[0]] if isinstance(scores, Softcap) else scores
             assert isinstance(scores, Scores)
             mixed[step.out] = (step, scores)
-            if not _joins(program, step):
-                swallowed |= _stacked(program, step, scores, found)
+            behind = _behind(program, step, swallowed)
+            if not _joins(behind, step):
+                swallowed |= _stacked(program, behind, step, scores, found)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
             mixed[step.out] = mixed[step.inputs[0]]
         elif isinstance(step, Add) and step.inputs[1] in mixed:
@@ -150,14 +151,13 @@ def segments_of(program: Program) -> list[Segment]:
     return found
 
 
-def _behind(program: Program, mix: Mix) -> list[AnyStep]:
-    """The steps that follow a mixing."""
-    return list(program.steps[program.steps.index(mix) + 1 :])
+def _behind(program: Program, mix: Mix, made: set[str]) -> list[AnyStep]:
+    """The steps that follow a mixing, but for those whose values are there already."""
+    return [step for step in program.steps[program.steps.index(mix) + 1 :] if step.out not in made]
 
 
-def _joins(program: Program, mix: Mix) -> bool:
+def _joins(behind: list[AnyStep], mix: Mix) -> bool:
     """Say whether a mixing goes through one map into a residual sum, and nothing before that is read behind it."""
-    behind = _behind(program, mix)
     maps = [step for step in behind if mix.out in step.inputs]
     if len(maps) != 1 or not isinstance(maps[0], Affine):
         return False
@@ -169,14 +169,16 @@ def _joins(program: Program, mix: Mix) -> bool:
     return all(name in made for step in after[1:] for name in step.inputs)
 
 
-def _stacked(program: Program, mix: Mix, scores: Scores, found: list[Segment]) -> set[str]:
+def _stacked(
+    program: Program, behind: list[AnyStep], mix: Mix, scores: Scores, found: list[Segment]
+) -> set[str]:
     """Append the segment behind an attention that is not simply added to the stream; return what it makes.
 
     Its root holds everything that is read later: values x of the chain, and maps W z of what attention mixes. They
     stand one above the other, (x, W z) = (x, 0) + (0, W) z, so that the root is again a value plus a mixing. The new
     segment starts by reading all parts off the root.
     """
-    here, behind = found[-1], _behind(program, mix)
+    here = found[-1]
     maps = [step for step in behind if isinstance(step, Affine) and step.inputs == (mix.out,)]
     made = {step.out for step in behind} | {mix.out}
     live = list(dict.fromkeys(name for step in behind for name in step.inputs if name not in made))

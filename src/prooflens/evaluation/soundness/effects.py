@@ -12,6 +12,7 @@ from prooflens.engines import Engine, forms_of
 from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
+from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.forms import (
     MOST_PROJECTED,
@@ -37,6 +38,9 @@ STREAMS = 0.2
 
 FREEZES = 0.3
 """The share of cases in which a head's pattern is frozen, too."""
+
+CUTS = 0.6
+"""The share of models with parts that add up in which edges are cut, too."""
 
 HIDES = 0.4
 """The share of cases in which keys of heads are knocked out, too."""
@@ -76,7 +80,44 @@ def random_edits(
             )
         found[name] = made
     more = [*_direction(model, choose, n_tokens), *_frozen(model, choose, n_all or n_tokens)]
-    return [*found.values(), *more, *_hidden_keys(model, choose, n_tokens)]
+    held = [*found.values(), *more, *_hidden_keys(model, choose, n_tokens)]
+    cut = _edges(model, choose, n_tokens)
+    return cut if cut and choose.random() < 0.5 else _fitting(model, held, cut)
+
+
+def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
+    """One to three edges, where the parts of a model add up in its stream; cut, or with a constant in their place."""
+    a = model.architecture
+    if a.norm_place not in ("pre", "none") or choose.random() >= CUTS:
+        return []
+    senders = ["input", *places_of(a), *(f"a{i}" for i in range(a.n_layers) if a.has_attention)]
+    receivers = ["logits", *(f"m{i}" for i in range(a.n_layers) if a.has_network)]
+    if a.has_attention:
+        ends = ["", ".q", ".k", ".v"]
+        receivers += [f"a{i}.h{h}{choose.choice(ends)}" for i in range(a.n_layers) for h in range(a.n_heads)]
+    found: list[Edit] = []
+    for _ in range(20):
+        name = f"{choose.choice(senders)}->{choose.choice(receivers)}"
+        try:
+            edit(model, [*found, Edit(name)])
+        except ModelError:
+            continue
+        width = a.head_dim if ".h" in name.split("->")[0] else a.d_model
+        value = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(width)], dtype=torch.float64)
+        place = f"{name}{_some_tokens(choose, n_tokens)}"
+        found.append(Edit(place, value if choose.random() < 0.4 else None))
+        if len(found) == 3 or choose.random() < 0.4:
+            break
+    return found
+
+
+def _fitting(model: Transformer, held: list[Edit], cut: list[Edit]) -> list[Edit]:
+    """Both, or the first alone where an edge's sender is held, too."""
+    try:
+        edit(model, [*held, *cut])
+    except ModelError:
+        return held
+    return [*held, *cut]
 
 
 def _frozen(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
