@@ -158,6 +158,11 @@ def test_a_checked_family_and_prompt_have_their_edges_cut(tmp_path: Path) -> Non
     report = check(tmp_path / "run", folder)
     assert report.ok, report
     assert report.counts["witness confirmed"] == 1
+    assert "free text" not in str(report)
+    other = replace(pl.edit(model, "a0.h0->m1"), name=f"{model.name} without a0.h1->m1")
+    one = pl.effect(model, other, prompt, pl.Ball(0.001), "logit0-logit1", faithful=0.0, budget="20/1/2")
+    one.save(tmp_path / "forged")
+    assert "other parts are taken out" in str(check(tmp_path / "forged", folder))
 
 
 def test_edges_of_an_early_layer_pass_later_attentions() -> None:

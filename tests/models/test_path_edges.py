@@ -6,13 +6,15 @@ import pytest
 import torch
 
 import prooflens as pl
-from prooflens.errors import ModelError
+from prooflens.errors import ModelError, QueryError
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS
 from prooflens.models import INPUT, OUTPUT
+from prooflens.models.edges import edges_of
 from prooflens.models.edits import Edit, value_on
 from prooflens.models.prompt import Prompt
 from prooflens.models.reads import stream_name
 from prooflens.models.sites import Mix, Scores
+from prooflens.verdicts.circuit_files import outside_edges
 from tests.models.test_edits import S, drawn
 
 Values = dict[str, torch.Tensor]
@@ -128,6 +130,31 @@ def test_all_edges_of_a_part_cut_are_the_part_taken_out() -> None:
     patch = Edit("a0.h0->logits", torch.ones(model.architecture.head_dim).double())
     held = pl.edit(model, ["a0.h0->m0", "a0.h0->a1", "a0.h0->m1", patch])
     assert not torch.allclose(held(x), cut(x))
+
+
+def test_a_circuit_of_edges_keeps_these_alone() -> None:
+    model, x, _ = drawn("gpt2")
+    a = model.architecture
+    every = edges_of(a)
+    kept = ["input->a1.h0<q>", "a0.h0->a1.h0", "m0->logits", "input->logits"]
+    left = outside_edges({"edges": {name: {"in_graph": True} for name in kept}, "nodes": {}}, a)
+    assert set(left) == set(every) - {
+        "input->a1.h0.q",
+        "a0.h0->a1.h0.q",
+        "a0.h0->a1.h0.k",
+        "a0.h0->a1.h0.v",
+        "m0->logits",
+        "input->logits",
+    }
+    out = [name for name in every if name.endswith("->logits")]
+    alone = pl.edit(model, [name for name in out if name != "m0->logits"])
+    assert not torch.allclose(alone(x), model(x))
+    assert torch.allclose(
+        pl.edit(model, every)(x), pl.edit(model, [*out, *every[:3]])(x), rtol=1e-10, atol=1e-10
+    )
+    for wrong in (["a0.h0->a9.h0"], every, {"nodes": ["m0"]}):
+        with pytest.raises(QueryError, match="edge"):
+            outside_edges(wrong, a)
 
 
 def test_a_patched_edge_has_the_senders_value_on_another_prompt() -> None:

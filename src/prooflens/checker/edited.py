@@ -6,6 +6,7 @@ points one after the other, or [points, tokens, n].
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -148,6 +149,41 @@ def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -
     for head, other in others.items():
         made[..., head * c : (head + 1) * c] = spread(other)[..., head * c : (head + 1) * c]
     return made
+
+
+_EDGE = re.compile(
+    r"(?:(input)|a(\d+)(?:\.h(\d+))?|m(\d+))->(?:(logits)|a(\d+)(?:\.h(\d+))?(?:[.<]([qkv])>?)?|m(\d+))((?:@-?\d+)*)"
+)
+
+
+def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
+    """Cut the edge that a name stands for, as `a0.h1->a1.h0.q@3`; False where it stands for none."""
+    match = _EDGE.fullmatch(name)
+    if match is None:
+        return False
+    start, a, h, m, end, to, reader, channel, network, tokens = match.groups()
+    sender = (
+        [0, -1, -1]
+        if start
+        else [3, int(m), -1]
+        if m
+        else [2, int(a), -1]
+        if h is None
+        else [1, int(a), int(h)]
+    )
+    readers = [[4, -1]] if end else [[3, -1]]
+    if to:
+        heads = range(n_heads) if reader is None else [int(reader)]
+        readers = [[c, i] for i in heads for c in (["qkv".index(channel)] if channel else range(3))]
+    stem = "final_norm" if end else f"blocks.{to or network}"
+    at = [int(token) for token in tokens.split("@")[1:]] or [EVERY]
+    rows = [[*one, *sender, token] for one in readers for token in at]
+    rows += weights.get(f"{stem}.edges.rows", np.zeros((0, 6))).astype(int).tolist()
+    values = weights.get(f"{stem}.edges.values", np.zeros((0, d)))
+    need(not values.any(), "an edge was patched before")
+    weights[f"{stem}.edges.rows"] = np.array(sorted(rows), dtype=np.float64)
+    weights[f"{stem}.edges.values"] = np.zeros((len(rows), d))
+    return True
 
 
 def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[int]) -> None:

@@ -73,13 +73,18 @@ class PairNetwork:
 
 def _without(net: Network, edit: str) -> str | None:
     """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
-    match = re.fullmatch(r"without ([\w., @-]+)", edit)
+    match = re.fullmatch(r"without ([\w., @<>-]+)", edit)
     names = match[1].split(", ") if match else []
     hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
-    places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name)]
+    weights = _hide(net, hidden)
+    heads, d = net.arch["n_heads"], net.arch["d_model"]
+    cut = [name for name in names if edited.cut(weights, heads, d, name)]
+    places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name) and name not in cut]
     if not names or None in places:
         return None
-    weights = _hide(net, hidden)
+    if "read_hook" in net.arch:  # edges of what stands behind the hook are gone
+        kept = tuple(f"blocks.{layer}." for layer in range(net.arch["n_layers"]))
+        weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
     for a, h, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
         if int(a or m) >= net.arch["n_layers"]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.numpy import load_file
 from prooflens.checker import edited
 from prooflens.checker.families import Folder, Powers
 from prooflens.checker.findings import need
+from prooflens.checker.score_bias import score_bias
 
 Array = NDArray[np.float64]
 Balls = NDArray[Any]
@@ -177,16 +177,6 @@ class Network:
         cos, sin = (np.tile(f(angles), 2) * scale for f in (np.cos, np.sin))
         return cos, sin, 2.0**-22 * max(1.0, scale)
 
-    def _alibi(self, n: int) -> Array:
-        """BLOOM's bias [H, n, n]: a float32 slope per head times the place of the key."""
-        heads = int(self.arch["n_heads"])
-        near = 2 ** math.floor(math.log2(heads))
-        base, between = (np.float32(2 ** (-(2 ** -(math.log2(m) - 3)))) for m in (near, 2 * near))
-        slopes = [base ** np.float32(k) for k in range(1, near + 1)]
-        slopes += [between ** np.float32(k) for k in range(1, 2 * min(near, heads - near) + 1, 2)]
-        places = np.array(slopes, dtype=np.float32)[:, None] * np.arange(n, dtype=np.float32)
-        return np.repeat(places.astype(np.float64)[:, None, :], n, axis=1)
-
     def scale(self, layer: int) -> float:
         """The factor of q·k in a layer."""
         given = self.arch.get("attention_scale")
@@ -195,19 +185,7 @@ class Network:
 
     def score_bias(self, n: int) -> Array:
         """The bias of scores [H, n, n]: MPNet's by relative position, BLOOM's by place, 0 for other models."""
-        if self.arch.get("alibi"):
-            return self._alibi(n)
-        if self.arch["relative_buckets"] is None:
-            return np.zeros((self.arch["n_heads"], n, n))
-        half = self.arch["relative_buckets"] // 2
-        exact = half // 2
-        relative = np.arange(n)[None, :] - np.arange(n)[:, None]
-        distance = np.abs(relative)
-        reach = np.float32(math.log(self.arch["relative_max_distance"] / exact))
-        far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / reach
-        far = far * np.float32(half - exact)
-        bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(int), half - 1))
-        return np.moveaxis(self.weights["relative_bias"][bucket + half * (relative > 0)], 2, 0)
+        return score_bias(self.arch, self.weights, n)
 
     def embed(self, ids: Iterable[int]) -> Balls:
         """The input [S, d] of a prompt's tokens: positions and types are added, normed and projected as models do."""

@@ -128,6 +128,26 @@ def _check_ends(a: Architecture, name: str, edge: Edge) -> None:
         raise ModelError(f"{name!r}: the model ends at a hook, in front of the output")
 
 
+def edges_of(architecture: Architecture) -> list[str]:
+    """Return the names of all edges of a model: from the input, heads and networks, to what each reader reads.
+
+    Args:
+        architecture: what the model looks like.
+    """
+    a, found = architecture, []
+    heads = range(a.n_heads if a.has_attention else 0)
+    senders = ["input"]
+    for layer in range(a.n_layers):
+        readers = [f"a{layer}.h{head}.{channel}" for head in heads for channel in CHANNELS]
+        found += [f"{sender}->{reader}" for sender in senders for reader in readers]
+        own = [f"a{layer}.h{head}" for head in heads]
+        before = senders if a.parallel else [*senders, *own]
+        if a.has_network:
+            found += [f"{sender}->m{layer}" for sender in before]
+        senders += [*own, *([f"m{layer}"] if a.has_network else [])]
+    return [*found, *(f"{sender}->logits" for sender in senders)]
+
+
 def put_edge(
     weights: dict[str, Tensor], edge: Edge, tokens: tuple[int, ...], values: Float[Tensor, "n d"] | None
 ) -> None:
