@@ -55,10 +55,10 @@ def test_bounds_of_cut_edges_enclose_what_an_attack_attains(engine: str, kind: s
     region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
     patch = Edit("a0.h0->a1.h0.k@0", torch.ones(model.architecture.head_dim).double())
     problem, edited = (Problem(one, region) for one in (model, pl.edit(model, [*EDGES, patch])))
-    _encloses(engine, problem, edited)
+    encloses(engine, problem, edited)
 
 
-def _encloses(engine: str, problem: Problem, edited: Problem) -> None:
+def encloses(engine: str, problem: Problem, edited: Problem) -> None:
     forms = forms_of(
         [Functional(((1.0, Logit(0)), (-1.0, Logit(1))), 0.0, "margin")], problem.model.architecture.d_out
     )
@@ -83,7 +83,7 @@ def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str,
     x, end = toy.example().x, toy.example(1).x
     region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
     problem, edited = Problem(toy, region), Problem(pl.edit(toy, edits_of(toy)[kind]), region)
-    _encloses(engine, problem, edited)
+    encloses(engine, problem, edited)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "directions", "frozen"])
@@ -171,4 +171,4 @@ def test_edges_of_an_early_layer_pass_later_attentions() -> None:
     x = torch.randn(3, model.architecture.d_model, generator=torch.Generator().manual_seed(1)).double()
     region = pl.Ball(0.005).around(x)
     edited = pl.edit(model, ["a0.h0->a2.h0.q", "a1.h0->logits", "a0.h0->m2@1", "m0->a2.h0.v"])
-    _encloses("taylor", Problem(model, region), Problem(edited, region))
+    encloses("taylor", Problem(model, region), Problem(edited, region))

@@ -30,10 +30,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.dictionaries import Dictionary
 from prooflens.models.edges import HEAD, check_senders, find_edge, put_edge
 from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
 from prooflens.models.held import hooks_at
-from prooflens.models.held_edits import check_once, hold_direction, hold_part, rows_of
+from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
 from prooflens.models.parts import Edit, Place, fitting, split_tokens, unit
 
@@ -201,7 +202,9 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     places = [_place_of(model.architecture, one) for one in held]
     check_once(weights, held, places)
     for one, place in zip(held, places, strict=True):
-        if place.reader is None or (one.direction is not None and one.tokens):
+        if one.feature is not None:
+            hold_feature(weights, one, place)
+        elif place.reader is None or (one.direction is not None and one.tokens):
             hold_direction(weights, one, place)
         elif one.tokens:
             hold_part(weights, one, place)
@@ -236,23 +239,53 @@ def freeze(model: Transformer, place: str, prompt: Prompt | str) -> Edit:
     return Edit(name, scores, where)
 
 
-def frozen_at(
-    model: Transformer, edits: str | Edit | Sequence[str | Edit], prompt: Prompt
+FEATURE = re.compile(
+    r"(?P<kind>feature|decoded) (?P<name>[^.=@]+)\.(?P<i>\d{1,9})(?:=(?P<c>[^@]+))?(?P<at>@.*)?"
+)
+"""A feature by the name of its dictionary: `feature SAE.512@-1`, `feature SAE.512=2.5`, `decoded SAE.512`."""
+
+
+def bound_edits(
+    model: Transformer,
+    edits: str | Edit | Sequence[str | Edit],
+    prompt: Prompt,
+    vectors: Mapping[str, object] | None = None,
 ) -> list[str | Edit]:
-    """Return edits in which patterns that are named alone, as in `a9.h6.pattern`, are frozen at a prompt.
+    """Return edits in which patterns and features that are given by their names are those of a prompt and dictionaries.
 
     Args:
         model: the model.
-        edits: what `edit` takes.
+        edits: what `edit` takes, patterns that are frozen at the prompt (`a9.h6.pattern`), and features, held with the
+            error term (`feature SAE.512@-1`, `feature SAE.512=2.5`) or without it (`decoded SAE.512`).
         prompt: the prompt that patterns are taken from.
+        vectors: dictionaries by name.
     """
-    listed = [edits] if isinstance(edits, str | Edit) else list(edits)
-    return [
-        replace(freeze(model, one, prompt), source="the prompt")
-        if isinstance(one, str) and find_frozen(model.architecture, one)
-        else one
-        for one in listed
-    ]
+    listed, found = [edits] if isinstance(edits, str | Edit) else list(edits), list[str | Edit]()
+    for one in listed:
+        match = FEATURE.fullmatch(one) if isinstance(one, str) else None
+        if isinstance(one, str) and find_frozen(model.architecture, one):
+            found.append(replace(freeze(model, one, prompt), source="the prompt"))
+        elif match is not None:
+            if match["name"] not in (vectors or {}):
+                raise ModelError(
+                    f"no dictionary is called {match['name']!r}: give it as a vector, --vector SAE=FOLDER"
+                )
+            held = Dictionary.adopt((vectors or {})[match["name"]])
+            held.check(model)
+            tokens = split_tokens(f"feature{match['at'] or ''}")[1]
+            found.append(
+                feature(held, int(match["i"]), _number(match["c"]), tokens, match["kind"] == "feature")
+            )
+        else:
+            found.append(one)
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ModelError(f"{text!r} is no number: write a feature as in 'feature SAE.512=2.5@-1'") from None
 
 
 def _freeze(architecture: Architecture, weights: dict[str, Tensor], one: Edit) -> bool:
@@ -301,11 +334,12 @@ def _place_of(architecture: Architecture, one: Edit) -> Place:
     match = re.fullmatch(r"blocks\.(\d{1,6})\.hook_\w+", part)
     if match is None:
         return find_place(architecture, part)
-    if one.direction is None:
+    if one.direction is None and one.feature is None:
         raise ModelError(f"{part} is a value: give a direction of it, or a part as in 'a9.h6'")
     if part not in (known := hooks_at(architecture, min(int(match[1]), architecture.n_layers - 1))):
         raise ModelError(f"no direction of {part} can be held: a block has {', '.join(known)}")
-    return Place(part, int(match[1]), part, None)
+    name = part if one.feature is None else f"feature {one.feature.index} of {part}"
+    return Place(name, int(match[1]), part, None)
 
 
 def _apply(weights: dict[str, Tensor], one: Edit, place: Place) -> None:

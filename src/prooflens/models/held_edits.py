@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.held import EVERY, Held
-from prooflens.models.parts import Edit, Place, fitting, unit
+from prooflens.models.parts import Edit, Feature, Place, fitting, unit
+
+if TYPE_CHECKING:
+    from prooflens.models.dictionaries import Dictionary
 
 
 def check_once(weights: dict[str, Tensor], edits: Sequence[Edit], places: Sequence[Place]) -> None:
@@ -77,3 +81,70 @@ def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
 def _some(weights: dict[str, Tensor]) -> Tensor:
     """A matrix that reads the stream."""
     return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
+
+
+def feature(
+    dictionary: Dictionary,
+    index: int,
+    value: float | None = None,
+    tokens: Sequence[int] = (),
+    error: bool = True,
+) -> Edit:
+    """Return the edit that holds a feature of a dictionary at zero or at a constant.
+
+    With the error term the value h becomes h + (c − f)·d, f the feature and d its decoder direction. Without it h becomes
+    what the dictionary decodes with f = c, so all that the dictionary does not explain is gone, too.
+
+    Args:
+        dictionary: a `standard` dictionary (ReLU) with a decoder.
+        index: the number of the feature.
+        value: c; None for zero.
+        tokens: the tokens at which it is held, negative from the end; none for all.
+        error: whether the error term stays.
+
+    Raises:
+        ModelError: if the dictionary has no decoder, no such feature, or features that jump.
+    """
+    if dictionary.kind != "standard":
+        raise ModelError(
+            f"features of a {dictionary.kind} dictionary jump as they become active: no engine bounds that"
+        )
+    if dictionary.decoder is None:
+        raise ModelError("the dictionary has no decoder: give W_dec, or Dictionary.of(…, decoder=…)")
+    if not 0 <= index < dictionary.size:
+        raise ModelError(f"there is no feature {index}: the dictionary has 0 … {dictionary.size - 1}")
+    place = dictionary.hook + "".join(f"@{token}" for token in tokens)
+    put = None if value is None else torch.tensor([value], dtype=torch.float64)
+    return Edit(
+        place, put, f"{value}" if value is not None else "", feature=Feature(dictionary, index, error)
+    )
+
+
+def hold_feature(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
+    """Hold a feature of the value that a hook names, at tokens or at every token."""
+    assert one.feature is not None
+    held, index = one.feature.dictionary, one.feature.index
+    block, _, site = place.hook.rpartition(".hook_")
+    stem, like = f"{block}.{site}.{'features' if one.feature.error else 'decoded'}", _some(weights)
+    if held.weight.shape[1] != like.shape[1]:
+        raise ModelError(
+            f"the dictionary reads {held.weight.shape[1]} coordinates: it belongs to another model"
+        )
+    assert held.decoder is not None
+    some = slice(index, index + 1) if one.feature.error else slice(None)
+    start = 0 if one.feature.error else index
+    if not one.feature.error and Held.of(weights, stem) is not None:
+        raise ModelError(f"{place.hook} is decoded already: hold one feature of it without the error term")
+    read, write = held.weight[some].to(like), held.decoder[:, some].to(like)
+    bias = (held.bias - held.weight @ held.center)[some].to(like)
+    at = torch.tensor(
+        [[token, start, start + 1] for token in one.tokens or (EVERY,)],
+        dtype=torch.float64,
+        device=like.device,
+    )
+    values = like.new_zeros(len(at), len(read))
+    values[:, start : start + 1] = rows_of(one, 1, like, place)
+    Held(read, bias, write, at, values).put(weights, stem)
+    if not one.feature.error:
+        given = held.decoder_bias
+        weights[f"{stem}.offset"] = (like.new_zeros(len(write)) if given is None else given.to(like)).clone()

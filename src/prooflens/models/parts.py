@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+
+if TYPE_CHECKING:
+    from prooflens.models.dictionaries import Dictionary
 
 TOKENS = re.compile(r"(?P<part>[^@]*)(?P<tokens>(?:@-?\d{1,7})*)")
 """A part, and the tokens at which it is held: `a9.h6@3@-1`."""
@@ -64,6 +68,21 @@ def split_tokens(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, eq=False)
+class Feature:
+    """A feature of a dictionary.
+
+    Attributes:
+        dictionary: its encoder and decoder.
+        index: the number of the feature.
+        error: whether what the dictionary does not explain of the value stays in it.
+    """
+
+    dictionary: Dictionary
+    index: int
+    error: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Edit:
     """One part, held at zero or at a constant.
 
@@ -76,6 +95,7 @@ class Edit:
         source: where the value comes from, for the model's name.
         direction: hold only the part's coordinate along this vector of the stream, shape [d]; None for all of it. For
             `a9` and `m3`, which write into the stream, and for hooks.
+        feature: hold a feature of a dictionary at the hook that it reads (`models.held_edits.feature`); None for none.
 
     Example:
         >>> str(Edit("a9.h6")), str(Edit("m3", torch.ones(4), "the mean of 2 prompts"))
@@ -86,6 +106,7 @@ class Edit:
     value: Float[Tensor, " n"] | Float[Tensor, "tokens n"] | None = None
     source: str = "a constant"
     direction: Float[Tensor, " d"] | None = None
+    feature: Feature | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -96,6 +117,9 @@ class Edit:
 
     def __str__(self) -> str:
         part = self.place if self.direction is None else f"a direction of {self.place}"
+        if self.feature is not None:
+            kind = "feature" if self.feature.error else "decoded feature"
+            part = f"{kind} {self.feature.index} of {self.place}"
         return f"without {part}" if self.value is None else f"with {part} at {self.source}"
 
 

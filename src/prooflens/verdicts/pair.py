@@ -13,7 +13,7 @@ from prooflens.engines import forms_of
 from prooflens.engines.forms import Forms
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, edit, frozen_at
+from prooflens.models.edits import Edit, bound_edits, edit
 from prooflens.models.knockouts import check_tokens
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Query, SiteQuery, parse_metric
@@ -87,7 +87,7 @@ class Pair:
         second = (
             edited.to(first.device)
             if isinstance(edited, Transformer)
-            else edit(first, frozen_at(first, edited, held))
+            else edit(first, bound_edits(first, edited, held, vectors))
         )
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")

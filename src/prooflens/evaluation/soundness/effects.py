@@ -24,7 +24,11 @@ from prooflens.evaluation.soundness.forms import (
 )
 from prooflens.evaluation.soundness.record import SoundnessReport
 from prooflens.models import Transformer
+from prooflens.models.dictionaries import Dictionary
 from prooflens.models.edits import Edit, edit, find_place, places_of
+from prooflens.models.held import hooks_at
+from prooflens.models.held_edits import feature
+from prooflens.models.parts import split_tokens
 
 READS = 0.3
 """The share of cases that are about a value inside the model."""
@@ -41,6 +45,9 @@ FREEZES = 0.3
 
 CUTS = 0.6
 """The share of models with parts that add up in which edges are cut, too."""
+
+FEATURES = 0.3
+"""The share of cases in which a feature of a dictionary is held, too."""
 
 HIDES = 0.4
 """The share of cases in which keys of heads are knocked out, too."""
@@ -79,10 +86,28 @@ def random_edits(
                 else Edit(at, None, direction=value)
             )
         found[name] = made
-    more = [*_direction(model, choose, n_tokens), *_frozen(model, choose, n_all or n_tokens)]
+    more = [*_direction(model, choose, n_tokens), *_features(model, choose, n_tokens)]
+    more += _frozen(model, choose, n_all or n_tokens)
     held = [*found.values(), *more, *_hidden_keys(model, choose, n_tokens)]
     cut = _edges(model, choose, n_tokens)
     return cut if cut and choose.random() < 0.5 else _fitting(model, held, cut)
+
+
+def _features(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
+    """Now and then a feature of a dictionary that is drawn, with its error term or without, at some tokens or all."""
+    if choose.random() >= FEATURES:
+        return []
+    a = model.architecture
+    hook, size = choose.choice(hooks_at(a, choose.randrange(a.n_layers))), 4
+    rows = torch.tensor(
+        [[choose.gauss(0.0, 0.5) for _ in range(a.d_model)] for _ in range(2 * size + 2)]
+    ).double()
+    bias = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(size)])
+    W, D, (center, offset) = rows[:size], rows[size : 2 * size].T, rows[2 * size :]
+    drawn = Dictionary.of(hook, W, bias, center, decoder=D, decoder_bias=offset)
+    tokens = split_tokens(f"m0{_some_tokens(choose, n_tokens)}")[1]
+    value = choose.gauss(0.0, 1.0) if choose.random() < 0.5 else None
+    return [feature(drawn, choose.randrange(size), value, tokens, choose.random() < 0.6)]
 
 
 def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
