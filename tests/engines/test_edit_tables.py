@@ -17,8 +17,9 @@ from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
 from prooflens.evaluation.soundness.cases import random_model
-from prooflens.models.edits import Edit, freeze
+from prooflens.models.edits import freeze
 from prooflens.models.export import export
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from prooflens.queries.functionals import Functional, Logit
 from tests.checker.forging import TOY
@@ -60,7 +61,8 @@ def test_bounds_of_cut_edges_enclose_what_an_attack_attains(engine: str, kind: s
 
 def encloses(engine: str, problem: Problem, edited: Problem) -> None:
     forms = forms_of(
-        [Functional(((1.0, Logit(0)), (-1.0, Logit(1))), 0.0, "margin")], problem.model.architecture.d_out
+        [Functional(((1.0, Logit(0)), (-1.0, Logit(1))), 0.0, "margin")],
+        problem.model.architecture.d_out or 0,
     )
     chosen, region = get_engine(engine), problem.region
     assert chosen.refuses(edited, forms) is None
@@ -172,3 +174,15 @@ def test_edges_of_an_early_layer_pass_later_attentions() -> None:
     region = pl.Ball(0.005).around(x)
     edited = pl.edit(model, ["a0.h0->a2.h0.q", "a1.h0->logits", "a0.h0->m2@1", "m0->a2.h0.v"])
     encloses("taylor", Problem(model, region), Problem(edited, region))
+
+
+@pytest.mark.parametrize("edits", [["a0.h0@-1"], ["m0@-2", "a0.h0@1"], ["pattern"]])
+def test_tokens_count_from_the_end_where_the_first_do_not_move(edits: list[str]) -> None:
+    """`chebyshev` walks the tokens in front of the first that moves by themselves: there @-1 is none of theirs."""
+    model, x, generator = drawn("gpt2")
+    end = x.clone()
+    end[-1] = torch.randn(x.shape[-1], generator=generator).double()
+    frozen = Edit("a1.h0.pattern", torch.randn(len(x), len(x), generator=generator).double())
+    region = pl.Segment(x, end).region()
+    edited = pl.edit(model, [frozen] if edits == ["pattern"] else list(edits))
+    encloses("chebyshev", Problem(model, region), Problem(edited, region))

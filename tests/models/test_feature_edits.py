@@ -11,9 +11,9 @@ import prooflens as pl
 from prooflens.checker import check
 from prooflens.engines import get_engine
 from prooflens.errors import ModelError
-from prooflens.models.edits import Edit
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from tests.checker.forging import TOY
 from tests.engines.test_edit_tables import encloses
@@ -43,6 +43,8 @@ def test_a_feature_is_held_and_the_error_stays_or_goes(family: str, error: bool,
                 f = torch.relu((h - sae.center) @ sae.weight.T + sae.bias)
                 g = f.clone()
                 g[:, 2] = value or 0.0
+                assert sae.decoder is not None
+                assert sae.decoder_bias is not None
                 made = h + (g - f) @ sae.decoder.T if error else g @ sae.decoder.T + sae.decoder_bias
                 h = h.clone()
                 h[rows] = made[rows]
@@ -70,7 +72,8 @@ def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str)
 
 def test_runs_about_features_are_checked(toy: pl.Transformer, tmp_path: Path) -> None:
     sae = dictionary("blocks.0.hook_resid_post", 8, torch.Generator().manual_seed(5))
-    for number, edits in enumerate((edits_of(toy), ["feature SAE.1=0.5@-1", "m1@2"], "decoded SAE.2")):
+    asked: list[list[str | Edit]] = [edits_of(toy), ["feature SAE.1=0.5@-1", "m1@2"], ["decoded SAE.2"]]
+    for number, edits in enumerate(asked):
         found = pl.effect(
             toy,
             edits,
@@ -103,5 +106,5 @@ def test_features_that_cannot_be_held_are_refused(toy: pl.Transformer) -> None:
     with pytest.raises(ModelError, match="decoded already"):
         pl.edit(toy, [feature(sae, 0, error=False), feature(sae, 1, error=False)])
     for wrong in ("feature B.1", "feature SAE.1=x"):
-        with pytest.raises(ModelError, match="no dictionary is called|is no number"):
+        with pytest.raises(ModelError, match=r"no dictionary is called|is no number"):
             pl.effect(toy, wrong, toy.example(), pl.Ball(0.01), "logit0", vectors={"SAE": sae})

@@ -9,7 +9,8 @@ import prooflens as pl
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import FAMILIES
 from prooflens.models import INPUT, OUTPUT
-from prooflens.models.edits import Edit, freeze
+from prooflens.models.edits import freeze
+from prooflens.models.parts import Edit
 from prooflens.models.prompt import Prompt
 from tests.models.test_edits import drawn
 

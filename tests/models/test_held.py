@@ -8,8 +8,9 @@ import torch
 import prooflens as pl
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS
-from prooflens.models.edits import Edit, find_place, value_on
+from prooflens.models.edits import find_place, value_on
 from prooflens.models.held import hooks_at
+from prooflens.models.parts import Edit
 from tests.models.test_edits import S, drawn, hooked, names
 
 
@@ -72,6 +73,7 @@ def test_a_patch_from_another_prompt_goes_token_by_token() -> None:
     patch = value_on(model, "a1.h1", other)
     assert torch.allclose(pl.edit(model, patch)(x), hooked(model, x.x, place.hook, change), atol=1e-12)
     one = value_on(model, "a1.h1@-1", other)
+    assert one.value is not None
     assert torch.equal(one.value, place.read(z)[[-1]])
     assert pl.edit(model, one).name == "toy with a1.h1@-1 at its value on another prompt"
 

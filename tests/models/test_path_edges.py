@@ -10,7 +10,8 @@ from prooflens.errors import ModelError, QueryError
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS
 from prooflens.models import INPUT, OUTPUT
 from prooflens.models.edges import edges_of
-from prooflens.models.edits import Edit, value_on
+from prooflens.models.edits import value_on
+from prooflens.models.parts import Edit
 from prooflens.models.prompt import Prompt
 from prooflens.models.reads import stream_name
 from prooflens.models.sites import Mix, Scores

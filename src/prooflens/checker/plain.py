@@ -40,7 +40,7 @@ class PlainNetwork:
         self.net, self.arch, self.weights = net, net.arch, net.weights
         self._hooks: set[str] = set()
         self._found: dict[int | str, Array] = {}
-        self._sent: dict[str, Array] = {}
+        self._sent: dict[str, NDArray[Any]] = {}
 
     def run(
         self, ids: NDArray[np.int64], layers: Iterable[int], output: bool, hooks: Iterable[str] = ()

@@ -83,14 +83,14 @@ def find_edge(architecture: Architecture, name: str) -> Edge | None:
     a, match = architecture, EDGE.fullmatch(name)
     if match is None:
         return None
-    ends = SENDER.fullmatch(match["sender"]), RECEIVER.fullmatch(match["receiver"])
-    if ends[0] is None or ends[1] is None or (match["channel"] and (ends[1]["a"] is None or ends[1]["c"])):
+    sender, receiver = SENDER.fullmatch(match["sender"]), RECEIVER.fullmatch(match["receiver"])
+    if sender is None or receiver is None or (match["channel"] and (receiver["a"] is None or receiver["c"])):
         raise ModelError(f"{name!r} is no edge: write one as in 'a9.h6->a10.h2.q', 'm3->m5' or 'a2->logits'")
     if a.norm_place not in ("pre", "none"):
         raise ModelError(
             f"{name!r}: parts of this model do not add up in the stream (norm_place {a.norm_place!r})"
         )
-    sender, receiver = ends
+    readers: tuple[tuple[int, int], ...]
     kind, layer, head = INPUT, -1, -1
     if sender["input"] is None:
         kind = FEED if sender["m"] else ATTENTION if sender["h"] is None else HEAD

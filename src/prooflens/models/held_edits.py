@@ -92,8 +92,8 @@ def feature(
 ) -> Edit:
     """Return the edit that holds a feature of a dictionary at zero or at a constant.
 
-    With the error term the value h becomes h + (c − f)·d, f the feature and d its decoder direction. Without it h becomes
-    what the dictionary decodes with f = c, so all that the dictionary does not explain is gone, too.
+    With the error term the value h becomes h + (c − f)·d, f the feature and d its decoder direction. Without it h
+    becomes what the dictionary decodes with f = c, so all that the dictionary does not explain is gone, too.
 
     Args:
         dictionary: a `standard` dictionary (ReLU) with a decoder.
@@ -107,7 +107,7 @@ def feature(
     """
     if dictionary.kind != "standard":
         raise ModelError(
-            f"features of a {dictionary.kind} dictionary jump as they become active: no engine bounds that"
+            f"features of a {dictionary.kind} dictionary jump as they become active: none is held"
         )
     if dictionary.decoder is None:
         raise ModelError("the dictionary has no decoder: give W_dec, or Dictionary.of(…, decoder=…)")

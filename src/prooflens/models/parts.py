@@ -135,7 +135,8 @@ def unit(direction: Tensor, size: int, like: Tensor, place: Place) -> Tensor:
     v = fitting(direction, size, like, place)
     if not bool((length := v.norm()) > 0.0):
         raise ModelError("a direction is not zero")
-    return v / length
+    scaled: Tensor = v / length
+    return scaled
 
 
 def fitting(value: Tensor, size: int, like: Tensor, place: Place) -> Tensor:

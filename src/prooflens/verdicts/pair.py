@@ -13,8 +13,9 @@ from prooflens.engines import forms_of
 from prooflens.engines.forms import Forms
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, bound_edits, edit
+from prooflens.models.edits import bound_edits, edit
 from prooflens.models.knockouts import check_tokens
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery

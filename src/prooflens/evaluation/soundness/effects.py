@@ -25,10 +25,10 @@ from prooflens.evaluation.soundness.forms import (
 from prooflens.evaluation.soundness.record import SoundnessReport
 from prooflens.models import Transformer
 from prooflens.models.dictionaries import Dictionary
-from prooflens.models.edits import Edit, edit, find_place, places_of
+from prooflens.models.edits import edit, find_place, places_of
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
-from prooflens.models.parts import split_tokens
+from prooflens.models.parts import Edit, split_tokens
 
 READS = 0.3
 """The share of cases that are about a value inside the model."""
