@@ -60,7 +60,7 @@ def find_place(architecture: Architecture, name: str) -> Place:
     if match is None:
         raise ModelError(
             f"{name!r} is no part of a model: write a head as a9.h6, an attention as a9, a network as m3, "
-            "a neuron as m3.n12, a hidden key as a9.h6.k3"
+            "a neuron as m3.n12, a hidden key as a9.h6.k3, an edge as a9.h6->a10.h2.q; tokens as a9.h6@-1"
         )
     attends = match["a"] is not None
     layer = int(match["a"] if attends else match["m"])
