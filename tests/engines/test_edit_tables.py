@@ -155,12 +155,14 @@ def test_a_checked_family_and_prompt_have_their_edges_cut(tmp_path: Path) -> Non
     model = reader("gpt2")
     folder = export(model, tmp_path / "gpt2")
     prompt = model.prompt([1, 2, 3, 4])
-    one = pl.effect(model, EDGES, prompt, pl.Ball(0.001), "logit0-logit1", faithful=0.0, budget="20/1/2")
-    one.save(tmp_path / "run")
-    report = check(tmp_path / "run", folder)
-    assert report.ok, report
-    assert report.counts["witness confirmed"] == 1
-    assert "free text" not in str(report)
+    for number, metric in enumerate(("logit0-logit1", "neuron 1.0@-1", "neuron 0.1@-1")):
+        cut = [*EDGES[:3], "m1->logits", "a0.h1->m0", "m0.n2@1"]
+        one = pl.effect(model, cut, prompt, pl.Ball(0.001), metric, faithful=0.0, budget="20/1/2")
+        one.save(tmp_path / f"run{number}")
+        report = check(tmp_path / f"run{number}", folder)
+        assert report.ok, report
+        assert report.counts["witness confirmed"] == 1
+        assert "free text" not in str(report)
     other = replace(pl.edit(model, "a0.h0->m1"), name=f"{model.name} without a0.h1->m1")
     one = pl.effect(model, other, prompt, pl.Ball(0.001), "logit0-logit1", faithful=0.0, budget="20/1/2")
     one.save(tmp_path / "forged")

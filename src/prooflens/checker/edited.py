@@ -178,11 +178,12 @@ def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
     stem = "final_norm" if end else f"blocks.{to or network}"
     at = [int(token) for token in tokens.split("@")[1:]] or [EVERY]
     rows = [[*one, *sender, token] for one in readers for token in at]
-    rows += weights.get(f"{stem}.edges.rows", np.zeros((0, 6))).astype(int).tolist()
-    values = weights.get(f"{stem}.edges.values", np.zeros((0, d)))
-    need(not values.any(), "an edge was patched before")
-    weights[f"{stem}.edges.rows"] = np.array(sorted(rows), dtype=np.float64)
-    weights[f"{stem}.edges.values"] = np.zeros((len(rows), d))
+    before = weights.get(f"{stem}.edges.rows", np.zeros((0, 6)))
+    every = [*rows, *before.astype(int).tolist()]
+    values = np.concatenate((np.zeros((len(rows), d)), weights.get(f"{stem}.edges.values", np.zeros((0, d)))))
+    order = sorted(range(len(every)), key=every.__getitem__)
+    weights[f"{stem}.edges.rows"] = np.array([every[i] for i in order], dtype=np.float64)
+    weights[f"{stem}.edges.values"] = values[order]
     return True
 
 
