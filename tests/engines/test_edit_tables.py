@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from prooflens.engines import forms_of, get_engine
 from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
+from prooflens.engines.taylor import segments
 from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.edits import freeze
 from prooflens.models.export import export
@@ -188,3 +190,58 @@ def test_tokens_count_from_the_end_where_the_first_do_not_move(edits: list[str])
     region = pl.Segment(x, end).region()
     edited = pl.edit(model, [frozen] if edits == ["pattern"] else list(edits))
     encloses("chebyshev", Problem(model, region), Problem(edited, region))
+
+
+def test_a_walk_that_loses_what_is_sent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutation of `taylor`: the root behind an attention holds a tenth less of what its maps write."""
+    plain = segments._stacked
+
+    def losing(*given: Any) -> set[str]:
+        made = plain(*given)
+        here = given[-1][-2]
+        output = here.attention.output
+        here.attention = replace(here.attention, output=replace(output, weight=0.9 * output.weight))
+        return made
+
+    monkeypatch.setattr(segments, "_stacked", losing)
+    model, x, _ = drawn("gpt2")
+    region = pl.Ball(0.001).around(x)
+    with pytest.raises(AssertionError):
+        encloses("taylor", Problem(model, region), Problem(pl.edit(model, "a0.h0->m1"), region))
+
+
+def test_the_command_line_keeps_the_edges_of_a_circuit(tmp_path: Path, call: Call) -> None:
+    model, x, _ = drawn("gpt2")
+    folder = export(replace(model, examples=x[None]), tmp_path / "model")
+    kept = ["input->logits", "input->a0.h0", "a0.h0->m0", "a0.h0->logits", "m0->a1.h0<q>"]
+    (tmp_path / "circuit.json").write_text(json.dumps({"nodes": {}, "edges": dict.fromkeys(kept, True)}))
+    asked = (
+        "effect",
+        str(folder),
+        "--sample",
+        "0",
+        "--eps",
+        "0.001",
+        "--metric",
+        "logit0-logit1",
+        "--budget",
+        "20/1/2",
+    )
+    out = str(tmp_path / "run")
+    code, told, said = call(
+        *asked, "--circuit", str(tmp_path / "circuit.json"), "--edges", "--faithful", "0", "-o", out
+    )
+    assert (code, "->" in told) == (3, True), told + said
+    assert check(Path(out), folder).ok
+    code, _, said = call(
+        "effect",
+        "toy",
+        "--circuit",
+        str(tmp_path / "circuit.json"),
+        "--edges",
+        "--eps",
+        "0.1",
+        "--metric",
+        "logit0",
+    )
+    assert (code, "do not add up" in said) == (1, True), said
