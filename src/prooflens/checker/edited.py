@@ -109,7 +109,9 @@ def without_edges(
 ) -> Values | None:
     """The stream x as one receiver reads it (what its tables' names start with, channel, head); None: as all do."""
     stem, channel, head = reader
-    rows = weights.get(f"{stem}.edges.rows", np.zeros((0, 6)))
+    rows = weights.get(f"{stem}.edges.rows")
+    if rows is None:
+        return None
     need(rows.ndim == 2 and rows.shape[1] == 6 and bool(np.all(rows == np.rint(rows))), "no table of edges")
     values, n, found = weights.get(f"{stem}.edges.values", rows[:, :0]), len(notes["tokens"]), None
     need(len(values) == len(rows), "edges lack their values")
