@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from prooflens.models import Transformer, load, pull, read_at
     from prooflens.models.attribution import attribution
     from prooflens.models.dictionaries import Dictionary
-    from prooflens.models.edits import Edit, edit
+    from prooflens.models.edits import edit
     from prooflens.models.nearest import yardstick
+    from prooflens.models.parts import Edit
     from prooflens.models.tails import start_at
     from prooflens.regions import (
         Ball,
@@ -61,7 +62,7 @@ _HOMES = {
     "pull": "prooflens.models",
     "read_at": "prooflens.models",
     "Dictionary": "prooflens.models.dictionaries",
-    "Edit": "prooflens.models.edits",
+    "Edit": "prooflens.models.parts",
     "attribution": "prooflens.models.attribution",
     "edit": "prooflens.models.edits",
     "start_at": "prooflens.models.tails",

@@ -179,7 +179,7 @@ def test_the_checker_computes_the_same(normed: bool) -> None:
         assert abs(float(balls[1][h, i, j].mid()) - float(wanted[h, i, j])) < 1e-9
     hidden = torch.randn(2, model.architecture.d_model, dtype=torch.float64)
     plain = PlainNetwork(net)._network("blocks.0", hidden.numpy())
-    exact = net._network("blocks.0", ball(hidden.numpy().astype(object)), {})
+    exact = net._network("blocks.0", ball(hidden.numpy().astype(object)), {}, len(hidden))
     for one, other in zip(plain.ravel(), exact.ravel(), strict=True):
         assert abs(one - float(other.mid())) < 1e-10
 

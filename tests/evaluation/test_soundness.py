@@ -104,7 +104,7 @@ def test_a_model_of_one_part_is_edited() -> None:
     kind = {"has_network": False, "n_heads": 1, "n_layers": 1}
     model = tiny_model(0, **kind)
     for seed in range(20):
-        assert len(random_edits(model, random.Random(seed), 1)) == 1
+        assert random_edits(model, random.Random(seed), 1)
 
 
 def test_every_family_is_tried() -> None:

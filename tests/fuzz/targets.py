@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from prooflens.certificate import read_run
 from prooflens.checker import check
 from prooflens.checker.vocabulary import recount
 from prooflens.errors import ProoflensError, RunError
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.families.read import read_family
 from prooflens.models import Prompt
 from prooflens.models.load import load_folder
@@ -142,7 +144,13 @@ def effect(data: bytes, folder: Path) -> None:
     """What an effect is measured on, and in a second line the parts that are taken out."""
     metric, _, parts = data.decode("utf-8", "replace").partition("\n")
     parse_metric(metric, ROLES)
-    pl.edit(_problem().model, parts.split(","))
+    pl.edit(_adding() if "->" in parts else _problem().model, parts.split(","))
+
+
+@cache
+def _adding() -> pl.Transformer:
+    """A model whose parts add up in the stream, so that there are edges."""
+    return random_model("gpt2", random.Random(0), 2)
 
 
 def run_json(data: bytes, folder: Path) -> None:

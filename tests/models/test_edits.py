@@ -14,7 +14,8 @@ from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, SOLU, random_model
 from prooflens.models import INPUT, OUTPUT
 from prooflens.models.changes import Changes
-from prooflens.models.edits import Edit, find_place, mean_of, places_of, value_on
+from prooflens.models.edits import find_place, mean_of, places_of, value_on
+from prooflens.models.parts import Edit
 
 S = 4
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -15,9 +15,9 @@ from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError, ProoflensError
-from prooflens.models.edits import Edit
 from prooflens.models.export import export
 from prooflens.models.knockouts import knockouts_of, table_name
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from prooflens.queries.functionals import Functional, Logit
 from prooflens.verdicts.vocabulary import profile

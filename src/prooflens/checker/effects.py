@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from prooflens.checker import edited
 from prooflens.checker.claims import Functional
 from prooflens.checker.findings import (
     CONFIRMED,
@@ -38,7 +39,7 @@ _QUERY = re.compile(
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
-_PLACE = re.compile(r"a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?")
+_PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
 
 
 class PairNetwork:
@@ -72,20 +73,29 @@ class PairNetwork:
 
 def _without(net: Network, edit: str) -> str | None:
     """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
-    match = re.fullmatch(r"without ([\w., ]+)", edit)
+    match = re.fullmatch(r"without ([\w., @<>-]+)", edit)
     names = match[1].split(", ") if match else []
     hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
-    places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name)]
+    weights = _hide(net, hidden)
+    heads, d = net.arch["n_heads"], net.arch["d_model"]
+    cut = [name for name in names if edited.cut(weights, heads, d, name)]
+    places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name) and name not in cut]
     if not names or None in places:
         return None
-    weights = _hide(net, hidden)
-    for a, h, m, n in (place.groups() for place in places if place is not None):
+    if "read_hook" in net.arch:  # edges of what stands behind the hook are gone
+        kept = tuple(f"blocks.{layer}." for layer in range(net.arch["n_layers"]))
+        weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
+    for a, h, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
         if int(a or m) >= net.arch["n_layers"]:
             continue  # behind the hook that is read
-        weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         index, width = (h, net.head_dim) if a else (n, 1)
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
+        if tokens:
+            at = [int(token) for token in tokens.split("@")[1:]]
+            edited.hold(weights, block, None if index is None else some, at)
+            continue
+        weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0
         if index is None:
             weights.pop(f"{block}.bias", None)

@@ -20,6 +20,7 @@ import numpy as np
 from flint import arb
 
 from prooflens.checker.balls import Array, Ball, norm, spectral_radius
+from prooflens.checker.edited import before_scores
 from prooflens.checker.network import Network
 
 Affine = tuple[Ball, Ball]
@@ -57,7 +58,7 @@ class FirstLayer:
         """Whether scores are what is assumed here: products of affine queries and keys, no cap, norm or position."""
         arch = self.net.arch
         plain = arch.get("qk_norm", "none") == "none" and not arch.get("head_positions")
-        return plain and arch.get("score_cap") is None
+        return plain and arch.get("score_cap") is None and not before_scores(self.net.weights)
 
     def upper(self, head: int, i: int, j: int, k: int) -> tuple[float, float]:
         """A proved upper bound of a_ij − a_ik on the box, and a value that a point of the box reaches."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,10 @@ from flint import arb, arb_mat, ctx
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from prooflens.checker import edited
 from prooflens.checker.families import Folder, Powers
 from prooflens.checker.findings import need
+from prooflens.checker.score_bias import score_bias
 
 Array = NDArray[np.float64]
 Balls = NDArray[Any]
@@ -186,16 +187,6 @@ class Network:
         cos, sin = (np.tile(f(angles), 2) * scale for f in (np.cos, np.sin))
         return cos, sin, 2.0**-22 * max(1.0, scale)
 
-    def _alibi(self, n: int) -> Array:
-        """BLOOM's bias [H, n, n]: a float32 slope per head times the place of the key."""
-        heads = int(self.arch["n_heads"])
-        near = 2 ** math.floor(math.log2(heads))
-        base, between = (np.float32(2 ** (-(2 ** -(math.log2(m) - 3)))) for m in (near, 2 * near))
-        slopes = [base ** np.float32(k) for k in range(1, near + 1)]
-        slopes += [between ** np.float32(k) for k in range(1, 2 * min(near, heads - near) + 1, 2)]
-        places = np.array(slopes, dtype=np.float32)[:, None] * np.arange(n, dtype=np.float32)
-        return np.repeat(places.astype(np.float64)[:, None, :], n, axis=1)
-
     def scale(self, layer: int) -> float:
         """The factor of q·k in a layer."""
         given = self.arch.get("attention_scale")
@@ -204,19 +195,7 @@ class Network:
 
     def score_bias(self, n: int) -> Array:
         """The bias of scores [H, n, n]: MPNet's by relative position, BLOOM's by place, 0 for other models."""
-        if self.arch.get("alibi"):
-            return self._alibi(n)
-        if self.arch["relative_buckets"] is None:
-            return np.zeros((self.arch["n_heads"], n, n))
-        half = self.arch["relative_buckets"] // 2
-        exact = half // 2
-        relative = np.arange(n)[None, :] - np.arange(n)[:, None]
-        distance = np.abs(relative)
-        reach = np.float32(math.log(self.arch["relative_max_distance"] / exact))
-        far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / reach
-        far = far * np.float32(half - exact)
-        bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(int), half - 1))
-        return np.moveaxis(self.weights["relative_bias"][bucket + half * (relative > 0)], 2, 0)
+        return score_bias(self.arch, self.weights, n)
 
     def embed(self, ids: Iterable[int]) -> Balls:
         """The input [S, d] of a prompt's tokens: positions and types are added, normed and projected as models do."""
@@ -243,10 +222,14 @@ class Network:
         found: list[dict[int | str, Balls]] = [{} for _ in points]
         with ctx.workprec(128 + 40 * last):
             x, notes = np.concatenate(points), dict[str, Balls]()
+            notes |= {"input": x, "tokens": np.arange(n), "width": np.asarray(self.head_dim)}
             for layer in range(last + 1):
                 x = self._block(layer, x, found, notes, stop=layer == last and not output)
             if output and (hook := self.arch.get("read_hook")) is not None:
                 x = self._affine("read", self._read(hook, notes)[self.arch["read_position"] :: n])
+            if output and "read.weight" not in self.weights:
+                cut = edited.without_edges(self.weights, ("final_norm", 4, -1), x, notes, _product)
+                x = x if cut is None else np.asarray(cut)
             for b, values in enumerate(found if output else []):
                 read = "read.weight" in self.weights
                 values["logits"] = x[b] if read else self._read_out(x[b * n : (b + 1) * n])
@@ -263,62 +246,101 @@ class Network:
         self, layer: int, x: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls], stop: bool
     ) -> Balls:
         """One block; its scores and its values are noted, and with `stop` nothing more is computed."""
-        block, place = f"blocks.{layer}", self.arch["norm_place"]
+        block, place, n = f"blocks.{layer}", self.arch["norm_place"], len(x) // len(found)
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
+        x = self._held(f"{block}.hook_resid_pre", x, n)
         inner = self._before(layer, x, 1)
         notes[f"{block}.hook_resid_pre"] = x
         if inner is not x:
             notes[f"{block}.ln1.hook_normalized"] = inner
         attended: Balls | float = 0.0
         if attends:
-            self._note_scores(layer, inner, found, notes)
+            self._note_scores(layer, (inner, x), found, notes)
             if stop:
                 return x
-            notes[f"{block}.attn.hook_v"] = self._affine(f"{block}.v", inner)
-            v = self._heads(notes[f"{block}.attn.hook_v"], len(found), layer, turn=False)
+            v = self._heads(self._projected(layer, "v", (inner, x), notes), len(found), layer, turn=False)
             mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
             notes[f"{block}.attn.hook_z"] = np.concatenate(mixed)
-            notes[f"{block}.hook_attn_out"] = self._affine(f"{block}.o", notes[f"{block}.attn.hook_z"])
+            notes[f"{block}.hook_attn_out"] = self._written(f"{block}.o", notes[f"{block}.attn.hook_z"], n)
             attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
-            x = np.asarray(x + self._behind(block, self._network(block, second, notes), 2) + attended)
-            notes[f"{block}.hook_resid_post"] = x
+            second = self._cut(layer, (second, x), (3, -1), notes)
+            x = np.asarray(x + self._behind(block, self._network(block, second, notes, n), 2) + attended)
+            notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n)
             return x
         x = x + attended
         if attends:
+            last = "mid" if feeds or place == "post" else "post"
+            x = self._held(f"{block}.hook_resid_{last}", x, n)
             notes[f"{block}.hook_resid_mid"] = x
             x = self._norm(f"{block}.norm1", x) if place == "post" else x
             notes |= {f"{block}.ln1.hook_normalized": x} if place == "post" else {}
         if feeds:
             second = self._before(layer, x, 2)
             notes |= {f"{block}.ln2.hook_normalized": second} if second is not x else {}
-            x = x + self._behind(block, self._network(block, second, notes), 2)
+            second = self._cut(layer, (second, x), (3, -1), notes)
+            x = x + self._behind(block, self._network(block, second, notes, n), 2)
+            x = self._held(f"{block}.hook_resid_post", x, n)
         notes[f"{block}.hook_resid_post"] = x
         x = self._norm(f"{block}.norm2", x) if feeds and place == "post" else x
         notes[f"{block}.hook_normalized_resid_post"] = x
         return np.asarray(x)
 
+    def _cut(
+        self, layer: int, read: tuple[Balls, Balls], reader: tuple[int, int], notes: dict[str, Balls]
+    ) -> Balls:
+        """What a receiver reads, `read` without its edges: the stream's norm and the stream itself."""
+        cut = edited.without_edges(self.weights, (f"blocks.{layer}", *reader), read[1], notes, _product)
+        if cut is None:
+            return read[0]
+        return self._before(
+            layer, np.asarray(cut), 2 if reader[0] == 3 and not self.arch.get("shared_norm") else 1
+        )
+
+    def _projected(self, layer: int, name: str, read: tuple[Balls, Balls], notes: dict[str, Balls]) -> Balls:
+        """Queries, keys or values, of heads with edges those of the stream without them."""
+        block = f"blocks.{layer}"
+        base = self._affine(f"{block}.{name}", read[0])
+        inner = {
+            h: self._cut(layer, read, ("qkv".index(name), h), notes) for h in range(self.arch["n_heads"])
+        }
+        others = {h: self._affine(f"{block}.{name}", y) for h, y in inner.items() if y is not read[0]}
+        made = edited.by_heads(base, others, self.arch["n_heads"], self.head_dim) if others else base
+        notes[f"{block}.attn.hook_{name}"] = made if made.shape == base.shape else base
+        return made
+
     def _note_scores(
-        self, layer: int, inner: Balls, found: list[dict[int | str, Balls]], notes: dict[str, Balls]
+        self,
+        layer: int,
+        read: tuple[Balls, Balls],
+        found: list[dict[int | str, Balls]],
+        notes: dict[str, Balls],
     ) -> None:
         """The scores of a layer at every point, capped where the model caps them."""
         block, cap = f"blocks.{layer}", self.arch.get("score_cap")
-        q, k = (self._queries(block, name, inner, len(found), layer, notes) for name in "qk")
+        q, k = (self._queries(block, name, read, len(found), layer, notes) for name in "qk")
         for b, values in enumerate(found):
             products = [_product(q[b, h], k[b, h].T) for h in range(q.shape[1])]
             scores = np.array(products) * self.scale(layer) + self.score_bias(q.shape[2])
+            scores = edited.frozen(self.weights, layer, scores)
             values[layer] = scores if cap is None else _each(arb.tanh, scores / arb(cap)) * arb(cap)
 
     def _queries(
-        self, block: str, name: str, x: Balls, batch: int, layer: int, notes: dict[str, Balls]
+        self,
+        block: str,
+        name: str,
+        read: tuple[Balls, Balls],
+        batch: int,
+        layer: int,
+        notes: dict[str, Balls],
     ) -> Balls:
         """Queries or keys as scores read them: normed, where the model norms them, and turned."""
-        projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+        projected, kind = self._projected(layer, name, read, notes), self.arch.get("qk_norm", "none")
         if self.arch.get("head_positions"):
-            places = self.weights[f"{block}.{name}.positions"][: len(x) // batch]
+            places = self.weights[f"{block}.{name}.positions"][: len(read[0]) // batch]
             projected = projected + np.tile(places, (batch, 1))
-        notes[f"{block}.attn.hook_{name}"] = projected
+            notes[f"{block}.attn.hook_{name}"] = projected
         if kind == "whole":
             projected = self._norm(f"{block}.{name}_norm", projected)
         if kind == "head":
@@ -341,7 +363,7 @@ class Network:
         normed = self.arch["norm_place"] in ("sandwich", "output")
         return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
-    def _network(self, block: str, z: Balls, notes: dict[str, Balls]) -> Balls:
+    def _network(self, block: str, z: Balls, notes: dict[str, Balls], n: int) -> Balls:
         """The feed-forward network."""
         gated = self.arch["gated"]
         pre = self._affine(f"{block}.{'gate' if gated else 'up'}", z)
@@ -352,10 +374,21 @@ class Network:
             post = _each(_ACTIVATIONS[self.arch["activation"]], pre) * linear
         if self.arch.get("network_norm"):
             notes[f"{block}.mlp.hook_mid"], post = post, self._norm(f"{block}.network_norm", post)
-        out = self._affine(f"{block}.down", post)
+        out = self._written(f"{block}.down", post, n)
         notes |= {f"{block}.mlp.hook_pre": pre, f"{block}.mlp.hook_post": post, f"{block}.hook_mlp_out": out}
         notes |= {f"{block}.mlp.hook_pre_linear": np.asarray(linear)} if gated else {}
         return out
+
+    def _written(self, name: str, x: Balls, n: int) -> Balls:
+        """What a block adds, its parts held where the network holds them."""
+        y = edited.written(self.weights, name, x, self._affine(name, x), n, _product)
+        block, _, map_name = name.rpartition(".")
+        return self._held(f"{block}.hook_{'attn' if map_name == 'o' else 'mlp'}_out", y, n)
+
+    def _held(self, hook: str, x: Balls, n: int) -> Balls:
+        """A value of every point, with its directions and features held where the network holds them."""
+        relu = _ACTIVATIONS["relu"]
+        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, lambda y: _each(relu, y)))
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)

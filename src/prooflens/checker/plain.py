@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prooflens.checker import edited
 from prooflens.checker.network import SOLU, Array, Network
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -39,6 +40,7 @@ class PlainNetwork:
         self.net, self.arch, self.weights = net, net.arch, net.weights
         self._hooks: set[str] = set()
         self._found: dict[int | str, Array] = {}
+        self._sent: dict[str, NDArray[Any]] = {}
 
     def run(
         self, ids: NDArray[np.int64], layers: Iterable[int], output: bool, hooks: Iterable[str] = ()
@@ -52,6 +54,7 @@ class PlainNetwork:
         deepest = max([int(hook.split(".")[1]) for hook in self._hooks] + [*wanted], default=-1)
         last = self.arch["n_layers"] - 1 if output else deepest
         x = self._embed(ids)
+        self._sent = {"input": x, "tokens": np.arange(ids.shape[1]), "width": np.asarray(self.net.head_dim)}
         for layer in range(last + 1):
             x, scores = self._block(layer, x)
             if layer in wanted and scores is not None:
@@ -59,11 +62,14 @@ class PlainNetwork:
         if missing := sorted(self._hooks - set(found)):
             raise ValueError(f"{missing[0]} is not run again")
         if output:
-            found["logits"] = self._read_out(x)
+            cut = edited.without_edges(self.weights, ("final_norm", 4, -1), x, self._sent, np.matmul)
+            found["logits"] = self._read_out(x if cut is None else cut)
         return found
 
     def _note(self, hook: str, x: Array) -> Array:
-        """A value, kept if it is asked for."""
+        """A value, kept if it is asked for, or may be sent over an edge."""
+        if hook.endswith(("hook_z", "_out")):
+            self._sent[hook] = x
         if hook in self._hooks:
             self._found[hook] = x
         return x
@@ -83,30 +89,35 @@ class PlainNetwork:
     def _block(self, layer: int, x: Array) -> tuple[Array, Array | None]:
         block, place, scores = f"blocks.{layer}", self.arch["norm_place"], None
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
-        inner, attended = self._before(layer, self._note(f"{block}.hook_resid_pre", x), 1), np.zeros(1)
+        x = self._held(f"{block}.hook_resid_pre", x)
+        inner, attended = self._before(layer, x, 1), np.zeros(1)
         if inner is not x:
             self._note(f"{block}.ln1.hook_normalized", inner)
         if attends:
-            scores = self._scores(layer, inner)
-            v = self._heads(self._note(f"{block}.attn.hook_v", self._affine(f"{block}.v", inner)))
+            scores = self._scores(layer, (inner, x))
+            v = self._heads(self._projected(layer, "v", (inner, x)))
             masked = np.where(self.net.masks(x.shape[1], layer), scores, -np.inf)
             e = np.exp(masked - masked.max(-1, keepdims=True))
             mixed = (e / e.sum(-1, keepdims=True)) @ v
             flat = self._note(f"{block}.attn.hook_z", mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1))
-            out = self._note(f"{block}.hook_attn_out", self._affine(f"{block}.o", flat))
+            out = self._held(f"{block}.hook_attn_out", self._written(f"{block}.o", flat))
             attended = self._behind(block, out, 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
+            second = self._cut(layer, (second, x), (3, -1))
             x = x + self._behind(block, self._network(block, second), 2) + attended
-            return self._note(f"{block}.hook_resid_post", x), scores
-        x = self._note(f"{block}.hook_resid_mid", x + attended)
+            return self._held(f"{block}.hook_resid_post", x), scores
+        x = x + attended
+        if attends:
+            x = self._held(f"{block}.hook_resid_{'mid' if feeds or place == 'post' else 'post'}", x)
         if attends and place == "post":
             x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
         if feeds:
             second = self._before(layer, x, 2)
             if second is not x:
                 self._note(f"{block}.ln2.hook_normalized", second)
-            x = self._note(
+            second = self._cut(layer, (second, x), (3, -1))
+            x = self._held(
                 f"{block}.hook_resid_post", x + self._behind(block, self._network(block, second), 2)
             )
             x = self._norm(f"{block}.norm2", x) if place == "post" else x
@@ -114,14 +125,33 @@ class PlainNetwork:
             self._note(f"{block}.hook_resid_post", x)
         return self._note(f"{block}.hook_normalized_resid_post", x), scores
 
-    def _scores(self, layer: int, inner: Array) -> Array:
-        block, cap, n = f"blocks.{layer}", self.arch.get("score_cap"), inner.shape[1]
-        q, k = (self._heads(self._queries(block, name, inner), layer) for name in "qk")
+    def _cut(self, layer: int, read: tuple[Array, Array], reader: tuple[int, int]) -> Array:
+        """What a receiver reads, `read` without its edges: the stream's norm and the stream itself."""
+        cut = edited.without_edges(self.weights, (f"blocks.{layer}", *reader), read[1], self._sent, np.matmul)
+        if cut is None:
+            return read[0]
+        return self._before(layer, cut, 2 if reader[0] == 3 and not self.arch.get("shared_norm") else 1)
+
+    def _projected(self, layer: int, name: str, read: tuple[Array, Array]) -> Array:
+        """Queries, keys or values, of heads with edges those of the stream without them."""
+        base, heads = self._affine(f"blocks.{layer}.{name}", read[0]), self.arch["n_heads"]
+        inner = {h: self._cut(layer, read, ("qkv".index(name), h)) for h in range(heads)}
+        others = {h: self._affine(f"blocks.{layer}.{name}", y) for h, y in inner.items() if y is not read[0]}
+        made: Array = edited.by_heads(base, others, heads, self.net.head_dim) if others else base
+        if name == "v":
+            self._note(f"blocks.{layer}.attn.hook_v", made if made.shape == base.shape else base)
+        return made
+
+    def _scores(self, layer: int, read: tuple[Array, Array]) -> Array:
+        cap, n = self.arch.get("score_cap"), read[0].shape[1]
+        q, k = (self._heads(self._queries(layer, name, read), layer) for name in "qk")
         scores: Array = q @ k.swapaxes(-1, -2) * self.net.scale(layer) + self.net.score_bias(n)
+        scores = edited.frozen(self.weights, layer, scores)
         return scores if cap is None else np.tanh(scores / cap) * cap
 
-    def _queries(self, block: str, name: str, x: Array) -> Array:
-        projected, kind = self._affine(f"{block}.{name}", x), self.arch.get("qk_norm", "none")
+    def _queries(self, layer: int, name: str, read: tuple[Array, Array]) -> Array:
+        block, x = f"blocks.{layer}", read[0]
+        projected, kind = self._projected(layer, name, read), self.arch.get("qk_norm", "none")
         if self.arch.get("head_positions"):
             projected = projected + self.weights[f"{block}.{name}.positions"][: x.shape[1]]
         if kind == "whole":
@@ -163,7 +193,16 @@ class PlainNetwork:
         if gated:
             hidden = hidden * self._note(f"{block}.mlp.hook_pre_linear", self._affine(f"{block}.up", z))
         post = self._note(f"{block}.mlp.hook_post", hidden)
-        return self._note(f"{block}.hook_mlp_out", self._affine(f"{block}.down", post))
+        return self._held(f"{block}.hook_mlp_out", self._written(f"{block}.down", post))
+
+    def _written(self, name: str, x: Array) -> Array:
+        found: Array = edited.written(self.weights, name, x, self._affine(name, x), x.shape[1], np.matmul)
+        return found
+
+    def _held(self, hook: str, x: Array) -> Array:
+        """A value with its directions and features held, kept if it is asked for."""
+        relu = _ACTIVATIONS["relu"]
+        return self._note(hook, edited.held_at(self.weights, hook, x, x.shape[1], np.matmul, relu))
 
     def _affine(self, name: str, x: Array) -> Array:
         found: Array = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)

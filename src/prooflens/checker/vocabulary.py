@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from prooflens.checker.edited import before_scores
 from prooflens.checker.families import Powers
 from prooflens.checker.findings import NOT_CHECKABLE, RERUN, WRONG, Row, need
 from prooflens.checker.network import Array, Network, Tables
@@ -147,6 +148,8 @@ class _Counter:
         self.net, self.info = net, info
         self.n, self.at = int(info["length"]), int(info["position"])
         self.vocabulary = len(net.weights["embed.tokens"])
+        if before_scores(net.weights):
+            raise ValueError("what the first scores read is edited: that is not counted again")
         if self.vocabulary != info["vocabulary"]:
             raise ValueError("the document states another vocabulary")
         if not 1 <= self.n <= int(net.arch["context"] or LONGEST) or not 0 <= self.at < self.n:

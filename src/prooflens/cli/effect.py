@@ -51,24 +51,41 @@ class EditOptions:
 
     without: Annotated[
         str | None,
-        typer.Option(help="Parts that are taken out: a9.h6,m3 (heads, networks, a9, m3.n12, keys a9.h6.k3)."),
+        typer.Option(
+            help="Parts that are taken out: a9.h6,m3 (also a9, m3.n12, keys a9.h6.k3, edges a9.h6->a10.h2.q), "
+            "at some tokens: a9.h6@3@-1."
+        ),
+    ] = None
+    frozen: Annotated[
+        str | None, typer.Option(help="Heads whose attention pattern is frozen at the prompt: a9.h6,a10.")
     ] = None
     circuit: Annotated[
         Path | None, typer.Option(help="Keep only this circuit (JSON of nodes): all else is taken out.")
     ] = None
+    edges: Annotated[
+        bool,
+        typer.Option(
+            "--edges", help="Of a circuit of edges, cut all others (else its nodes are kept whole)."
+        ),
+    ] = False
     each: Annotated[
         bool, typer.Option("--each", help="Over a family: take each part out by itself, not all at once.")
     ] = False
 
     def parts(self, model: Transformer) -> list[str]:
         """The parts that are taken out: those that are named, or all that are not in a circuit."""
-        from prooflens.verdicts.circuit_files import outside, read_json
+        from prooflens.verdicts.circuit_files import outside, outside_edges, read_json
 
-        if (self.without is None) == (self.circuit is None):
-            raise QueryError("give --without a9.h6,m3 or --circuit FILE.json, one of them")
+        frozen = [f"{name.strip()}.pattern" for name in self.frozen.split(",")] if self.frozen else []
+        if (self.without is not None) + (self.circuit is not None) != 1 and not (frozen and not self.circuit):
+            raise QueryError("give --without a9.h6,m3 or --circuit FILE.json, one of them, or --frozen a9.h6")
         if self.circuit is not None:
-            return outside(read_json(self.circuit), model.architecture)
-        return [name.strip() for name in str(self.without).split(",")]
+            left = outside_edges if self.edges else outside
+            return [*left(read_json(self.circuit), model.architecture), *frozen]
+        if self.edges:
+            raise QueryError("--edges is for circuits: give --circuit FILE.json")
+        named = self.without.split(",") if self.without else []
+        return [*(name.strip() for name in named), *frozen]
 
 
 @dataclass(frozen=True)

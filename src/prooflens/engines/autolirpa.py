@@ -24,6 +24,7 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, register, unknown_steps
 from prooflens.engines.relaxations.interval_walk import form_program
 from prooflens.models import INPUT, OUTPUT, scores_name
+from prooflens.models.held import edit_tables
 from prooflens.models.knockouts import knockouts_of
 from prooflens.models.program import Program
 from prooflens.models.sites import (
@@ -160,6 +161,8 @@ class AutoLirpa(EngineBase):
             return "auto_LiRPA traces a model on the CPU and is asked there: model.to('cpu')"
         if problem.region.constraints is not None:
             return "auto_LiRPA is asked about regions without constraints only"
+        if edit_tables(problem.model.weights):
+            return "models with parts held at tokens, or with frozen patterns, are not exported to auto_LiRPA"
         hidden = any(knockouts_of(problem.model.weights, layer) for layer in range(architecture.n_layers))
         if hidden or not bool(problem.mask.all()):
             return "auto_LiRPA's softmax takes no mask (causal or padded attention)"

@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
-from prooflens.models.edits import Place, find_place
+from prooflens.models.edits import find_place
+from prooflens.models.parts import Place
 
 if TYPE_CHECKING:
     from prooflens.models.prompt import Prompt

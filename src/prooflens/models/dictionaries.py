@@ -11,7 +11,7 @@ inference for `batchtopk`. Which features are the k largest (`topk`) is no such 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Dictionary:
         center: what is subtracted from the value first, shape [n].
         threshold: a feature is active above it, shape [F].
         kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+        decoder: what each feature adds to the value, one column for each, shape [n, F]; None if it is not known.
+        decoder_bias: what is added to that, shape [n]; None for 0.
 
     Raises:
         ModelError: if shapes do not fit, a number is not finite, or the kind is not known.
@@ -59,6 +61,8 @@ class Dictionary:
     center: Float[Tensor, " n"]
     threshold: Float[Tensor, " F"]
     kind: str = "standard"
+    decoder: Float[Tensor, "n F"] | None = None
+    decoder_bias: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -66,12 +70,14 @@ class Dictionary:
         if self.weight.ndim != 2:
             raise ModelError(f"a dictionary's encoder has shape [F, n], got {list(self.weight.shape)}")
         F, n = self.weight.shape
-        for name, shape in (("bias", (F,)), ("center", (n,)), ("threshold", (F,))):
-            if tuple(getattr(self, name).shape) != shape:
+        shapes = {"bias": (F,), "center": (n,), "threshold": (F,), "decoder": (n, F), "decoder_bias": (n,)}
+        given = [name for name in ("weight", *shapes) if getattr(self, name) is not None]
+        for name, shape in shapes.items():
+            if name in given and tuple(getattr(self, name).shape) != shape:
                 raise ModelError(
                     f"a dictionary's {name} has shape {list(shape)}, got {list(getattr(self, name).shape)}"
                 )
-        for name in ("weight", "bias", "center", "threshold"):
+        for name in given:
             if not bool(torch.isfinite(getattr(self, name)).all()):
                 raise ModelError(
                     f"the dictionary's {name} holds values that are NaN or infinite: it is broken"
@@ -91,6 +97,8 @@ class Dictionary:
         center: Float[Tensor, " n"] | None = None,
         threshold: Float[Tensor, " F"] | float = 0.0,
         kind: str = "standard",
+        decoder: Float[Tensor, "n F"] | None = None,
+        decoder_bias: Float[Tensor, " n"] | None = None,
     ) -> Dictionary:
         """Make a dictionary from arrays; they are kept in float64.
 
@@ -101,6 +109,8 @@ class Dictionary:
             center: shape [n]; None for 0.
             threshold: shape [F], or one number for all.
             kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+            decoder: one column for each feature, shape [n, F]; None if it is not known.
+            decoder_bias: shape [n]; None for 0.
         """
         W = torch.as_tensor(weight, dtype=torch.float64)
         if W.ndim != 2:
@@ -114,6 +124,8 @@ class Dictionary:
             zero_n if center is None else torch.as_tensor(center, dtype=torch.float64),
             theta.expand(len(W)).clone() if theta.ndim == 0 else theta,
             kind,
+            None if decoder is None else torch.as_tensor(decoder, dtype=torch.float64),
+            None if decoder_bias is None else torch.as_tensor(decoder_bias, dtype=torch.float64),
         )
 
     @classmethod
@@ -161,7 +173,15 @@ class Dictionary:
             raise ModelError(f"the dictionary's weights lack {missing[0]!r}")
         center = state.get("b_dec") if config.get("apply_b_dec_to_input", True) else None
         threshold = state["threshold"] if kind in ("jumprelu", "batchtopk") else 0.0
-        return cls.of(hook, state["W_enc"].T, state[needed[1]], center, threshold, kind)
+        made = cls.of(hook, state["W_enc"].T, state[needed[1]], center, threshold, kind)
+        back = state.get("W_dec")
+        if back is None or tuple(back.T.shape) != (made.weight.shape[1], made.size) or "transcoder" in kind:
+            return made
+        return replace(
+            made,
+            decoder=back.T.double().contiguous(),
+            decoder_bias=None if (bias := state.get("b_dec")) is None else bias.double(),
+        )
 
     @classmethod
     def adopt(cls, held: object) -> Dictionary:

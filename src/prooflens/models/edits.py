@@ -7,18 +7,22 @@
 | `m3` | what the network of layer 3 writes, `blocks.3.hook_mlp_out` | `down` and its bias |
 | `m3.n12` | neuron 12 of it, `blocks.3.mlp.hook_post` | a column of `down` |
 | `a9.h6.k3`, `a9.h6.q5.k3` | a key that others, or token 5, may not attend to | a mask (`models.knockouts`) |
+| `a9.h6@-1`, `m3@2@5` | any of these parts at some tokens only | tables (`models.held`) |
+| `blocks.5.hook_resid_pre` | a direction of the stream, or of what a block writes | tables (`models.held`) |
+| `a9.h6->a10.h2.q` | the output of head 9.6 as one later part reads it | tables (`models.edges`) |
+| `a9.h6.pattern` | the pattern of a head, frozen at a prompt | its scores (`models.frozen`) |
 
-Each but the last is read by one linear map, so an edit changes weights and no step: zero takes columns out, a constant
-c takes them out and adds W c to the bias. The constant is one for all positions; a value of its own at every position
-is no change of weights, and is not an edit here. The edited model has a name and a fingerprint, and every engine walks
-it. W c is rounded once, in float64: what is proved is proved of the model with that bias.
+Each of the first four is read by one linear map, so an edit of all tokens changes weights and no step: zero takes
+columns out, a constant c takes them out and adds W c to the bias. W c is rounded once, in float64: what is proved is
+proved of the model with that bias. At some tokens a part is held by steps of its own. The edited model has a name and a
+fingerprint, and every engine walks it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +30,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.dictionaries import Dictionary
+from prooflens.models.edges import HEAD, check_senders, find_edge, put_edge
+from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
+from prooflens.models.held import hooks_at
+from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
+from prooflens.models.parts import Edit, Place, fitting, split_tokens, unit
 
 if TYPE_CHECKING:
     from prooflens.models.architecture import Architecture
@@ -34,34 +44,6 @@ if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
 
 PLACE = re.compile(r"a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9}))?|m(?P<m>\d{1,6})(?:\.n(?P<n>\d{1,9}))?")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A part of a model that can be edited.
-
-    Attributes:
-        name: as circuit tools write it: `a9.h6`, `a9`, `m3`, `m3.n12`.
-        layer: its block.
-        hook: TransformerLens' name of its value.
-        reader: the linear map that reads it, or writes it where it is a whole block's output.
-        columns: the map's columns that read it; None for a whole block's output.
-    """
-
-    name: str
-    layer: int
-    hook: str
-    reader: str
-    columns: range | None = None
-
-    @property
-    def block(self) -> str:
-        """The whole block's output that it is a part of."""
-        return self.name.split(".")[0]
-
-    def read(self, value: Float[Tensor, "... n"]) -> Float[Tensor, "... w"]:
-        """Return its own coordinates of the hook's value, heads side by side."""
-        return value if self.columns is None else value[..., self.columns.start : self.columns.stop]
 
 
 def find_place(architecture: Architecture, name: str) -> Place:
@@ -78,7 +60,7 @@ def find_place(architecture: Architecture, name: str) -> Place:
     if match is None:
         raise ModelError(
             f"{name!r} is no part of a model: write a head as a9.h6, an attention as a9, a network as m3, "
-            "a neuron as m3.n12, a hidden key as a9.h6.k3"
+            "a neuron as m3.n12, a hidden key as a9.h6.k3, an edge as a9.h6->a10.h2.q; tokens as a9.h6@-1"
         )
     attends = match["a"] is not None
     layer = int(match["a"] if attends else match["m"])
@@ -115,33 +97,6 @@ def places_of(architecture: Architecture, neurons: bool = False) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Edit:
-    """One part, held at zero or at a constant.
-
-    Attributes:
-        place: `a9.h6`, `a9`, `m3` or `m3.n12`; or a key that is knocked out, `a9.h6.k3` or `a9.h6.q5.k3`.
-        value: the constant, as many numbers as the part has; None for zero. Of an edit along a direction: one number,
-            the part's coordinate along it.
-        source: where the value comes from, for the model's name.
-        direction: hold only the part's coordinate along this vector of the stream, shape [d]; None for all of it. For
-            `a9` and `m3`, which write into the stream.
-
-    Example:
-        >>> str(Edit("a9.h6")), str(Edit("m3", torch.ones(4), "the mean of 2 prompts"))
-        ('without a9.h6', 'with m3 at the mean of 2 prompts')
-    """
-
-    place: str
-    value: Float[Tensor, " n"] | None = None
-    source: str = "a constant"
-    direction: Float[Tensor, " d"] | None = None
-
-    def __str__(self) -> str:
-        part = self.place if self.direction is None else f"a direction of {self.place}"
-        return f"without {part}" if self.value is None else f"with {part} at {self.source}"
-
-
 def mean_of(
     model: Transformer, place: str, prompts: Sequence[Prompt | str], position: int | None = None
 ) -> Edit:
@@ -155,27 +110,46 @@ def mean_of(
     """
     if not prompts:
         raise ModelError("a mean is over at least one prompt: none is given")
-    kept = find_place(model.architecture, place)
+    kept = find_place(model.architecture, split_tokens(place)[0])
     with torch.no_grad():
         rows = [_values(model, kept, prompt, position) for prompt in prompts]
     at = "" if position is None else f" at {position}"
     return Edit(place, torch.cat(rows).mean(0), f"its mean over {len(prompts)} prompts{at}")
 
 
-def value_on(model: Transformer, place: str, prompt: Prompt | str, position: int) -> Edit:
-    """Return the edit that holds a part at its value at one token of another prompt (a patch).
+def value_on(model: Transformer, place: str, prompt: Prompt | str, position: int | None = None) -> Edit:
+    """Return the edit that holds a part at its value on another prompt (a patch).
 
     Args:
         model: the model.
-        place: the part.
+        place: the part; with tokens, as in `a9.h6@-1`, it is held there alone.
         prompt: a text or a prompt of the model.
-        position: the token whose value it gets, at every position; negative from the end.
+        position: the token whose value it gets, everywhere; negative from the end. None: every token gets the value
+            that the same token of the prompt has, and a part without tokens is held at all of the prompt's.
     """
-    kept = find_place(model.architecture, place)
-    with torch.no_grad():
-        (value,) = _values(model, kept, prompt, position)
+    part, tokens = split_tokens(place)
+    kept = _sender_of(model.architecture, part) or find_place(model.architecture, part)
     where = repr(prompt) if isinstance(prompt, str) else "another prompt"
-    return Edit(place, value, f"its value at {position} of {where}")
+    with torch.no_grad():
+        if position is not None:
+            (value,) = _values(model, kept, prompt, position)
+            return Edit(place, value, f"its value at {position} of {where}")
+        every = [_values(model, kept, prompt, token) for token in tokens] or [
+            _values(model, kept, prompt, None)
+        ]
+    return Edit(place, torch.cat(every), f"its value on {where}")
+
+
+def _sender_of(architecture: Architecture, name: str) -> Place | None:
+    """The part that sends over an edge; None if a name is none of an edge."""
+    if find_edge(architecture, name) is None:
+        return None
+    sender = name.split("->")[0]
+    return (
+        Place(sender, -1, "blocks.0.hook_resid_pre", None)
+        if sender == "input"
+        else find_place(architecture, sender)
+    )
 
 
 def _values(
@@ -222,15 +196,150 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     held = [one for one in made if hidden[one.place] is None]
     if any(one.value is not None or one.direction is not None for one in made if one not in held):
         raise ModelError("a key is knocked out and has no value: give its name alone, as in 'a9.h6.k3'")
-    places = [find_place(model.architecture, one.place) for one in held]
-    names = [place.name for place in places]
-    for place in places:
-        if names.count(place.name) > 1 or (place.columns is not None and place.block in names):
-            raise ModelError(f"{place.name} is edited twice: give one edit of it")
     weights = with_knockouts(model.weights, knockouts)
+    others = [one for one in held if _freeze(model.architecture, weights, one) or _cut(model, weights, one)]
+    held = [one for one in held if one not in others]
+    places = [_place_of(model.architecture, one) for one in held]
+    check_once(weights, held, places)
     for one, place in zip(held, places, strict=True):
-        _apply(weights, one, place)
+        if one.feature is not None:
+            hold_feature(weights, one, place)
+        elif place.reader is None or (one.direction is not None and one.tokens):
+            hold_direction(weights, one, place)
+        elif one.tokens:
+            hold_part(weights, one, place)
+        else:
+            _apply(weights, one, place)
+    check_senders(weights)
     return replace(model, weights=weights, name=f"{model.name} {_described(made)}")
+
+
+def freeze(model: Transformer, place: str, prompt: Prompt | str) -> Edit:
+    """Return the edit that freezes the attention pattern of a head at a prompt: the head is then linear in its values.
+
+    Args:
+        model: the model.
+        place: the head, `a9.h6`, or a layer, `a9`, for all its heads.
+        prompt: a text or a prompt of the model; inputs of the edited model have as many tokens.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> pl.edit(model, freeze(model, "a1.h0", model.example(1))).name
+        'toy with a1.h0.pattern at another prompt'
+    """
+    name = f"{place.removesuffix('.pattern')}.pattern"
+    found = find_frozen(model.architecture, name)
+    if found is None:
+        raise ModelError(f"{place!r} has no pattern: write a head as a9.h6, all heads of a layer as a9")
+    hook = scores_hook(model.architecture, found[0])
+    with torch.no_grad():
+        scores = model.run(prompt, hook)[hook][list(found[1])]
+    where = repr(prompt) if isinstance(prompt, str) else "another prompt"
+    return Edit(name, scores, where)
+
+
+FEATURE = re.compile(
+    r"(?P<kind>feature|decoded) (?P<name>[^.=@]+)\.(?P<i>\d{1,9})(?:=(?P<c>[^@]+))?(?P<at>@.*)?"
+)
+"""A feature by the name of its dictionary: `feature SAE.512@-1`, `feature SAE.512=2.5`, `decoded SAE.512`."""
+
+
+def bound_edits(
+    model: Transformer,
+    edits: str | Edit | Sequence[str | Edit],
+    prompt: Prompt,
+    vectors: Mapping[str, object] | None = None,
+) -> list[str | Edit]:
+    """Return edits in which patterns and features that are given by their names are those of a prompt and dictionaries.
+
+    Args:
+        model: the model.
+        edits: what `edit` takes, patterns that are frozen at the prompt (`a9.h6.pattern`), and features, held with the
+            error term (`feature SAE.512@-1`, `feature SAE.512=2.5`) or without it (`decoded SAE.512`).
+        prompt: the prompt that patterns are taken from.
+        vectors: dictionaries by name.
+    """
+    listed, found = [edits] if isinstance(edits, str | Edit) else list(edits), list[str | Edit]()
+    for one in listed:
+        match = FEATURE.fullmatch(one) if isinstance(one, str) else None
+        if isinstance(one, str) and find_frozen(model.architecture, one):
+            found.append(replace(freeze(model, one, prompt), source="the prompt"))
+        elif match is not None:
+            if match["name"] not in (vectors or {}):
+                raise ModelError(
+                    f"no dictionary is called {match['name']!r}: give it as a vector, --vector SAE=FOLDER"
+                )
+            held = Dictionary.adopt((vectors or {})[match["name"]])
+            held.check(model)
+            tokens = split_tokens(f"feature{match['at'] or ''}")[1]
+            found.append(
+                feature(held, int(match["i"]), _number(match["c"]), tokens, match["kind"] == "feature")
+            )
+        else:
+            found.append(one)
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ModelError(f"{text!r} is no number: write a feature as in 'feature SAE.512=2.5@-1'") from None
+
+
+def _freeze(architecture: Architecture, weights: dict[str, Tensor], one: Edit) -> bool:
+    """Freeze a pattern, if that is what an edit does."""
+    found = find_frozen(architecture, one.place)
+    if found is None:
+        return False
+    if one.value is None or one.direction is not None:
+        raise ModelError(f"{one.place} is frozen at a prompt: give models.edits.freeze(model, part, prompt)")
+    scores = torch.as_tensor(one.value)
+    scores = scores[None] if scores.ndim == 2 else scores
+    if len(scores) != len(found[1]):
+        raise ModelError(f"{one.place} needs scores of {len(found[1])} heads, got shape {list(scores.shape)}")
+    put_frozen(weights, *found, scores)
+    return True
+
+
+def _cut(model: Transformer, weights: dict[str, Tensor], one: Edit) -> bool:
+    """Cut an edge, or put a constant in its sender's place, if that is what an edit does."""
+    edge = find_edge(model.architecture, split_tokens(one.place)[0])
+    if edge is None:
+        return False
+    if one.direction is not None:
+        raise ModelError(f"{one.place}: an edge has no direction")
+    values = None
+    if one.value is not None:
+        (kind, layer, head), c = edge.sender, model.architecture.head_dim
+        writes = (
+            model.weights[f"blocks.{layer}.o.weight"][:, head * c : (head + 1) * c] if kind == HEAD else None
+        )
+        like = _first(model.weights)
+        width = model.architecture.d_model if writes is None else c
+        values = rows_of(one, width, like, Place(one.place, layer, "", None))
+        values = values if writes is None else values @ writes.T
+    put_edge(weights, edge, one.tokens, values)
+    return True
+
+
+def _first(weights: Mapping[str, Tensor]) -> Tensor:
+    return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
+
+
+def _place_of(architecture: Architecture, one: Edit) -> Place:
+    """The part that an edit holds: one that a map reads, or a value of which a direction is held."""
+    part, _ = split_tokens(one.place)
+    match = re.fullmatch(r"blocks\.(\d{1,6})\.hook_\w+", part)
+    if match is None:
+        return find_place(architecture, part)
+    if one.direction is None and one.feature is None:
+        raise ModelError(f"{part} is a value: give a direction of it, or a part as in 'a9.h6'")
+    if part not in (known := hooks_at(architecture, min(int(match[1]), architecture.n_layers - 1))):
+        raise ModelError(f"no direction of {part} can be held: a block has {', '.join(known)}")
+    name = part if one.feature is None else f"feature {one.feature.index} of {part}"
+    return Place(name, int(match[1]), part, None)
 
 
 def _apply(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
@@ -239,13 +348,13 @@ def _apply(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
     if one.direction is not None:
         added = _without_direction(weight, bias, one, place)
     elif place.columns is None:
-        added = None if one.value is None else _fitting(one.value, len(weight), weight, place)
+        added = None if one.value is None else fitting(one.value, len(weight), weight, place)
         weight.zero_()
     else:
         chosen = slice(place.columns.start, place.columns.stop)
         added = bias
         if one.value is not None:
-            moved = weight[:, chosen] @ _fitting(one.value, len(place.columns), weight, place)
+            moved = weight[:, chosen] @ fitting(one.value, len(place.columns), weight, place)
             added = moved if bias is None else bias + moved
         weight[:, chosen] = 0.0
     weights[f"{place.reader}.weight"] = weight
@@ -259,25 +368,13 @@ def _without_direction(weight: Tensor, bias: Tensor | None, one: Edit, place: Pl
     assert one.direction is not None
     if place.columns is not None:
         raise ModelError(f"{place.name} writes no stream of its own: give a direction of {place.block}")
-    v = _fitting(one.direction, len(weight), weight, place)
-    if not bool((size := v.norm()) > 0.0):
-        raise ModelError("a direction is not zero")
-    v = v / size
+    v = unit(one.direction, len(weight), weight, place)
     weight -= torch.outer(v, v @ weight)
     added = None if bias is None else bias - v * (v @ bias)
     if one.value is None:
         return added
-    moved: Tensor = v * _fitting(one.value, 1, weight, place)
+    moved: Tensor = v * fitting(one.value, 1, weight, place)
     return moved if added is None else added + moved
-
-
-def _fitting(value: Tensor, size: int, like: Tensor, place: Place) -> Tensor:
-    given = torch.as_tensor(value).to(like)
-    if tuple(given.shape) != (size,) or not bool(given.isfinite().all()):
-        raise ModelError(
-            f"an edit of {place.name} needs {size} finite numbers, got shape {list(given.shape)}"
-        )
-    return given
 
 
 def _described(edits: Sequence[Edit]) -> str:

@@ -23,6 +23,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.edges import ROWS
+from prooflens.models.frozen import HEADS
+from prooflens.models.held import AT, check_held_tokens
 
 if TYPE_CHECKING:
     from prooflens.models.architecture import Architecture
@@ -162,27 +165,32 @@ def check_table(name: str, table: Float[Tensor, "n 3"], n_heads: int) -> None:
 
 
 def check_rows(weights: Mapping[str, Tensor], layers: Iterable[int]) -> None:
-    """Raise a `ModelError` if the heads of a layer differ in their keys, which statements about its rows do not know.
+    """Raise a `ModelError` if heads of a layer have keys of their own, or frozen patterns, which rows do not know.
 
     Args:
         weights: a model's weights.
         layers: the layers whose attention is asked about.
     """
     for layer in layers:
-        if table_name(layer) in weights:
-            raise ModelError(
-                f"keys are knocked out in layer {layer}: ask about attention in other layers, outputs or readouts"
-            )
+        for name, what in (
+            (table_name(layer), "keys are knocked out"),
+            (f"blocks.{layer}{HEADS}", "patterns are frozen"),
+        ):
+            if name in weights:
+                raise ModelError(
+                    f"{what} in layer {layer}: ask about attention in other layers, outputs or readouts"
+                )
 
 
 def check_tokens(weights: Mapping[str, Tensor], n_layers: int, n_tokens: int) -> None:
-    """Raise a `ModelError` if a knocked-out key, or its query, is no token of a prompt: the edit would do nothing.
+    """Raise a `ModelError` if a token that an edit names is none of a prompt: the edit would do less than it says.
 
     Args:
         weights: a model's weights.
         n_layers: how many layers it has.
         n_tokens: how many tokens the prompt has.
     """
+    check_held_tokens(weights, n_tokens)
     for one in (found for layer in range(n_layers) for found in knockouts_of(weights, layer)):
         if max(one.query, one.key) >= n_tokens:
             raise ModelError(
@@ -202,6 +210,6 @@ def moved_weights(
         dtype: their precision; None for the same.
     """
     return {
-        name: tensor.to(device=device, dtype=None if name.endswith(TABLE) else dtype)
+        name: tensor.to(device=device, dtype=None if name.endswith((TABLE, HEADS, ROWS, *AT)) else dtype)
         for name, tensor in weights.items()
     }

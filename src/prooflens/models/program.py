@@ -11,8 +11,11 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.edges import FINAL, readers_of
+from prooflens.models.edges import OUTPUT as OUT
 from prooflens.models.knockouts import knockouts_of, mask_by_head
 from prooflens.models.program_blocks import Builder
+from prooflens.models.program_edits import without_edges
 from prooflens.models.reads import append_read
 from prooflens.models.sites import Affine, AnyStep, Elementwise, Pool, Softcap
 
@@ -105,7 +108,8 @@ def build_program(
         mask_by_head(mask, knockouts_of(weights, layer), architecture.n_heads)
         for layer, mask in enumerate(masks)
     ]
-    builder = Builder(architecture, weights, n_tokens, masks)
+    n_real = n_tokens if padding is None else int(padding.nonzero().max()) + 1
+    builder = Builder(architecture, weights, n_tokens, masks, n_real)
     streams = [INPUT]
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))
@@ -113,6 +117,8 @@ def build_program(
         append_read(builder, n_tokens)
     else:
         stream = streams[-1]
+        if (OUT, -1) in (cut := readers_of(weights, FINAL)):
+            stream = without_edges(builder, cut[OUT, -1], stream, "final_norm.edges")
         if architecture.has_final_norm:
             stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
         _readout(builder, stream, n_tokens, padding)

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.edges import CHANNELS, NETWORK, readers_of
+from prooflens.models.frozen import frozen_scores
+from prooflens.models.held import Held
+from prooflens.models.program_edits import Rows, hold_at, without_edges
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -41,6 +45,7 @@ class Builder:
         weights: its canonical weights.
         n_tokens: how many tokens there are.
         masks: which keys take part for each query, of every layer; of each head where keys are knocked out.
+        n_real: how many tokens there are up to the last one that is no padding.
         steps: what was made so far.
     """
 
@@ -48,10 +53,12 @@ class Builder:
     weights: Mapping[str, Tensor]
     n_tokens: int
     masks: list[Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]]
+    n_real: int
     steps: list[AnyStep] = field(default_factory=list)
 
     def block(self, layer: int, stream: str) -> str:
         """One block; the residual stream after it."""
+        stream = hold_at(self, f"blocks.{layer}.hook_resid_pre", stream)
         return (
             self._parallel(layer, stream) if self.architecture.parallel else self._one_by_one(layer, stream)
         )
@@ -62,7 +69,7 @@ class Builder:
         behind = architecture.norm_place == "post"
         if architecture.has_attention:
             inner = self._before(layer, stream, 1)
-            added = self._behind(block, self.attention(layer, inner), 1)
+            added = self._behind(block, self.attention(layer, inner, stream), 1)
             last = (
                 f"{block}.hook_resid_mid"
                 if architecture.has_network or behind
@@ -72,7 +79,7 @@ class Builder:
             stream = self.norm(f"{block}.norm1", stream, f"{block}.ln1.hook_normalized") if behind else stream
         if architecture.has_network:
             inner = self._before(layer, stream, 2)
-            added = self._behind(block, self.network(block, inner), 2)
+            added = self._behind(block, self.network(block, self._without(layer, stream, inner)), 2)
             stream = self._add(f"{block}.hook_resid_post", stream, added)
             if behind:
                 stream = self.norm(f"{block}.norm2", stream, f"{block}.hook_normalized_resid_post")
@@ -83,14 +90,14 @@ class Builder:
         block = f"blocks.{layer}"
         first = self._before(layer, stream, 1)
         second = first if self.architecture.shared_norm else self._before(layer, stream, 2)
-        added = self._behind(block, self.network(block, second), 2)
+        added = self._behind(block, self.network(block, self._without(layer, stream, second)), 2)
         middle = self._add(f"{block}.hook_resid_network", stream, added)
-        attended = self._behind(block, self.attention(layer, first), 1)
+        attended = self._behind(block, self.attention(layer, first, stream), 1)
         return self._add(f"{block}.hook_resid_post", middle, attended)
 
     def _add(self, out: str, stream: str, added: str) -> str:
         self.steps.append(Add(out, (stream, added)))
-        return out
+        return hold_at(self, out)
 
     def _before(self, layer: int, stream: str, part: int) -> str:
         """What a part of a block reads: the stream, or its norm."""
@@ -100,6 +107,55 @@ class Builder:
             return stream
         block = f"blocks.{layer}"
         return self.norm(f"{block}.norm{part}", stream, f"{block}.ln{part}.hook_normalized")
+
+    def _without(self, layer: int, stream: str, inner: str) -> str:
+        """What the network reads: `inner`, or the same of the stream without its edges (`models.edges`)."""
+        rows = readers_of(self.weights, f"blocks.{layer}").get((NETWORK, -1))
+        return inner if rows is None else self._alternative(layer, stream, rows, "network", 2)
+
+    def _alternative(self, layer: int, stream: str, rows: Rows, name: str, part: int) -> str:
+        """What a receiver reads in place of the stream or its norm."""
+        block = f"blocks.{layer}"
+        changed = without_edges(self, rows, stream, f"{block}.edges.{name}")
+        if self.architecture.norm_place != "pre" or (
+            part == 1 and layer == 0 and not self.architecture.first_norm
+        ):
+            return changed
+        shared = self.architecture.parallel and self.architecture.shared_norm
+        return self.norm(f"{block}.norm{1 if shared else part}", changed, f"{block}.edges.{name}.normalized")
+
+    def _projected(self, layer: int, name: str, source: str, stream: str, out: str) -> str:
+        """Queries, keys or values: an affine map, of heads with edges that of the stream without these."""
+        architecture, block = self.architecture, f"blocks.{layer}"
+        weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
+        heads, c = architecture.n_heads if name == "q" else architecture.kv_heads, architecture.head_dim
+        every = readers_of(self.weights, block)
+        cut = {head: rows for (channel, head), rows in every.items() if channel == CHANNELS[name]}
+        if not cut:
+            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, c)))
+            return out
+        if heads < architecture.n_heads:  # heads that share keys and values may read other streams
+            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, c)))
+            shared, heads, out = architecture.n_heads // heads, architecture.n_heads, f"{out}_by_head"
+            weight = weight.unflatten(0, (-1, c)).repeat_interleave(shared, 0).flatten(0, 1)
+            bias = None if bias is None else bias.unflatten(0, (-1, c)).repeat_interleave(shared, 0).flatten()
+        reads = {
+            head: self._alternative(layer, stream, rows, f"{name}{head}", 1) for head, rows in cut.items()
+        }
+        reads = {-1: source, **reads}
+        total = ""
+        for head, read in reads.items():
+            kept = weight.new_zeros(heads, 1)
+            kept[list(set(range(heads)) - set(cut)) if head < 0 else head] = 1.0
+            rows = kept.expand(-1, c).reshape(-1)
+            own = None if bias is None else bias * rows
+            last = head == [*reads][-1]
+            part = f"{out}_{'rest' if head < 0 else head}"
+            self.steps.append(Affine(part, (read,), weight * rows[:, None], own, 1, (heads, c)))
+            if total:
+                self.steps.append(Add(out if last else f"{part}_sum", (total, part)))
+            total = (out if last else f"{part}_sum") if total else part
+        return total
 
     def _behind(self, block: str, added: str, part: int) -> str:
         """What a part of a block adds: its output, or the norm of that."""
@@ -114,32 +170,47 @@ class Builder:
         self.steps.append(Norm(out, (source,), weight, bias, self.architecture.norm_eps, centred))
         return out
 
-    def attention(self, layer: int, source: str) -> str:
+    def attention(self, layer: int, source: str, stream: str) -> str:
         """Queries, keys and values, scores, weights, and what attention adds."""
         architecture, block = self.architecture, f"blocks.{layer}"
-        attn, d_head = f"{block}.attn", architecture.head_dim
-        for name, heads in (
-            ("q", architecture.n_heads),
-            ("k", architecture.kv_heads),
-            ("v", architecture.kv_heads),
-        ):
-            weight, bias = self.weights[f"{block}.{name}.weight"], self.weights.get(f"{block}.{name}.bias")
+        attn = f"{block}.attn"
+        made = {}
+        for name in "qkv":
             placed = architecture.head_positions and name != "v"
             out = f"{attn}.hook_{name}" + ("_unplaced" if placed else "")
-            self.steps.append(Affine(out, (source,), weight, bias, 1, (heads, d_head)))
+            made[name] = self._projected(layer, name, source, stream, out)
             if placed:
-                self.steps.append(Shift(f"{attn}.hook_{name}", (out,), self._offset(layer, name)))
-        q, k = (self._turned(layer, name, source) for name in "qk")
+                made[name] = f"{attn}.hook_{name}"
+                self.steps.append(Shift(made[name], (out,), self._offset(layer, name)))
+        q, k = (self._turned(layer, name, source, made[name]) for name in "qk")
         raw = f"{attn}.hook_attn_scores" + ("_uncapped" if architecture.score_cap is not None else "")
-        self.steps.append(Scores(raw, (q, k), architecture.scale(layer), self._bias(), self.masks[layer]))
+        bias, q = self._frozen(layer, self._bias(), q)
+        self.steps.append(Scores(raw, (q, k), architecture.scale(layer), bias, self.masks[layer]))
         if architecture.score_cap is not None:
             self.steps.append(Softcap(f"{attn}.hook_attn_scores", (raw,), architecture.score_cap))
         self.steps.append(Softmax(f"{attn}.hook_pattern", (f"{attn}.hook_attn_scores",), self.masks[layer]))
-        self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", f"{attn}.hook_v")))
-        weight, bias = self.weights[f"{block}.o.weight"], self.weights.get(f"{block}.o.bias")
-        out = f"{block}.hook_attn_out"
-        self.steps.append(Affine(out, (f"{attn}.hook_z",), weight, bias, 2, (architecture.d_model,)))
-        return out
+        self.steps.append(Mix(f"{attn}.hook_z", (f"{attn}.hook_pattern", made["v"])))
+        return self._written(f"{block}.o", f"{attn}.hook_z", f"{block}.hook_attn_out", 2)
+
+    def _written(self, name: str, source: str, out: str, dims: int) -> str:
+        """What a block adds: a map of its heads or neurons, parts of which may be held at tokens (`models.held`)."""
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        held, d = Held.of(self.weights, f"{name}.held"), len(weight)
+        if held is None:
+            self.steps.append(Affine(out, (source,), weight, bias, dims, (d,)))
+            return hold_at(self, out)
+        chosen, values = held.places(self.n_tokens, self.n_real)
+        rest = weight.new_zeros(d) if bias is None else bias
+        width = d + len(held.read)
+        opened = torch.cat((weight, held.read)), torch.cat((rest, held.bias))
+        self.steps.append(Affine(f"{out}_parts", (source,), *opened, dims, (1, width)))
+        factors = torch.cat((weight.new_ones(self.n_tokens, d), 1.0 - chosen), 1)
+        self.steps.append(Rotary(f"{out}_kept", (f"{out}_parts",), factors, torch.zeros_like(factors)))
+        offset = torch.cat((weight.new_zeros(self.n_tokens, d), values), 1)[:, None]
+        self.steps.append(Shift(f"{out}_held", (f"{out}_kept",), offset))
+        joined = torch.cat((torch.eye(d, dtype=weight.dtype, device=weight.device), held.write), 1)
+        self.steps.append(Affine(out, (f"{out}_held",), joined, None, 2, (d,)))
+        return hold_at(self, out)
 
     def _normed_whole(self, layer: int, name: str, read: str) -> str:
         """Queries or keys of all heads, normed together: projected as one vector, normed, and cut into heads."""
@@ -152,10 +223,9 @@ class Builder:
         self.steps.append(Affine(f"{attn}.hook_{name}_normalized", (normed,), same, None, 1, shape))
         return f"{attn}.hook_{name}_normalized"
 
-    def _turned(self, layer: int, name: str, read: str) -> str:
+    def _turned(self, layer: int, name: str, read: str, source: str) -> str:
         """Queries or keys as scores read them: normed and turned where the model does so."""
         architecture, attn = self.architecture, f"blocks.{layer}.attn"
-        source = f"{attn}.hook_{name}"
         if architecture.qk_norm == "head":
             source = self.norm(f"blocks.{layer}.{name}_norm", source, f"{attn}.hook_{name}_normalized")
         elif architecture.qk_norm == "whole":
@@ -192,6 +262,21 @@ class Builder:
             return alibi_bias(architecture.n_heads, n_tokens, self.weights["blocks.0.q.weight"])
         return None
 
+    def _frozen(self, layer: int, bias: Tensor | None, q: str) -> tuple[Tensor | None, str]:
+        """The bias of scores and the queries that they read: of frozen heads constants, and 0 (`models.frozen`)."""
+        frozen = frozen_scores(self.weights, layer, self.n_tokens)
+        if not frozen:
+            return bias, q
+        H, c, S = self.architecture.n_heads, self.architecture.head_dim, self.n_tokens
+        like = next(iter(frozen.values()))
+        kept = like.new_ones(H, c)
+        bias = like.new_zeros(H, S, S) if bias is None else bias.clone()
+        for head, scores in frozen.items():
+            bias[head], kept[head] = scores, 0.0
+        out = f"blocks.{layer}.attn.hook_q_live"
+        self.steps.append(Affine(out, (q,), torch.diag(kept.flatten()), None, 2, (H, c)))
+        return bias, out
+
     def network(self, block: str, source: str) -> str:
         """The feed-forward network and what it adds."""
         mlp, function = f"{block}.mlp", self.architecture.activation
@@ -207,7 +292,7 @@ class Builder:
             self.steps.append(Solu(out, (pre,)) if function == "solu" else Elementwise(out, (pre,), function))
             if normed:
                 self.norm(f"{block}.network_norm", out, f"{mlp}.hook_post")
-        return self.affine(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out")
+        return self._written(f"{block}.down", f"{mlp}.hook_post", f"{block}.hook_mlp_out", 1)
 
     def affine(self, name: str, source: str, out: str) -> str:
         """An affine map of every token."""

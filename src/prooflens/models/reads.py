@@ -139,6 +139,8 @@ def value_name(made: Collection[str], hook: Hook) -> str:
         made: the names of all values that it makes.
         hook: the hook.
     """
+    if f"{hook.name}_set" in made:
+        return f"{hook.name}_set"
     if hook.name.endswith("hook_resid_pre"):
         return stream_name(made, hook.layer)
     if hook.name.endswith("hook_resid_post") and hook.name not in made:
@@ -219,7 +221,9 @@ def read_at(
         raise ModelError(f"{len(weight)} directions need as many biases, got {list(bias.shape)}")
     if names is not None and len(names) != len(weight):
         raise ModelError(f"{len(weight)} directions need as many names, got {len(names)}")
-    cut = model.cut(at.layer + 1)
+    edges = tuple(name for name in model.weights if name.startswith("final_norm.edges."))
+    inner = {name: tensor for name, tensor in model.weights.items() if name not in edges}
+    cut = (replace(model, weights=inner) if edges else model).cut(at.layer + 1)
     gone = ("head.", "pooler.", "final_norm.", "read.")
     weights = {name: tensor for name, tensor in cut.weights.items() if not name.startswith(gone)}
     weights[READ] = weight

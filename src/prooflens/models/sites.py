@@ -72,7 +72,10 @@ class Affine(Step):
 
 @dataclass(frozen=True, eq=False)
 class Rotary(Step):
-    """RoPE, a fixed rotation per position: y = x ⊙ cos + rotate_half(x) ⊙ sin. Linear."""
+    """RoPE, a fixed rotation per position: y = x ⊙ cos + rotate_half(x) ⊙ sin. Linear.
+
+    With sines 0 it is a factor per position and coordinate, by which edits choose tokens.
+    """
 
     cos: Float[Tensor, "S d_h"]
     sin: Float[Tensor, "S d_h"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from prooflens.errors import ModelError
+from prooflens.models.edges import ROWS
 from prooflens.models.prompt import Prompt
 from prooflens.models.reads import stream_name
 from prooflens.models.transformer import Transformer
@@ -45,6 +46,10 @@ def start_at(
     if a.scale_by_layer or a.head_positions:
         field = "scale_by_layer" if a.scale_by_layer else "head_positions"
         raise ModelError(f"blocks of {model.name} depend on where they stand ({field}): it has no tail")
+    if layer and any(name.endswith(ROWS) for name in model.weights):
+        raise ModelError(
+            f"edges of {model.name} are cut, which may start before layer {layer}: it has no tail"
+        )
     weights = {}
     for name, tensor in model.weights.items():
         match = re.fullmatch(r"blocks\.(\d+)\.(.*)", name)

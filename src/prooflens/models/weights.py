@@ -9,6 +9,9 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.edges import FINAL, ROWS, check_edges
+from prooflens.models.frozen import check_frozen
+from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
 from prooflens.models.reads import READ, find_hook
 
@@ -94,16 +97,40 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     if architecture.d_out is not None and not {"head.weight", "embed.tokens", READ} & set(weights):
         raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
     tables = {table_name(layer) for layer in range(architecture.n_layers) if architecture.has_attention}
-    if unknown := sorted(set(weights) - set(shapes) - tables):
+    loose = held_shapes(architecture)
+    if architecture.has_attention:
+        loose |= {f"blocks.{i}.frozen.heads": (None,) for i in range(architecture.n_layers)}
+        loose |= {f"blocks.{i}.frozen.scores": (None, None, None) for i in range(architecture.n_layers)}
+    for stem in (*(f"blocks.{i}" for i in range(architecture.n_layers)), FINAL):
+        loose |= {f"{stem}{ROWS}": (None, 6), f"{stem}.edges.values": (None, architecture.d_model)}
+    if unknown := sorted(set(weights) - set(shapes) - tables - set(loose)):
         raise ModelError(f"the weights hold {unknown[0]!r}, which this architecture does not use")
     for name, tensor in weights.items():
         if name in tables:
             check_table(name, tensor, architecture.n_heads)
             continue
-        if tuple(tensor.shape) != shapes[name] and not (
+        if name in loose:
+            _check_loose(name, tensor, loose[name])
+        elif tuple(tensor.shape) != shapes[name] and not (
             name == "embed.types" and tensor.shape[1:] == shapes[name][1:]
         ):
             raise ModelError(f"{name} has shape {list(tensor.shape)}, expected {list(shapes[name])}")
         if not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise ModelError(f"{name} holds {bad} values that are NaN or infinite: the weights are broken")
+    for stem in sorted({name.rpartition(".")[0] for name in loose if name in weights}):
+        if stem.endswith(".frozen"):
+            check_frozen(weights, int(stem.split(".")[1]), architecture.n_heads)
+        elif stem.endswith(".edges"):
+            check_edges(architecture, weights, stem.removesuffix(".edges"))
+        else:
+            check_held(weights, stem)
+
+
+def _check_loose(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise a `ModelError` unless a table has its dimensions, where None stands for any number."""
+    right = tensor.ndim == len(shape) and all(
+        n in (m, None) for m, n in zip(tensor.shape, shape, strict=True)
+    )
+    if not right:
+        raise ModelError(f"{name} has shape {list(tensor.shape)}, which does not fit this architecture")

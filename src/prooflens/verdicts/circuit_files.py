@@ -11,6 +11,7 @@ from typing import Any
 from prooflens import json_files
 from prooflens.errors import QueryError
 from prooflens.models import Architecture
+from prooflens.models.edges import CHANNELS, edges_of
 from prooflens.models.edits import places_of
 from prooflens.queries import Circuit, Query, parse_query
 from prooflens.queries.attention import RowQuery
@@ -124,6 +125,32 @@ def outside(circuit: Mapping[str, Any] | Sequence[Any], architecture: Architectu
         raise QueryError(f"the circuit has {unknown[0]}, which this model does not have")
     if not (left := [name for name in parts if name not in kept]):
         raise QueryError("the circuit is the whole model: there is nothing to take out")
+    return left
+
+
+def outside_edges(circuit: Mapping[str, Any] | Sequence[Any], architecture: Architecture) -> list[str]:
+    """The edges of a model that are not in a circuit: what `edit` cuts to keep the circuit's edges alone.
+
+    Args:
+        circuit: a mapping with `edges`, or a list of them, as edge attribution patching writes it: `a0.h11->a1.h2<q>`,
+            `input->m0`, `m3->logits`. An edge to a head without a letter is all three of its.
+        architecture: what the model looks like.
+
+    Raises:
+        QueryError: if it has no edges, one that the model does not have, or all of them.
+    """
+    given = circuit.get("edges") if isinstance(circuit, Mapping) else circuit
+    if not given:
+        raise QueryError("the circuit has no edges: write them as in 'a0.h11->a1.h2<q>', or keep its nodes")
+    parts, kept = edges_of(architecture), set[str]()
+    for name in _kept(given):
+        plain = re.sub(r"<([qkv])>", r".\1", name.replace(" ", ""))
+        own = [plain] if plain in parts else [f"{plain}.{channel}" for channel in CHANNELS]
+        if not set(own) <= set(parts):
+            raise QueryError(f"the circuit has {name!r}, which is no edge of this model")
+        kept |= set(own)
+    if not (left := [name for name in parts if name not in kept]):
+        raise QueryError("the circuit has every edge of the model: there is nothing to cut")
     return left
 
 

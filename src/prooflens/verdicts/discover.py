@@ -19,7 +19,8 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, find_place, places_of
+from prooflens.models.edits import find_place, places_of
+from prooflens.models.parts import Edit
 from prooflens.progress import Progress, shown
 from prooflens.queries import Query
 from prooflens.results import Verdict

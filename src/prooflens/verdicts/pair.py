@@ -13,8 +13,9 @@ from prooflens.engines import forms_of
 from prooflens.engines.forms import Forms
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
-from prooflens.models.edits import Edit, edit
+from prooflens.models.edits import bound_edits, edit
 from prooflens.models.knockouts import check_tokens
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery
@@ -83,10 +84,14 @@ class Pair:
             vectors: the directions and dictionaries that the metric names.
         """
         first = load(model) if device is None else load(model).to(checked_device(device))
-        second = edited.to(first.device) if isinstance(edited, Transformer) else edit(first, edited)
+        held = as_prompt(first, prompt)
+        second = (
+            edited.to(first.device)
+            if isinstance(edited, Transformer)
+            else edit(first, bound_edits(first, edited, held, vectors))
+        )
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
-        held = as_prompt(first, prompt)
         check_tokens(second.weights, second.architecture.n_layers, len(held))
         query = as_metric(metric, first, held)
         check_metric(first, query)

@@ -165,7 +165,7 @@ def try_mixing(family: str, seed: int) -> float:
 def stream_behind(plain: PlainNetwork, layer: int, x: Array) -> Array:
     """The stream behind a layer's attention, in float64."""
     inner, block = plain._before(layer, x, 1), f"blocks.{layer}"
-    masked = np.where(plain.net.mask(x.shape[1], layer), plain._scores(layer, inner), -np.inf)
+    masked = np.where(plain.net.mask(x.shape[1], layer), plain._scores(layer, (inner, inner)), -np.inf)
     e = np.exp(masked - masked.max(-1, keepdims=True))
     mixed = (e / e.sum(-1, keepdims=True)) @ plain._heads(plain._affine(f"{block}.v", inner))
     return np.asarray(x + plain._affine(f"{block}.o", mixed.swapaxes(1, 2).reshape(*x.shape[:2], -1)))

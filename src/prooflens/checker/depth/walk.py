@@ -14,6 +14,7 @@ from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, up
 from prooflens.checker.depth.values import ROOT, Chain, Value
+from prooflens.checker.edited import tables_of
 from prooflens.checker.network import Network
 
 
@@ -84,6 +85,8 @@ class Walk:
             return "its scores are capped"
         if any(name.endswith(".knocked_out") for name in net.weights):
             return "keys of its heads are knocked out"
+        if tables_of(net.weights):
+            return "parts of it are held, or patterns frozen"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
         known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models import Transformer
+from prooflens.models.held import edit_tables
 from prooflens.models.knockouts import check_rows
 from prooflens.models.tasks import TokenTask
 from prooflens.numerics import gamma
@@ -32,6 +33,8 @@ def check_model(model: Transformer, task: TokenTask) -> None:
             f"{model.name}: only causal models with learned positions and without caps are known"
         )
     check_rows(model.weights, range(architecture.n_layers))
+    if edit_tables(model.weights):
+        raise ModelError(f"parts of {model.name} are held, or patterns frozen: ask about the model itself")
     if architecture.n_layers != task.layers or architecture.d_vocab != task.vocabulary:
         raise ModelError(f"{model.name} is no model of {task.name}: it has another depth or vocabulary")
     if architecture.pool != "last" or architecture.d_out != task.vocabulary:

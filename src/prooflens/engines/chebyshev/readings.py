@@ -18,6 +18,7 @@ from prooflens.engines.relaxations.ellipsoids import supports_of
 from prooflens.engines.relaxations.norms import grow, length
 from prooflens.models.program import OUTPUT, Program, scores_name
 from prooflens.models.sites import Affine
+from prooflens.models.tree import restricted
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
 
@@ -246,15 +247,14 @@ def constants(problem: Problem, program: Program, first: int, wanted: frozenset[
         first: the first token that moves.
         wanted: names of values that are kept.
     """
-    short = problem.model.program(first, [step.out for step in program.steps[-1:]], _front(problem, first))
+    steps = tuple(
+        restricted(step, 0, first) for step in program.steps
+    )  # tokens of edits count from the end of all
+    short = Program(steps, first, program.mask[:first, :first])
     walk = ChebyshevWalk(short, 0, {}, wanted)
     grid = Grid((), problem.region.center)
     walk.values = walk.run(grid, problem.region.center[None, None, :first], blurred(problem)[:first])
     return walk
-
-
-def _front(problem: Problem, first: int) -> Tensor | None:
-    return None if problem.padding is None else problem.padding[:first]
 
 
 def reading_of(problem: Problem, forms: Forms, winner: int | None = None) -> Reading:

@@ -100,7 +100,9 @@ class ChebyshevWalk:
     def _keep(self, step: AnyStep, made: AnyValue, values: dict[str, AnyValue]) -> None:
         """Keep keys and values of constants: a walk of one point is for the tokens behind it."""
         if isinstance(made, ScoreValue) and isinstance(step, Scores) and made.piece.grid.size == 1:
-            v = values.get(f"{_layer(step.out)}.attn.hook_v")
+            mixes = (other for other in self.program.steps if isinstance(other, Mix))
+            names = [mix.inputs[1] for mix in mixes if _layer(mix.out) == _layer(step.out)]
+            v = values.get(names[0]) if names else None
             self.kept[_layer(step.out)] = Prefix.of(made.k, v if isinstance(v, Value) else made.k)
 
     def _step(self, step: AnyStep, given: list[AnyValue]) -> AnyValue:

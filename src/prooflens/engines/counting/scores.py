@@ -12,6 +12,7 @@ from torch import Tensor
 from prooflens.engines.counting.enclosures import Enclosure, enclose, more, norm_upper
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import INPUT, Transformer, scores_name
+from prooflens.models.held import edits_first_scores
 from prooflens.models.knockouts import check_rows
 from prooflens.models.sites import AnyStep, Rotary, Scores, Shift
 from prooflens.numerics import check_arithmetic, gamma
@@ -214,6 +215,8 @@ def refuse(model: Transformer, length: int) -> None:
     if not architecture.has_attention:
         raise ModelError(f"{model.name} has no attention in its first block: there are no scores to count")
     check_rows(model.weights, [0])
+    if edits_first_scores(model.weights):
+        raise ModelError(f"parts of {model.name} are held, or patterns frozen: ask about the model itself")
     if model.dtype != torch.float64:
         raise ModelError(f"{model.name} is in {model.dtype}: counts are proved in float64, load it as it is")
     if architecture.context is not None and length > architecture.context:

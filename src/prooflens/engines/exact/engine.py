@@ -19,6 +19,7 @@ from prooflens.engines.first_layer.layer import FirstLayer
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register, unknown_steps
 from prooflens.errors import EngineError
+from prooflens.models.held import edits_first_scores
 from prooflens.numerics.rounding import TINY, up
 from prooflens.problem import Problem
 
@@ -92,6 +93,8 @@ class Exact(EngineBase):
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse unknown steps, a point, constraints, and more than 64 factors unless all forms can be enumerated."""
+        if edits_first_scores(problem.model.weights):
+            return "exact has no rule for an edited stream in front of block 0: ask taylor or crown"
         if reason := unknown_steps(problem.model.architecture, self.name):
             return reason
         if not problem.model.architecture.has_attention:

@@ -23,6 +23,7 @@ from prooflens.engines.layer0.curvature import (
 from prooflens.engines.layer0.normed import NormedScores, no_rule, one_row
 from prooflens.engines.protocol import EngineBase, EngineOptions, register
 from prooflens.engines.relaxations.interval_walk import score_boxes
+from prooflens.models.held import edits_first_scores
 from prooflens.numerics import down, gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.problem import Problem
@@ -79,6 +80,8 @@ class Layer0(EngineBase):
             return (
                 "layer0 has no rule for positions of queries and keys (head_positions): ask taylor or crown"
             )
+        if edits_first_scores(problem.model.weights):
+            return "layer0 has no rule for an edited stream in front of block 0: ask taylor or crown"
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"
         return None

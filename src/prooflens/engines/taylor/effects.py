@@ -54,7 +54,7 @@ class Shared:
         for one, other in zip(first, second, strict=True):
             if not alike(one, other):
                 same = itertools.takewhile(
-                    lambda pair: alike(*pair), zip(one.steps, other.steps, strict=True)
+                    lambda pair: alike(*pair), zip(one.steps, other.steps, strict=False)
                 )
                 return cls(chains, frozenset(step.out for step, _ in same))
             chains += 1
@@ -213,19 +213,19 @@ class EffectWalk:
     _roots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _half_widths: Tensor | None = None
 
-    def run(self, walk_of: Callable[[Problem, Forms], TaylorWalk]) -> FormBatch | None:
+    def run(self, walk_of: Callable[[Problem, Forms, Tensor | None], TaylorWalk]) -> FormBatch | None:
         """Return bounds of all differences; None if the two walks have other factors.
 
         Args:
-            walk_of: walks a problem forward.
+            walk_of: walks a problem forward, by factors of given half-widths if there are any.
         """
-        walk = walk_of(self.problem, self.forms)
+        walk = walk_of(self.problem, self.forms, None)
         self._half_widths = walk.chains[0].root.half_widths
         self._prepare(walk, Shared.of(*(asked_segments(p, self.forms) for p in (self.problem, self.edited))))
         self._collect(walk, self.problem, second=False)
         self._roots = _prints(walk)
         del walk
-        walk = walk_of(self.edited, self.forms)
+        walk = walk_of(self.edited, self.forms, self._half_widths)
         if not torch.equal(self._half_widths, walk.chains[0].root.half_widths):
             return None
         self._collect(walk, self.edited, second=True)

@@ -157,7 +157,7 @@ class Taylor(EngineBase):
         quick = least_memory(problem, forms) > allowed_memory(problem, options)
         with torch.no_grad():
             found = EffectWalk(problem, edited, forms).run(
-                lambda asked, read: self.walk(asked, read, options, quick)
+                lambda asked, read, widths: self.walk(asked, read, options, quick, half_widths=widths)
             )
         return found and FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
@@ -279,6 +279,7 @@ class Taylor(EngineBase):
         options: EngineOptions = NO_OPTIONS,
         quick: bool = False,
         blur: float = 0.0,
+        half_widths: Float[Tensor, " p"] | None = None,
     ) -> TaylorWalk:
         """Walk forward: compute what does not depend on a form.
 
@@ -288,12 +289,13 @@ class Taylor(EngineBase):
             options: memory and time.
             quick: bound mixings in few steps; such a walk cannot serve Hessians.
             blur: by how much the centre may be off.
+            half_widths: those of the factors; None for what suits the first layer.
         """
         allowed = allowed_memory(problem, options)
         spare = allowed - least_memory(problem, forms, quick=quick) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True, quick=quick) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur)
+        walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur, half_widths=half_widths)
         segments = asked_segments(problem, forms)
         read: list[int] | None = None
         if segments[-1].final is not None:
@@ -301,7 +303,10 @@ class Taylor(EngineBase):
             read = [last_token(problem)]
             if pools and pools[0].pool is not None:
                 read = pools[0].pool.weights.nonzero()[:, 0].tolist()
-            if pools and any(isinstance(step, Rotary | Shift) for step in pools[0].steps):
+            last = max((i for i, segment in enumerate(segments) if segment.attention is not None), default=-1)
+            if any(
+                isinstance(step, Rotary | Shift) for later in segments[last + 1 :] for step in later.steps
+            ):
                 read = None  # what depends on the position needs every token in its place
         if (earlier := earlier_walk(options, problem, segments, walk)) is None:
             walk.forward(segments, problem.region.center, factors(problem.region), read)

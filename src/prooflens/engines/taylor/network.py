@@ -177,7 +177,7 @@ class NetworkSite:
     def output(self) -> Tensor:
         """The network's output at the centre."""
         post = self.post if self.step.gate is None else self.post * self.other
-        return post if self.step.down is None else self.step.down(post)
+        return post if self.step.down is None else self.step.down(post).flatten(1)
 
     @cached_property
     def jacobian(self) -> Float[Tensor, "S o i"]:

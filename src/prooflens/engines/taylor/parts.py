@@ -146,8 +146,8 @@ def last_value(walk: TaylorWalk, problem: Problem) -> tuple[Value, int]:
     """Return the value that the head reads, or the output itself, and its token."""
     chain = walk.chains[-1]
     assert chain.segment.final is not None
-    behind = len(walk.chains) > 1 or problem.model.architecture.pool != "none"
-    return chain.values[chain.segment.final], 0 if behind else last_token(problem)
+    one = problem.model.architecture.pool != "none" or len(chain.root.u) == 1
+    return chain.values[chain.segment.final], 0 if one else last_token(problem)
 
 
 def last_token(problem: Problem) -> int:

@@ -105,7 +105,7 @@ def segments_of(program: Program) -> list[Segment]:
     found = [Segment(INPUT)]
     makers = {step.out: step for step in program.steps}
     swallowed: set[str] = set()
-    mixed: dict[str, tuple[Mix, Softmax, Scores]] = {}
+    mixed: dict[str, tuple[Mix, Scores]] = {}
     for step in program.steps:
         here = found[-1]
         if step.out in swallowed:
@@ -120,15 +120,14 @@ def segments_of(program: Program) -> list[Segment]:
             scores = makers[softmax.inputs[0]]
             scores = makers[scores.inputs[0]] if isinstance(scores, Softcap) else scores
             assert isinstance(scores, Scores)
-            mixed[step.out] = (step, softmax, scores)
+            mixed[step.out] = (step, scores)
+            behind = _behind(program, step, swallowed)
+            if not _joins(behind, step):
+                swallowed |= _stacked(program, behind, step, scores, found)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
             mixed[step.out] = mixed[step.inputs[0]]
-        elif isinstance(step, Norm) and step.inputs[0] in mixed:
-            stream = next(later.inputs[0] for later in program.steps if step.out in later.inputs)
-            found.append(_paired(here, mixed[step.inputs[0]], makers[step.inputs[0]], stream))
-            found[-1].steps.append(step)
         elif isinstance(step, Add) and step.inputs[1] in mixed:
-            mix, _, scores = mixed[step.inputs[1]]
+            mix, scores = mixed[step.inputs[1]]
             output = makers[step.inputs[1]]
             assert isinstance(output, Affine)
             q, k = scores.inputs
@@ -152,33 +151,77 @@ def segments_of(program: Program) -> list[Segment]:
     return found
 
 
-def _paired(here: Segment, mixed: tuple[Mix, Softmax, Scores], output: AnyStep, stream: str) -> Segment:
-    """The segment behind an attention whose output is normed before it is added: its root holds both.
+def _behind(program: Program, mix: Mix, made: set[str]) -> list[AnyStep]:
+    """The steps that follow a mixing, but for those whose values are there already."""
+    return [step for step in program.steps[program.steps.index(mix) + 1 :] if step.out not in made]
 
-    Stream and attention's output stand one above the other, (x, W_O z) = (x, 0) + (0, W_O) z, so that the root is
-    again a value plus a mixing. The new segment starts by reading both parts off the root.
+
+def _joins(behind: list[AnyStep], mix: Mix) -> bool:
+    """Say whether a mixing goes through one map into a residual sum, and nothing before that is read behind it."""
+    maps = [step for step in behind if mix.out in step.inputs]
+    if len(maps) != 1 or not isinstance(maps[0], Affine):
+        return False
+    sums = [i for i, step in enumerate(behind) if maps[0].out in step.inputs]
+    if len(sums) != 1 or not isinstance(behind[sums[0]], Add) or behind[sums[0]].inputs[1] != maps[0].out:
+        return False
+    after = behind[sums[0] :]
+    made = {step.out for step in after}
+    return all(name in made for step in after[1:] for name in step.inputs)
+
+
+def _stacked(
+    program: Program, behind: list[AnyStep], mix: Mix, scores: Scores, found: list[Segment]
+) -> set[str]:
+    """Append the segment behind an attention that is not simply added to the stream; return what it makes.
+
+    Its root holds everything that is read later: values x of the chain, and maps W z of what attention mixes. They
+    stand one above the other, (x, W z) = (x, 0) + (0, W) z, so that the root is again a value plus a mixing. The new
+    segment starts by reading all parts off the root.
     """
-    assert isinstance(output, Affine)
-    mix, _, scores = mixed
-    weight, (d,) = output.weight, output.out_shape
-    eye, zero = torch.eye(d, dtype=weight.dtype, device=weight.device), weight.new_zeros(d, d)
-    bias = None if output.bias is None else torch.cat((torch.zeros_like(output.bias), output.bias))
-    both = Affine(
-        f"{output.out}.pair",
-        output.inputs,
-        torch.cat((weight.new_zeros(d, weight.shape[1]), weight)),
-        bias,
-        output.in_dims,
-        (2 * d,),
-    )
-    above = Affine(f"{stream}.above", (stream,), torch.cat((eye, zero)), None, 1, (2 * d,))
-    here.steps.append(above)
+    here = found[-1]
+    maps = [step for step in behind if isinstance(step, Affine) and step.inputs == (mix.out,)]
+    made = {step.out for step in behind} | {mix.out}
+    live = list(dict.fromkeys(name for step in behind for name in step.inputs if name not in made))
+    if not maps or not live:
+        raise EngineError(f"taylor has no rule for what reads {mix.out}")
+    like = maps[0].weight
+    sizes = [_width(program, name) for name in live] + [len(step.weight) for step in maps]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    eye = torch.eye(sum(sizes), dtype=like.dtype, device=like.device)
+    below = like.new_zeros(sum(sizes), like.shape[1])
+    bias = like.new_zeros(sum(sizes))
+    for step, start in zip(maps, starts[len(live) :], strict=True):
+        below[start : start + len(step.weight)] = step.weight
+        if step.bias is not None:
+            bias[start : start + len(step.weight)] = step.bias
+    stem, above = f"{maps[0].out}.stack", ""
+    for name, start, size in zip(live, starts, sizes, strict=False):
+        part = f"{stem}.{name}"
+        here.steps.append(Affine(part, (name,), eye[:, start : start + size], None, 1, (sum(sizes),)))
+        if above:
+            here.steps.append(Add(f"{part}.sum", (above, part)))
+        above = f"{part}.sum" if above else part
+    has_bias = any(step.bias is not None for step in maps)
+    both = Affine(stem, (mix.out,), below, bias if has_bias else None, maps[0].in_dims, (sum(sizes),))
     q, k = scores.inputs
-    here.attention = Attention(q, k, mix.inputs[1], above.out, both)
-    after = Segment(f"{output.out}.root")
-    for name, part in ((stream, torch.cat((eye, zero), 1)), (output.out, torch.cat((zero, eye), 1))):
-        after.steps.append(Affine(name, (after.root,), part, None, 1, (d,)))
-    return after
+    here.attention = Attention(q, k, mix.inputs[1], above, both)
+    parts = [*live, *(step.out for step in maps)]
+    after = Segment(f"{stem}.root of {', '.join(parts)}")  # walks to other ends may hold other parts
+    for name, start, size in zip(parts, starts, sizes, strict=True):
+        after.steps.append(Affine(name, (after.root,), eye[start : start + size], None, 1, (size,)))
+    found.append(after)
+    return {step.out for step in maps}
+
+
+def _width(program: Program, name: str) -> int:
+    """How many coordinates a token of a value has: those of the last affine map before it, or of the input."""
+    makers = {step.out: step for step in program.steps}
+    while name in makers and not isinstance(makers[name], Affine):
+        name = makers[name].inputs[0]
+    made = makers.get(name)
+    if isinstance(made, Affine):
+        return len(made.weight)
+    return next(step.weight.shape[1] for step in program.steps if isinstance(step, Affine))
 
 
 def _network(program: Program, first: Affine) -> tuple[FeedForward, set[str]] | None:

@@ -55,6 +55,8 @@ class TaylorWalk:
     visit: Callable[[Chain], None] = lambda chain: None
     """Called with every chain as soon as its scores are known."""
     chains: list[Chain] = field(default_factory=list)
+    half_widths: Float[Tensor, " p"] | None = None
+    """Half-widths of the factors, where a walk is to share them with another; None for what suits the first layer."""
 
     def forward(
         self,
@@ -71,8 +73,9 @@ class TaylorWalk:
             generators: what each factor moves, shape [S, d, p].
             read: the tokens that are walked behind the last attention; None for all.
         """
-        root = input_root(center, generators, center.new_ones(generators.shape[-1]), self.blur)
-        if segments[0].attention is not None:
+        given = center.new_ones(generators.shape[-1]) if self.half_widths is None else self.half_widths
+        root = input_root(center, generators, given, self.blur)
+        if self.half_widths is None and segments[0].attention is not None:
             root = input_root(center, generators, self._widths(segments[0], root), self.blur)
         del generators
         self._follow(segments, root, read)
@@ -179,7 +182,7 @@ class TaylorWalk:
                 sources[name] = sources[name] + J if name in sources else J
             noise = gamma(8) * (a.size + b.size + a.stretch + b.stretch)
             noise = grow(a.noise + b.noise + noise)
-            values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise)
+            values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise, a.heads)
 
     def _site(self, chain: Chain, step: Norm | FeedForward, source: Value) -> Value:
         site: NormSite | HeadNormSite | NetworkSite

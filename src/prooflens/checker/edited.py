@@ -1,0 +1,215 @@
+"""Edits that are tables of a network: parts, directions and features held at tokens, frozen patterns, cut edges.
+
+The same formulas serve balls and float64: `times` multiplies matrices of either. Values are [tokens, n], of several
+points one after the other, or [points, tokens, n].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from prooflens.checker.findings import need
+
+EVERY = 2**24
+"""The number that stands for every token."""
+
+KINDS = ("directions", "features", "decoded")
+TABLES = (*KINDS, "held", "frozen", "edges")
+Values = Any
+"""An array of balls or of float64 numbers."""
+Times = Callable[[Values, Values], Values]
+
+
+def tables_of(weights: Mapping[str, Any]) -> list[str]:
+    """The names of all tables of edits that weights hold."""
+    return [name for name in weights if name.split(".")[-2:-1] and name.split(".")[-2] in TABLES]
+
+
+def before_scores(weights: Mapping[str, Any]) -> bool:
+    """Whether an edit changes what the first scores read, or these themselves."""
+    return any(
+        name.startswith(("blocks.0.resid_pre.", "blocks.0.frozen.", "blocks.0.edges."))
+        for name in tables_of(weights)
+    )
+
+
+def _places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Values]:
+    """Where coordinates are held, 1 or 0, and at what, [n, k]."""
+    at, values = weights[f"{stem}.at"], weights[f"{stem}.values"]
+    k = len(weights[f"{stem}.read"])
+    whole = at.ndim == 2 and at.shape[1] == 3 and values.shape == (len(at), k)
+    need(whole and bool(np.all(at == np.rint(at))), "a table of held parts is none")
+    chosen, put = np.zeros((n, k)), np.zeros((n, k))
+    for (token, start, stop), row in zip(at.astype(int).tolist(), values, strict=True):
+        need(0 <= start < stop <= k, "a part is held that there is not")
+        place = token if token >= 0 else n + token
+        rows = range(n) if token == EVERY else [place] if 0 <= place < n else []
+        for i in rows:
+            chosen[i, start:stop], put[i, start:stop] = 1.0, row[start:stop]
+    return chosen, put
+
+
+def _spread(table: Values, x: Values) -> Values:
+    """A table of tokens, for every point that values stand for."""
+    return table if x.ndim == 3 else np.tile(table, (len(x) // len(table), 1))
+
+
+def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int, times: Times) -> Values:
+    """What a block adds, y without the parts that are held at some of n tokens, which are computed from x."""
+    stem = f"{name}.held"
+    if f"{stem}.at" not in weights:
+        return y
+    chosen, put = (_spread(table, x) for table in _places(weights, stem, n))
+    parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
+    return y + times(parts * (1.0 - chosen) + put, weights[f"{stem}.write"].T)
+
+
+def held_at(weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any) -> Values:
+    """A value with its held directions and features."""
+    for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
+        if f"{stem}.at" not in weights:
+            continue
+        chosen, put = (_spread(table, x) for table in _places(weights, stem, n))
+        parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
+        parts = parts if stem.endswith(".directions") else relu(parts)
+        if stem.endswith(".decoded"):
+            some = chosen.max(-1, keepdims=True)
+            made = times(parts * (some - chosen) + put, weights[f"{stem}.write"].T)
+            x = x * (1.0 - some) + made + weights[f"{stem}.offset"] * some
+        else:
+            x = x + times(put - parts * chosen, weights[f"{stem}.write"].T)
+    return x
+
+
+def frozen(weights: Mapping[str, Any], layer: int, scores: Values) -> Values:
+    """Scores [..., H, n, n] with those of frozen heads in their place."""
+    heads = weights.get(f"blocks.{layer}.frozen.heads")
+    if heads is None:
+        return scores
+    table, scores = weights[f"blocks.{layer}.frozen.scores"], scores.copy()
+    need(table.shape == (len(heads), *scores.shape[-2:]), "patterns are frozen at a prompt of another length")
+    for head, own in zip(heads.astype(int).tolist(), table, strict=True):
+        need(0 <= head < scores.shape[-3], "a head is frozen that there is not")
+        exact = np.frompyfunc(arb, 1, 1)(own) if scores.dtype == object else own
+        scores[..., head, :, :] = exact
+    return scores
+
+
+def without_edges(
+    weights: Mapping[str, Any],
+    reader: tuple[str, int, int],
+    x: Values,
+    notes: Mapping[str, Values],
+    times: Times,
+) -> Values | None:
+    """The stream x as one receiver reads it (what its tables' names start with, channel, head); None: as all do."""
+    stem, channel, head = reader
+    rows = weights.get(f"{stem}.edges.rows")
+    if rows is None:
+        return None
+    need(rows.ndim == 2 and rows.shape[1] == 6 and bool(np.all(rows == np.rint(rows))), "no table of edges")
+    values, n, found = weights.get(f"{stem}.edges.values", rows[:, :0]), len(notes["tokens"]), None
+    need(len(values) == len(rows), "edges lack their values")
+    for (c, h, kind, layer, sender, token), value in zip(rows.astype(int).tolist(), values, strict=True):
+        if (c, h) != (channel, head):
+            continue
+        place = token if token >= 0 else n + token
+        mask = np.array([[float(token == EVERY or place == i)] for i in range(n)])
+        sent = _sent(weights, kind, layer, sender, notes, times)
+        found = (x if found is None else found) + (value - sent) * _spread(mask, x)
+    return found
+
+
+def _sent(
+    weights: Mapping[str, Any], kind: int, layer: int, head: int, notes: Mapping[str, Values], times: Times
+) -> Values:
+    """What a sender writes into the stream: 0 the input, 1 a head, 2 an attention, 3 a network."""
+    names = {0: "input", 1: f"blocks.{layer}.attn.hook_z", 2: f"blocks.{layer}.hook_attn_out"}
+    name = names.get(kind, f"blocks.{layer}.hook_mlp_out")
+    need(0 <= kind <= 3 and name in notes, "an edge starts where nothing is yet")
+    if kind != 1:
+        return notes[name]
+    z, o = notes[name], weights[f"blocks.{layer}.o.weight"]
+    c = int(notes["width"])
+    need(0 <= head < z.shape[-1] // c, "an edge starts at a head that there is not")
+    return times(z[..., head * c : (head + 1) * c], o[:, head * c : (head + 1) * c].T)
+
+
+def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -> Values:
+    """Queries, keys or values [..., G·c] of all heads, of some of them those that others hold: [..., H·c]."""
+
+    def spread(y: Values) -> Values:
+        apart = y.reshape(*y.shape[:-1], -1, c)
+        return apart.repeat(n_heads // apart.shape[-2], axis=-2).reshape(*y.shape[:-1], n_heads * c)
+
+    made = spread(base)
+    for head, other in others.items():
+        made[..., head * c : (head + 1) * c] = spread(other)[..., head * c : (head + 1) * c]
+    return made
+
+
+_EDGE = re.compile(
+    r"(?:(input)|a(\d+)(?:\.h(\d+))?|m(\d+))->(?:(logits)|a(\d+)(?:\.h(\d+))?(?:[.<]([qkv])>?)?|m(\d+))((?:@-?\d+)*)"
+)
+
+
+def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
+    """Cut the edge that a name stands for, as `a0.h1->a1.h0.q@3`; False where it stands for none."""
+    match = _EDGE.fullmatch(name)
+    if match is None:
+        return False
+    start, a, h, m, end, to, reader, channel, network, tokens = match.groups()
+    sender = (
+        [0, -1, -1]
+        if start
+        else [3, int(m), -1]
+        if m
+        else [2, int(a), -1]
+        if h is None
+        else [1, int(a), int(h)]
+    )
+    readers = [[4, -1]] if end else [[3, -1]]
+    if to:
+        heads = range(n_heads) if reader is None else [int(reader)]
+        readers = [[c, i] for i in heads for c in (["qkv".index(channel)] if channel else range(3))]
+    stem = "final_norm" if end else f"blocks.{to or network}"
+    at = [int(token) for token in tokens.split("@")[1:]] or [EVERY]
+    rows = [[*one, *sender, token] for one in readers for token in at]
+    before = weights.get(f"{stem}.edges.rows", np.zeros((0, 6)))
+    every = [*rows, *before.astype(int).tolist()]
+    values = np.concatenate((np.zeros((len(rows), d)), weights.get(f"{stem}.edges.values", np.zeros((0, d)))))
+    order = sorted(range(len(every)), key=every.__getitem__)
+    weights[f"{stem}.edges.rows"] = np.array([every[i] for i in order], dtype=np.float64)
+    weights[f"{stem}.edges.values"] = values[order]
+    return True
+
+
+def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[int]) -> None:
+    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says."""
+    stem, whole = f"{name}.held", weights[f"{name}.weight"]
+    d, width = whole.shape
+    if some is None:
+        read, write, bias = whole, np.eye(d), weights.pop(f"{name}.bias", np.zeros(d))
+        rest = np.zeros_like(whole)
+    else:
+        read, write, rest = np.eye(width)[some], whole[:, some], whole.copy()
+        rest[:, some], bias = 0.0, np.zeros(len(read))
+    before = len(weights.get(f"{stem}.read", ()))
+    k = before + len(read)
+    rows = np.array([[token, before, k] for token in tokens], dtype=np.float64)
+    values = np.zeros((len(weights.get(f"{stem}.at", ())) + len(rows), k))
+    if before:
+        values[: -len(rows), :before] = weights[f"{stem}.values"]
+        read, bias, rows = (
+            np.concatenate((weights[f"{stem}.{part}"], own))
+            for part, own in (("read", read), ("bias", bias), ("at", rows))
+        )
+        write = np.concatenate((weights[f"{stem}.write"], write), 1)
+    made = {"read": read, "bias": bias, "write": write, "at": rows, "values": values}
+    weights |= {f"{stem}.{part}": np.ascontiguousarray(table) for part, table in made.items()}
+    weights[f"{name}.weight"] = rest

@@ -1,0 +1,140 @@
+"""The steps of edits: held directions and features (`models.held`), and streams without edges (`models.edges`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prooflens.models import edges
+from prooflens.models.held import EVERY, KINDS, Held, token_of
+from prooflens.models.sites import Add, Affine, Elementwise, Rotary, Shift
+
+if TYPE_CHECKING:
+    from prooflens.models.program_blocks import Builder
+
+SET = "_set"
+"""What the name of a block's stream ends with where something of it is held."""
+
+
+def hold_at(builder: Builder, hook: str, source: str | None = None) -> str:
+    """Append the steps that hold directions and features of a value; return the name of what comes out.
+
+    Args:
+        builder: holds the steps so far.
+        hook: the value's hook. Without a source it is what the last step makes, and keeps its name.
+        source: the name of the value, where that is another one: the stream in front of a block.
+    """
+    block, _, site = hook.rpartition(".hook_")
+    every = {kind: Held.of(builder.weights, f"{block}.{site}.{kind}") for kind in KINDS}
+    kept = {kind: held for kind, held in every.items() if held is not None}
+    if not kept:
+        return hook if source is None else source
+    out = hook if source is None else f"{hook}{SET}"
+    if source is None:
+        source = f"{hook}_unset"
+        builder.steps[-1] = replace(builder.steps[-1], out=source)
+    for number, (kind, held) in enumerate(kept.items()):
+        last = number == len(kept) - 1
+        source = _hold(builder, kind, held, source, out if last else f"{out}_{kind}", f"{block}.{site}")
+    return source
+
+
+def _hold(builder: Builder, kind: str, held: Held, source: str, out: str, value: str) -> str:
+    """Append the steps that hold one kind of things."""
+    steps, (k, d) = builder.steps, held.read.shape
+    chosen, values = held.places(builder.n_tokens, builder.n_real)
+    stem = f"{value}.{kind}"
+    eye = torch.eye(k, dtype=held.read.dtype, device=held.read.device)
+    if kind == "directions":
+        steps.append(Affine(f"{stem}.parts", (source,), held.read, held.bias, 1, (1, k)))
+    else:
+        steps.append(Affine(f"{stem}.pre", (source,), held.read, held.bias, 1, (k,)))
+        steps.append(Elementwise(f"{stem}.acts", (f"{stem}.pre",), "relu"))
+        steps.append(Affine(f"{stem}.parts", (f"{stem}.acts",), eye, None, 1, (1, k)))
+    if kind != "decoded":
+        _chosen(builder, f"{stem}.parts", f"{stem}.less", -chosen)
+        steps.append(Shift(f"{stem}.moved", (f"{stem}.less",), values[:, None]))
+        steps.append(Affine(f"{stem}.added", (f"{stem}.moved",), held.write, None, 2, (d,)))
+        steps.append(Add(out, (source, f"{stem}.added")))
+        return out
+    tokens = chosen.amax(1, keepdim=True)
+    _chosen(builder, f"{stem}.parts", f"{stem}.kept", tokens - chosen)
+    steps.append(Shift(f"{stem}.moved", (f"{stem}.kept",), values[:, None]))
+    steps.append(Affine(f"{stem}.decoded", (f"{stem}.moved",), held.write, None, 2, (1, d)))
+    offset = builder.weights[f"{stem}.offset"] * tokens
+    steps.append(Shift(f"{stem}.placed", (f"{stem}.decoded",), offset[:, None]))
+    same = torch.eye(d, dtype=held.read.dtype, device=held.read.device)
+    steps.append(Affine(f"{stem}.new", (f"{stem}.placed",), same, None, 2, (d,)))
+    steps.append(Affine(f"{stem}.value", (source,), same, None, 1, (1, d)))
+    _chosen(builder, f"{stem}.value", f"{stem}.others", (1.0 - tokens).expand(-1, d))
+    steps.append(Affine(f"{stem}.old", (f"{stem}.others",), same, None, 2, (d,)))
+    steps.append(Add(out, (f"{stem}.old", f"{stem}.new")))
+    return out
+
+
+def _chosen(builder: Builder, source: str, out: str, factors: Float[Tensor, "S n"]) -> None:
+    """A factor for every token and coordinate."""
+    builder.steps.append(Rotary(out, (source,), factors.contiguous(), torch.zeros_like(factors)))
+
+
+Rows = list[tuple[edges.Sender, int, Tensor]]
+"""Senders, tokens and what takes their place."""
+
+
+def without_edges(builder: Builder, rows: Rows, stream: str, out: str) -> str:
+    """Append the steps of the stream that a receiver reads; return its name.
+
+    Args:
+        builder: holds the steps so far.
+        rows: the receiver's edges.
+        stream: the stream that all others read.
+        out: the name of what the receiver reads.
+    """
+    for number, sender in enumerate(dict.fromkeys(sender for sender, *_ in rows)):
+        own = [(token, value) for other, token, value in rows if other == sender]
+        sent = _sent(builder, sender, f"{out}.{number}")
+        last = f"{out}.{number}.stream"
+        builder.steps.append(Add(last, (stream, _replaced(builder, sent, own, f"{out}.{number}"))))
+        stream = last
+    return stream
+
+
+def _sent(builder: Builder, sender: edges.Sender, out: str) -> tuple[str, Tensor]:
+    """A value and the map by which the sender writes it into the stream."""
+    (kind, layer, head), a = sender, builder.architecture
+    like = builder.weights["blocks.0.q.weight" if a.has_attention else "blocks.0.up.weight"]
+    same = torch.eye(a.d_model, dtype=like.dtype, device=like.device)
+    if kind == edges.INPUT:
+        return "blocks.0.hook_resid_pre", same
+    if kind != edges.HEAD:
+        return f"blocks.{layer}.hook_{'attn' if kind == edges.ATTENTION else 'mlp'}_out", same
+    weight, c = builder.weights[f"blocks.{layer}.o.weight"], a.head_dim
+    some, name = slice(head * c, (head + 1) * c), f"blocks.{layer}.attn.sent_{head}"
+    if all(step.out != name for step in builder.steps):
+        chosen = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)[some]
+        builder.steps.append(Affine(name, (f"blocks.{layer}.attn.hook_z",), chosen, None, 2, (c,)))
+    return name, weight[:, some]
+
+
+def _replaced(builder: Builder, sent: tuple[str, Tensor], own: list[tuple[int, Tensor]], out: str) -> str:
+    """What is added to the stream: minus what is sent, plus what takes its place."""
+    (source, weight), d = sent, len(sent[1])
+    if own[0][0] == EVERY:
+        builder.steps.append(Affine(f"{out}.less", (source,), -weight, own[0][1], 1, (d,)))
+        return f"{out}.less"
+    chosen = weight.new_zeros(builder.n_tokens, d)
+    values = torch.zeros_like(chosen)
+    for token, value in own:
+        place = token_of(token, builder.n_real)
+        if place is not None:
+            chosen[place], values[place] = -1.0, value
+    builder.steps.append(Affine(f"{out}.sent", (source,), weight, None, 1, (1, d)))
+    _chosen(builder, f"{out}.sent", f"{out}.chosen", chosen)
+    builder.steps.append(Shift(f"{out}.moved", (f"{out}.chosen",), values[:, None]))
+    same = torch.eye(d, dtype=weight.dtype, device=weight.device)
+    builder.steps.append(Affine(f"{out}.less", (f"{out}.moved",), same, None, 2, (d,)))
+    return f"{out}.less"
