@@ -1,6 +1,7 @@
 """Which site is to blame: what each site adds to a bound of `taylor`, by layer, against the linear part.
 
 python benchmarks/blame.py MODEL --eps 0.0005 [--layer 1] [--text "…"] [--device cuda] [--json FILE] [--samples 256]
+    [--third]
 
 The functionals are top-1 margins of a layer or, without `--layer`, coordinates of what the model's head reads. Two
 readings: what the ellipsoids of each site say of the covectors (`ellipsoids`), and what is left once all second orders
@@ -11,6 +12,9 @@ With `--samples`, for margins of a layer, a ledger of looseness: the same terms 
 corners of the linear parts, each at its largest (`attained`, `attained beyond`). What a site's bound is above them it
 loses itself, up to what the samples miss. `together` is all that lies beyond second order at once, at its largest: what
 that is below the sum of the sites is lost by adding them up.
+
+With `--third`, also what is left with covectors that move (`third`): each site's own third order and its quadratic form
+of e, and `moving`, what the moving covectors make of all remainders.
 """
 
 import argparse
@@ -30,6 +34,7 @@ from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.third_order import ThirdOrder
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models import scores_name
 from prooflens.problem import Problem
@@ -62,7 +67,7 @@ class Deep(Supports):
 
 def spied(reading: Supports, ledger: Ledger) -> Supports:
     """The reading, with a ledger of what it says."""
-    site, mixing, linear_range = reading.site, reading.mixing, reading.linear_range
+    site, mixing, linear_range, moving = reading.site, reading.mixing, reading.linear_range, reading.moving
 
     def booked_site(chain: Chain, name: str, v: Tensor, t: int) -> Tensor:
         return ledger.book(name, site(chain, name, v, t))
@@ -74,8 +79,18 @@ def spied(reading: Supports, ledger: Ledger) -> Supports:
         ledger.linear = slope.abs().sum(-1)
         return linear_range(slope)
 
-    for name, made in (("site", booked_site), ("mixing", booked_mixing), ("linear_range", booked_range)):
-        setattr(reading, name, made)
+    def booked_moves(walk: TaylorWalk, forms: Forms) -> Tensor | float:
+        found = moving(walk, forms)
+        return ledger.book("moving", found) if isinstance(found, Tensor) else found
+
+    made = {
+        "site": booked_site,
+        "mixing": booked_mixing,
+        "linear_range": booked_range,
+        "moving": booked_moves,
+    }
+    for name, function in made.items():
+        setattr(reading, name, function)
     return reading
 
 
@@ -170,6 +185,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=int, default=12, help="GiB for the engine")
     parser.add_argument("--samples", type=int, default=0, help="so many corners for a ledger of looseness")
+    parser.add_argument("--third", action="store_true", help="also what is left with covectors that move")
     parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
     options = parser.parse_args()
     model = load(options.model).to(options.device)
@@ -180,7 +196,10 @@ def main() -> None:
         row: Line = {"model": options.model, "layer": options.layer, "eps": eps, "functionals": forms.size}
         with torch.no_grad():
             walk = Taylor().walk(problem, forms, EngineOptions(options.memory * 2**30))
-            for name, reading in (("ellipsoids", Deep()), ("beyond", HigherOrderBound())):
+            readings: dict[str, Supports] = {"ellipsoids": Deep(), "beyond": HigherOrderBound()}
+            if options.third:
+                readings["third"] = ThirdOrder(walk.chains[0].root.half_widths, forms.size)
+            for name, reading in readings.items():
                 ledger = Ledger()
                 bound_part(walk, problem, forms, spied(reading, ledger))
                 shares = reversed(ledger.shares().items())
