@@ -38,7 +38,7 @@ class Chain:
         mix: the softmax mixing, if there is one.
         mixed: the shapes of the mixing's remainder, by token of the next root.
         beyond: the same without the second order of Aα.
-        beyond_moved: the same without what moving covectors hold (`taylor.third_order`), made when it is asked for.
+        moved: the same without what moving covectors hold (`taylor.moved_mixing`), made when it is asked for.
         noise: what rounding adds to the next root, by token.
         goes_on: the tokens that the next root has.
         pool: the pooling, if the chain ends in one.
@@ -55,7 +55,7 @@ class Chain:
     """The shapes of the mixing's remainder, by token of the next root."""
     beyond: Tensor | None = None
     """The shapes of the mixing's remainder without the second order of Aα."""
-    beyond_moved: Tensor | None = None
+    moved: tuple[Tensor, Tensor, Tensor] | None = None
     noise: Tensor | None = None
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""
@@ -64,7 +64,7 @@ class Chain:
     def forget(self) -> None:
         """Let go of everything but the segment and the root."""
         self.values, self.shapes, self.sites = {}, {}, {}
-        self.scores = self.mix = self.mixed = self.beyond = self.beyond_moved = self.noise = None
+        self.scores = self.mix = self.mixed = self.beyond = self.moved = self.noise = None
 
     def forget_moves(self) -> None:
         """Let go of the linear parts of scores and values, which only the next root and Hessians read."""

@@ -141,14 +141,10 @@ class MixShape:
         parts = [weighted_sum(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
         return parts + self._sized(at, at_once(at), "shape")
 
-    def _nonlinear(self, products: Float[Tensor, "T n n"], moved: bool = False) -> Float[Tensor, "T n n"]:
+    def _nonlinear(self, products: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
         """Return the shape of b_e: products of linear parts, q·e_k + e_q·k, and a box of second order in e.
 
         It is read against c = s g, so the weights of its parts follow what they do there.
-
-        Args:
-            products: the shape of the products of linear parts.
-            moved: leave out q·e_k + e_q·k, which covectors that move hold (`taylor.moved_mixing`).
         """
         mix, t, (H, S) = self.mix, self.tokens, (self.H, self.S)
         size = self.weight * torch.linalg.vector_norm(self.g, dim=1)
@@ -172,9 +168,7 @@ class MixShape:
         own = raised(own, product_error(2 * self.c, 2.0 * slip))
         left = mix.E_cross[:, t].movedim(0, 1).flatten(1)
         alone = torch.diag_embed(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW)
-        found = [image(centring, products), alone]
-        if not moved:
-            found += [mix.scale**2 * far, mix.scale**2 * own]
+        found = [image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone]
         if self.bent is not None:
             found.append(image(centring, self.bent))
         parts = torch.stack(found, 1)
@@ -198,7 +192,7 @@ class MixShape:
         others = [weighted_sum(self.g, (s * E.square() * at.W).flatten(1))]
         others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
         others += [self._sum_values(grow(s * x), self.v.blocks("shape_a")) for x in (E, beta * E + d1)]
-        return [smaller(M, N) for M, N in zip(parts, others, strict=True)]
+        return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
 
     def _values_e(self, at: SoftmaxBudget) -> Float[Tensor, "T d d"]:
         """Return Σ s b W_O e_V, by the budget of b, or token by token by the inner products of the heads' scores."""
@@ -210,7 +204,7 @@ class MixShape:
         form = torch.einsum("tjgrGR,jgcGe->tjgrcGRe", heads, self._split(self.v.shape_e, g))
         size = frobenius(own) * frobenius(self.v.shape_e) * self.H
         form = raised(form.reshape(T, S, self.H * self.c, -1), gamma(16) * size)
-        return smaller(chosen, total_along(image(self.out, form)))
+        return _smaller(chosen, total_along(image(self.out, form)))
 
     def _sized(self, at: SoftmaxBudget, sizes: Sizes, name: str) -> list[Float[Tensor, "T d d"]]:
         """Return the shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
@@ -378,13 +372,8 @@ def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
     return frobenius(x.flatten(1)[:, None])
 
 
-def smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
-    """Return, of two shapes of the same, the one with the lesser trace, token by token.
-
-    Args:
-        M: shapes of one kind.
-        N: shapes of another.
-    """
+def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
+    """Return, of two shapes of the same, the one with the lesser trace, token by token."""
     return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
 
 

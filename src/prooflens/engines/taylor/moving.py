@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.relaxations.ellipsoids import weights_of_sum
+from prooflens.engines.relaxations.ellipsoids import trace, weights_of_sum
 from prooflens.engines.relaxations.norms import (
     cholesky_factor,
     frobenius,
@@ -255,8 +255,11 @@ class MovingCovectors:
                 for x in (mix.scores.q.A[t, ..., :p], mix.scores.k.A[keys, ..., :p], mix.v.A[keys, ..., :p])
             )
             by_value = torch.einsum("fgrc,jgcp->fpgrj", omega.unflatten(1, (v_heads, -1)), A_v).flatten(2, 3)
-            made = coef[:, None] * rows + s * by_value
-            made = made - s * made.sum(-1, keepdim=True)
+            by_score, by_value = coef[:, None] * rows, s * by_value
+            by_value = by_value - s * by_value.sum(-1, keepdim=True)
+            mean = s * by_score.sum(-1, keepdim=True)
+            made = by_score - mean + by_value
+            self._third(chain, place, keys, by_score / 6.0 - 0.5 * mean + 0.5 * by_value, made)
             gamma_ = made if gamma_ is None else gamma_ + made
             turned = torch.einsum("phj,fhc->fpjhc", s * rows, omega)
             at_values = turned if at_values is None else at_values + turned
@@ -269,7 +272,7 @@ class MovingCovectors:
         if at_query is not None and at_keys is not None:
             query, key = query + at_query, key + at_keys
         _put(moves.setdefault(t, {}), names.q, mix.scale * query.flatten(2))
-        self._mixing_slack(chain, t, W, u)
+        self._mixing_slack(chain, place, W, u)
         grouped = (
             (names.k, mix.scale * key.unflatten(3, (k_heads, -1)).sum(4)),
             (names.v, at_values.unflatten(3, (v_heads, -1)).sum(4)),
@@ -278,14 +281,30 @@ class MovingCovectors:
             for name, part in grouped:
                 _put(moves.setdefault(j, {}), name, part[:, :, place_].flatten(2))
 
-    def _mixing_slack(self, chain: Chain, t: int, W: Tensor | None, u: Tensor | None) -> None:
+    def _third(
+        self,
+        chain: Chain,
+        place: int,
+        keys: slice,
+        squares: Float[Tensor, "F p H K"],
+        products: Float[Tensor, "F p H K"],
+    ) -> None:
+        """Bound a mixing's own third order, Σ b²ℓ + Σ πγ (`taylor.moved_mixing`)."""
+        assert chain.moved is not None
+        H = squares.shape[2]
+        for W, M in zip((squares, products), chain.moved[1:], strict=True):
+            some = M[place].unflatten(0, (H, -1)).unflatten(2, (H, -1))[:, keys, :, keys]
+            self._against(some.flatten(2).flatten(0, 1), W.flatten(2))
+
+    def _mixing_slack(self, chain: Chain, place: int, W: Tensor | None, u: Tensor | None) -> None:
         """Count the rounding of one token's mixing.
 
         Sums run over a head's coordinates, keys, heads and the stream. Each of W's parts at queries, keys and values is
         a sum of at most four products that e sees, with terms of the sizes here: ‖ω‖ ≤ ‖u‖‖W_O‖, |V − z| ≤ 2 max|V|
         and |k − k̄| ≤ 2 max|k|, and with the linear parts of scores, queries, keys and values by their Frobenius norms.
+        The ellipsoids of b² and π see ℓ and γ.
         """
-        mix = chain.mix
+        mix, t = chain.mix, chain.goes_on[place]
         assert mix is not None
         q, k, v = mix.scores.q, mix.scores.k, mix.v
         S, H, c = mix.z.shape
@@ -300,7 +319,9 @@ class MovingCovectors:
             A_q, A_k, A_v = (frobenius((x.A[..., : self.p] * read).flatten(0, 2)) for x in (q, k, v))
             rows = frobenius((mix.rows[:, t, :, : self.p] * read).flatten(0, 1))
             coef = 2.0 * omega * values
-            most = most + 4.0 * (coef * rows + omega * A_v) * by_scores * H
+            assert chain.moved is not None
+            seen = sum(trace(M[place]).sqrt() for M in chain.moved[1:])
+            most = most + 4.0 * (coef * rows + omega * A_v) * (by_scores + seen) * H
             most = most + mix.scale * coef * H * (A_k * sizes[0][t] + A_q * sizes[1].sum())
             most = most + omega * rows * sizes[2].sum() * H
         self.slack += gamma(16 * (S + c * H + len(mix.out)) + 512) * 16.0 * most * self.p**0.5

@@ -13,7 +13,8 @@ All later sites, tokens and heads add up in W before a bound is taken. With r_s 
     sup (W_sα)·r_s ≤ sup_α ‖LᵀW_sα‖₂,  M ⪯ LLᵀ:      one eigenvalue of a matrix of the site's width.
 
 What remains of each site is ½ e_sᵀQ_se_s, an eigenvalue on the ellipsoid of e_s, and v_s·r_s − ½u_sᵀQ_su_s, the
-site's own third order at its whole move.
+site's own third order at its whole move. A mixing's own third order is a sum of moving forms as well
+(`taylor.moved_mixing`).
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ class ThirdOrder(Hessian):
         assert chain.mix is not None
         self._add_mixing(chain.mix, chain.goes_on[place], u)
         self.mixings[chain, place] = self.mixings.get((chain, place), 0.0) + u
-        if chain.beyond_moved is None:
-            chain.beyond_moved = moved_shapes(chain)
-        return support(chain.beyond_moved[place], u)[:, None].expand(-1, 2)
+        if chain.moved is None:
+            chain.moved = moved_shapes(chain)
+        return support(chain.moved[0][place], u)[:, None].expand(-1, 2)
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
         """Add the scores' own products to the Hessians; return what e_q·e_k adds to them."""
