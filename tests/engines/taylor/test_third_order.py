@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms
+from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor, bound_part
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.moving import MovingCovectors
+from prooflens.engines.taylor.network import NetworkSite
+from prooflens.engines.taylor.own_orders import own_orders
 from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, remainder_form, third_order_batch
 from prooflens.engines.taylor.walk import TaylorWalk
+from prooflens.models import scores_name
 from prooflens.problem import Problem
 from prooflens.queries import Row
 from tests.engines.cases import MODELS, RANDOM_MODELS, problem_of, tiny_model
@@ -118,7 +122,7 @@ def test_without_moving_covectors_it_is_not_covered(monkeypatch: pytest.MonkeyPa
         assert bool((real > 0.5 * (part.upper - part.lower)).all())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), eps=st.sampled_from([1e-3, 3e-2]), **RANDOM_MODELS)
 def test_forms_of_random_models_are_contained(
     seed: int, eps: float, activation: str, place: str, kind: str, gated: bool
@@ -168,3 +172,43 @@ def test_no_matrix_is_made_that_does_not_fit() -> None:
     walk, _ = walked(problem, random_forms(problem, 1, 1, seed=0))
     walk.memory = 1000
     assert third_order_batch(walk) == 0
+
+
+def own_and_bound(seed: int, gated: bool, activation: str, eps: float) -> tuple[Tensor, Tensor]:
+    """|v·r(u) − ½uᵀQu| of a network at points, at its largest, and its bound by eigenvalues."""
+    model = tiny_model(seed, n_layers=2, activation=activation, norm_place="none", pool="none", gated=gated)
+    problem = random_problem(model, 1, eps, seed)
+    chain = walked(problem, random_forms(problem, 1, 1, seed=seed))[0].chains[1]
+    ((name, site),) = [(n, s) for n, s in chain.sites.items() if isinstance(s, NetworkSite)]
+    v = torch.randn(3, site.down.shape[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    alpha = problem.region.sample(200, seed, corners=0.5)[1]
+    source = site.step.source
+    run = model.program(1, [scores_name(1)]).run(problem.region.point(alpha))
+    u = run[source][:, 0] - chain.values[source].u[0]
+    r = (run[name][:, 0] - chain.values[name].u[0]) @ v.T - u @ site.pull(v, 0).T
+    Q, _ = site.quadratic(v, 0, torch.eye(u.shape[1], dtype=torch.float64))
+    own = (r - 0.5 * torch.einsum("ni,fij,nj->nf", u, Q, u)).abs().amax(0)
+    with torch.no_grad():
+        found, noise = own_orders(site, v, 0), site.noise(v, 0)
+        assert found is not None
+        assert bool((site.own_rest(v, 0) <= support(site.own_shape[0], v) + noise).all())
+    return own, found + noise
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    gated=st.booleans(),
+    activation=st.sampled_from(["gelu", "silu", "relu2", "tanh"]),
+    eps=st.sampled_from([0.02, 0.2]),
+)
+def test_own_orders_of_networks_are_contained(seed: int, gated: bool, activation: str, eps: float) -> None:
+    own, found = own_and_bound(seed, gated, activation, eps)
+    assert bool((own <= found).all())
+
+
+def test_a_network_without_its_own_third_order_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cubes are a real part of a network: without them the bound breaks at points."""
+    monkeypatch.setattr("prooflens.engines.taylor.own_orders.largest", lambda K: torch.zeros(len(K)).double())
+    pairs = [own_and_bound(seed, False, "tanh", 0.2) for seed in range(10)]
+    assert any(bool((own > found).any()) for own, found in pairs)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -62,10 +62,22 @@ from prooflens.engines.taylor.gates import (
     summed,
     weighted,
 )
+from prooflens.engines.taylor.own_orders import own_orders
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.values import UNREAD, Value, times
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
+
+
+class Orders(NamedTuple):
+    """Coefficients of g³ and g⁴, and with a gate of g²u and g³u, of each neuron, and a bound of what is beyond."""
+
+    cubic: Float[Tensor, "T n"]
+    quartic: Float[Tensor, "T n"]
+    third: Float[Tensor, "T n"] | None
+    fourth: Float[Tensor, "T n"] | None
+    rest: Float[Tensor, "T n"]
+
 
 Part = Literal["whole", "beyond Aα", "beyond u"]
 """A part of a remainder: all of it, or without its second order at Aα or at the whole move u."""
@@ -209,15 +221,31 @@ class NetworkSite:
         found: Sequence[Tensor] = torch.arange(len(self.h)).split(max(1, room // (n * n)))
         return found
 
-    def _shape(self, t: Int[Tensor, " T"], part: Part) -> Float[Tensor, "T o o"]:
-        step, b = self.step, self.b[t]
-        first, second = self.first[t], self.second[t]
-        source, W, U = self.source, step.bent.weight, self.source.shape[t]
+    def orders(self, t: Int[Tensor, " T"]) -> Orders:
+        """Return each neuron's expansion beyond second order for some tokens.
+
+        φ against the move of what it gates is expanded to one order less.
+
+        Args:
+            t: the tokens.
+        """
+        b, order, kink = self.b[t], self.order[t], self.kink[t]
         slack = DERIVATIVE_ERROR * (b + b.square() + b**3 + b**4)
-        order = self.order[t]
         cubic, quartic, rest = self._expansion(order, t)
-        rest = rest + slack
-        if step.gate is None:
+        rest = rest + slack + kink
+        if self.step.gate is None:
+            return Orders(cubic, quartic, None, None, grow(rest))
+        other = self.other[t]
+        lower, _, less = self._expansion(order - 1, t)
+        rest = rest * other.abs() + self.b_other[t] * (less + kink + slack + DERIVATIVE_ERROR)
+        third = 0.5 * self.second[t] * (order >= 3)
+        return Orders(cubic * other, quartic * other, third, lower, grow(rest))
+
+    def _shape(self, t: Int[Tensor, " T"], part: Part) -> Float[Tensor, "T o o"]:
+        step, first, second = self.step, self.first[t], self.second[t]
+        source, W, U = self.source, step.bent.weight, self.source.shape[t]
+        cubic, quartic, third, fourth, rest = self.orders(t)
+        if third is None or fourth is None:
             K = image(W, U)
             square = K * K
             terms = [summed([weighted(square * K, cubic)]), summed([weighted(square * square, quartic)])]
@@ -226,28 +254,24 @@ class NetworkSite:
             elif part == "beyond Aα":
                 A, B = image(W, source.shape_a[t]), image(W, source.shape_e[t])
                 terms += [summed([weighted(A * B, second)]), summed([weighted(B * B, 0.5 * second)])]
-            rest = rest + self.kink[t]
         else:
-            other, reach = self.other[t], self.b_other[t]
             both = quarters(W, step.up.weight, U)
-            # φ against the move of what it gates is expanded to one order less.
-            lower, _, less = self._expansion(order - 1, t)
-            pairs = (3, cubic, 0.5 * second * (order >= 3)), (4, quartic, lower)
-            terms = [gated_power(both, a * other, c, degree) for degree, a, c in pairs]
-            a, c = 0.5 * second * other, first
+            terms = [gated_power(both, cubic, third, 3), gated_power(both, quartic, fourth, 4)]
+            a, c = 0.5 * second * self.other[t], first
             if part == "whole":
                 terms.append(gated_power(both, a, c, 2))
             elif part == "beyond Aα":
                 x, e = (quarters(W, step.up.weight, M[t]) for M in (source.shape_a, source.shape_e))
                 terms += [gated_cross(x, e, a, c), gated_power(e, a, c, 2)]
-            rest = (rest + self.kink[t]) * other.abs() + reach * (
-                less + self.kink[t] + slack + DERIVATIVE_ERROR
-            )
-        found = self._at_output(terms, grow(rest))
-        J = frobenius(self.jacobian[t])
-        noise = product_error(2 * W.shape[1], J * source.stretch[t]) + J * source.noise[t]
-        noise = noise + self._centre_noise[t]
-        return total([found, ball(grow(noise), len(self.down))])
+        found = self._at_output(terms, rest)
+        return total([found, ball(self.blur[t], len(self.down))])
+
+    @cached_property
+    def blur(self) -> Float[Tensor, " S"]:
+        """The radius of what rounding adds to the remainder."""
+        source, J = self.source, frobenius(self.jacobian)
+        noise = product_error(2 * self.step.bent.weight.shape[1], J * source.stretch) + J * source.noise
+        return grow(noise + self._centre_noise)
 
     def _expansion(
         self, order: Int[Tensor, "T n"], t: Int[Tensor, " T"]
@@ -337,7 +361,10 @@ class NetworkSite:
 
     def own_rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input, rounding of v included."""
-        return support(self.own_shape[t], v) + self.noise(v, t)
+        found = support(self.own_shape[t], v)
+        if (closer := own_orders(self, v, t)) is not None:
+            found = torch.fmin(found, closer)
+        return found + self.noise(v, t)
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
