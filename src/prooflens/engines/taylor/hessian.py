@@ -48,6 +48,27 @@ def hessian_batch(memory: int, factors: int) -> int:
     return int(memory // (64 * factors * factors))
 
 
+def evened(
+    H: Float[Tensor, "F p p"],
+) -> tuple[Float[Tensor, "F p p"], Float[Tensor, "F p"], Float[Tensor, " F"]]:
+    """Scale matrices by the lengths of their rows.
+
+    Args:
+        H: symmetric matrices, shape [F, p, p].
+
+    Returns:
+        X^{-½}HX^{-½}, exactly symmetric, the diagonal of X, and by how much the first rounds in the 2-norm. If λ is at
+        least its largest eigenvalue, λX ⪰ H.
+    """
+    lengths = torch.linalg.vector_norm(H, dim=-1)
+    x = lengths + EVEN * lengths.mean(-1, keepdim=True) + 2.0**-300
+    root = x.sqrt()
+    even = H / root[:, :, None] / root[:, None, :]
+    even = 0.5 * (even + even.mT)
+    # Two quotients, a sum, and x for the square of its rounded root: fewer than 16 roundings.
+    return even, x, gamma(16) * frobenius(even)
+
+
 class HigherOrderBound(Supports):
     """Bound what second order at Aα leaves, by ellipsoids, as far as the input.
 
@@ -225,13 +246,7 @@ class Hessian(HigherOrderBound):
         self.G = H[:0]  # what was collected is in H now, and each of these is large
         # Adding to G rounds by a unit of what is there then, and so does this sum.
         slip = grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
-        lengths = torch.linalg.vector_norm(H, dim=-1)
-        x = lengths + EVEN * lengths.mean(-1, keepdim=True) + 2.0**-300
-        root = x.sqrt()
-        even = H / root[:, :, None] / root[:, None, :]
-        even = 0.5 * (even + even.mT)
-        # Two quotients, a sum, and x for the square of its rounded root: fewer than 16 roundings.
-        noise = gamma(16) * frobenius(even)
+        even, x, noise = evened(H)
         s = torch.where(slope >= 0, 1.0, -1.0).to(slope)
         y = (H @ s[..., None])[..., 0]
         blur = gamma(p + 8) * H.abs().sum(-1)

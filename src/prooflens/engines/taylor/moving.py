@@ -3,7 +3,7 @@
 At every value of every chain W holds, for each form, what each factor adds to the covector there: shape [F, p, n], in
 factors of half-width 1. Linear steps take W back as they take covectors back. At a site, and at a mixing, the Hessian
 of what follows adds its product with the linear part of the input. Each time (Wα)·r is bounded for the remainder r
-that arises there.
+that arises there, and all of them together by one matrix of the factors: they cannot all be at their largest at once.
 
 Rounding: an error of W by δ in the Frobenius norm is seen by the e of its value, of which |e| ≤ `_missed`, over
 |α| ≤ √p. What rounding adds to e itself between sites is `noise`, seen by W. Both are added up in `slack`.
@@ -27,9 +27,11 @@ from prooflens.engines.relaxations.norms import (
     largest,
     length,
     product_error,
+    top_eigenvalue,
 )
 from prooflens.engines.taylor.chain import Chain, turn, turning_norm
 from prooflens.engines.taylor.head_norms import HeadNormSite
+from prooflens.engines.taylor.hessian import evened
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward
@@ -37,6 +39,9 @@ from prooflens.engines.taylor.values import UNREAD, Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.sites import Affine, Norm, Rotary
 from prooflens.numerics import gamma
+
+JOINT_ON_CPU = 4096
+"""On a CPU, up to so many factors are all sites bounded together."""
 
 Moves = dict[int, dict[str, Tensor]]
 """W [F, p, n] by token and by the name of the value."""
@@ -70,6 +75,12 @@ class MovingCovectors:
         self.half_widths = walk.chains[0].root.half_widths
         self.p = self._live()
         self.found = self.half_widths.new_zeros(forms.size)
+        """The sum of what each site has at most."""
+        self.joint: Tensor | None = None
+        """Σ C_iC_iᵀ/ρ_i over the sites, C_i = W_iL_i, ρ_i what a site has at most; None where it costs too much."""
+        if self.half_widths.is_cuda or self.p <= JOINT_ON_CPU:
+            self.joint = self.half_widths.new_zeros(forms.size, self.p, self.p)
+        self.sizes = self.half_widths.new_zeros(forms.size)
         self.slack = self.half_widths.new_zeros(forms.size)
 
     def _live(self) -> int:
@@ -100,7 +111,19 @@ class MovingCovectors:
         assert blur is not None
         for t, W in roots.items():
             self.slack += self._size(W) * blur[t]
-        return grow(self.found + self.slack)
+        return grow(self._together() + self.slack)
+
+    def _together(self) -> Float[Tensor, " F"]:
+        """Bound Σ_i ‖C_iα‖ ≤ (Σ ρ_i)^½ (Σ_i ‖C_iα‖²/ρ_i)^½, with a diagonal above the matrix of the second sum.
+
+        Adding up n products and some hundred matrices errs by γ of their sizes in the 2-norm, and |α|² ≤ p.
+        """
+        if self.joint is None:
+            return self.found
+        even, x, noise = evened(0.5 * (self.joint + self.joint.mT))
+        D = (top_eigenvalue(even) + noise)[:, None] * x
+        slip = gamma(16384 + 8 * self.p) * self.sizes * self.p
+        return torch.fmin(self.found, grow((self.found * (grow(D.sum(-1)) + slip)).sqrt()))
 
     def _missed(self, value: Value, t: int) -> Tensor:
         """Bound sup ‖e‖₂ of a value, all heads together."""
@@ -120,7 +143,12 @@ class MovingCovectors:
         X = c.sqrt()[..., None] * C
         G = X.mT @ X
         error = product_error(self.p + 16, frobenius(X).square())
-        self.found = grow(self.found + (largest(0.5 * (G + G.mT)) + error).sqrt())
+        most = grow((largest(0.5 * (G + G.mT)) + error).sqrt())
+        self.found = grow(self.found + most)
+        if self.joint is not None:
+            share = C / most.clamp(min=2.0**-300)[:, None, None]
+            torch.baddbmm(self.joint, share, C.mT, out=self.joint)
+            self.sizes = grow(self.sizes + frobenius(share) * frobenius(C))
         self.slack += product_error(len(M), frobenius(W) * frobenius(L)) * self.p**0.5
 
     def _add_scores(self, chain: Chain, moves: Moves) -> None:

@@ -61,7 +61,7 @@ def moves_known(walk: TaylorWalk) -> bool:
 def third_order_batch(walk: TaylorWalk) -> int:
     """Return how many forms fit into memory with their Hessians and moving covectors, perhaps none.
 
-    A form holds about eight matrices of p × p for its eigenvalue, and for every token about three times what the
+    A form holds about ten matrices of p × p for its eigenvalues, and for every token about three times what the
     stream, queries, keys and values have coordinates, for every factor.
 
     Args:
@@ -69,7 +69,7 @@ def third_order_batch(walk: TaylorWalk) -> int:
     """
     root = walk.chains[0].root
     p, (S, d) = len(root.half_widths), root.u.shape
-    return int(walk.memory // (64 * p * p + 8 * p * S * 12 * d))
+    return int(walk.memory // (80 * p * p + 8 * p * S * 12 * d))
 
 
 class ThirdOrder(Hessian):
