@@ -49,6 +49,13 @@ def test_most_families_are_known() -> None:
     }
 
 
+def test_caps_are_not_known_without_norms_either() -> None:
+    """A chain without a single site still has its cap."""
+    model = tiny_model(0, n_layers=2, activation="gelu", norm_place="none", pool="none", score_cap=5.0)
+    problem = random_problem(model, 3, 1e-3, 0)
+    assert not any(moves_known(walked(problem, random_forms(problem, i, 1, seed=0))[0]) for i in (0, 1))
+
+
 @pytest.mark.parametrize("name", [name for name in MOVING if name not in {"toy", "opt"}])
 @pytest.mark.parametrize("where", [1, "output"])
 def test_at_the_input_a_moving_covector_is_the_hessian(

@@ -52,9 +52,9 @@ def moves_known(walk: TaylorWalk) -> bool:
     if walk.quick or walk.kept is not None:
         return False
     return not any(
-        isinstance(site, HeadNormSite) or chain.segment.cap is not None
+        chain.segment.cap is not None
+        or any(isinstance(site, HeadNormSite) for site in chain.sites.values())
         for chain in walk.chains
-        for site in chain.sites.values()
     )
 
 
