@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +28,9 @@ from prooflens.models.program import (
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
 from prooflens.models.reads import READ, read_by
 from prooflens.models.weights import check_weights
+
+if TYPE_CHECKING:
+    from prooflens.models.parts import Edit
 
 Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
 """What a forward pass takes: a post-embedding input [..., S, d], token ids [..., S], a prompt, or a text."""
@@ -126,6 +130,21 @@ class Transformer:
         return replace(
             self, architecture=architecture, weights=kept, name=f"{self.name}, first {layers} layers"
         )
+
+    def edit(self, edits: str | Edit | Sequence[str | Edit]) -> Transformer:
+        """Return the model with parts held at constants, as `pl.edit(model, edits)` does: a model of its own.
+
+        Args:
+            edits: parts to take out by name (`"a9.h6"`), keys to knock out (`"a9.h6.k3"`), or `Edit`s; one or several.
+
+        Example:
+            >>> import prooflens as pl
+            >>> pl.load("toy").edit("a1.h0").name
+            'toy without a1.h0'
+        """
+        from prooflens.models.edits import edit
+
+        return edit(self, edits)
 
     @cached_property
     def headless(self) -> Transformer:
