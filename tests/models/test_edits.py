@@ -112,7 +112,7 @@ def test_several_edits_at_once_and_their_name() -> None:
 
 
 def test_the_method_is_the_function(toy: pl.Transformer) -> None:
-    edits = ["a0.h1", pl.Edit("m1", torch.ones(toy.architecture.d_model).double())]
+    edits: list[str | Edit] = ["a0.h1", pl.Edit("m1", torch.ones(toy.architecture.d_model).double())]
     made, method = pl.edit(toy, edits), toy.edit(edits)
     assert (method.name, method.sha256) == (made.name, made.sha256)
     with pytest.raises(ModelError, match="nothing is edited"):

@@ -15,12 +15,14 @@ from filelock import FileLock
 from prooflens.certificate.store import RunWriter
 from prooflens.enumeration import confirm as balls
 from prooflens.enumeration.claims import check_query
+from prooflens.enumeration.deployed import FamilyPrecision
 from prooflens.enumeration.tally import Listed, Tally
 from prooflens.enumeration.walk import Plan, Walk, part_file
 from prooflens.errors import EngineError, PromptError, RunError
 from prooflens.families import Family, Given, Member
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
+from prooflens.models.deployed import checked_precision
 from prooflens.progress import Show, shown
 from prooflens.queries import Query, parse_heads
 from prooflens.queries.attention import RowQuery
@@ -63,6 +65,7 @@ def family(
     join: bool = True,
     configuration: Mapping[str, Any] | None = None,
     vectors: Vectors | None = None,
+    deployed: str | None = None,
     progress: Show = False,
 ) -> FamilyResults:
     """Run every member of a family of prompts and count how many satisfy each claim.
@@ -93,6 +96,8 @@ def family(
         join: write the run when all parts are there; False only counts, and leaves that to another call.
         configuration: what else `run.json` keeps of what was asked for.
         vectors: the directions and dictionaries that claims about values inside the model name.
+        deployed: `"bfloat16"` or `"float32"`: also measure how far margins of the members nearest to zero, and of some
+            drawn by chance, move in that precision. That is measured, not proved.
         progress: show how far it is, or a function that is told.
 
     Returns:
@@ -115,6 +120,7 @@ def family(
     for query in asked:
         check_query(query)
     _check(members, sample, early, nearest, keep, part, out)
+    low = None if deployed is None else FamilyPrecision(members, checked_precision(deployed), source, vectors)
     plan = Plan(early, tree, batch, parse_memory(memory), part)
     sizes = {slot: len(words) for slot, words in members.words.items()}
     state = None if out is None or sample is not None else part_file(Path(out), part)
@@ -133,11 +139,18 @@ def family(
                 _row(walk, query, tally, confirm if join and sample is None else 0.0, sample is not None)
                 for query, tally in zip(asked, walk.tallies, strict=True)
             ]
+            if low is not None and (sample is not None or rows[0].asked == members.size):
+                tell(f"running members in {low.precision}", 1.0)
+                rows = [
+                    _with_precision(low, query, tally, row)
+                    for query, tally, row in zip(asked, walk.tallies, rows, strict=True)
+                ]
             facts = {
                 "queries": [str(query) for query in asked],
                 "sample": sample,
                 "seed": seed,
                 "early": early,
+                **({} if deployed is None else {"deployed": deployed}),
                 **(configuration or {}),
             }
             seconds = time.perf_counter() - begin
@@ -239,6 +252,12 @@ def _row(walk: Walk, query: Query, tally: Tally, confirm: float, sampled: bool) 
         (2.0**tally.histogram.exponent, tally.histogram.counts),
         note,
     )
+
+
+def _with_precision(low: FamilyPrecision, query: Query, tally: Tally, row: FamilyRow) -> FamilyRow:
+    """The row with what the deployed precision changes at the members nearest to zero, and at some others."""
+    found = low.measured(query, _members(low.family, tally.nearest))
+    return replace(row, deployed=found, note=f"{row.note}; {found}")
 
 
 def _members(family: Family, listed: Listed) -> list[Member]:

@@ -154,7 +154,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         item.outcomes if isinstance(item, Results) else None,
         region_tensors(subject.region, "region").get("image"),
         advice=item.advice if isinstance(item, Results) else None,
-        precision=item.precision if isinstance(item, Results) else None,
+        precision=item.precision if isinstance(item, Results | Radii) else None,
     )
 
 

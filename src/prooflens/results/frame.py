@@ -297,7 +297,7 @@ class Frame:
         """The columns that tables show: with the measured difference, where one was asked for."""
         if "difference" not in self.table.column_names:
             return self.shown
-        place = self.shown.index("lower") + 1
+        place = self.shown.index("lower" if "lower" in self.shown else "attack") + 1
         return (*self.shown[:place], "difference", *self.shown[place:])
 
     @property

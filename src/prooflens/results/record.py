@@ -176,7 +176,8 @@ def save_frame(
         frame.table, region_tensors(frame.subject.region, "region/0") | model_tensors(frame.subject)
     )
     if complete:
-        writer.finish()
+        measured = getattr(frame, "effort", None)
+        writer.finish(**({"effort": measured} if measured else {}))
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:

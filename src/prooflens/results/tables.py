@@ -16,7 +16,7 @@ from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Circuit, Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
-from prooflens.results.deployed import said_of_precision, with_differences
+from prooflens.results.deployed import said_of_precision, said_of_radii, with_differences
 from prooflens.results.frame import Frame, Subject, query_name
 from prooflens.results.outcome import STRENGTH, Outcome, Verdict
 
@@ -375,6 +375,16 @@ class Radii(Frame):
             "certified": sum(value is None or value > 0 for value in certified),
             "broken": len(self) - self.table.column("attack").null_count,
         }
+
+    @property
+    def precision(self) -> str | None:
+        """How far margins were measured to move in the deployed precision on certified balls; None if not asked."""
+        return said_of_radii(self.table)
+
+    @property
+    def effort(self) -> dict[str, Any]:
+        """What was measured beside the radii, ready for JSON: `precision` where it was asked for."""
+        return {} if self.precision is None else {"precision": self.precision}
 
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory with the rows (`docs/certify.md`).
