@@ -1,7 +1,7 @@
 """Values of functionals at members of families: in float64, and their signs in balls; readouts of hooks among them.
 
 A readout is the atom ("site", hook, token, name): w·h + b with the row of a neuron, or with what the run keeps as
-`read/NAME/weight` and `read/NAME/bias`.
+`read/NAME/weight` and `read/NAME/bias`. A feature among the k largest is ("standing", its atom, k, the other atoms).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from prooflens.checker.claims import standing
 from prooflens.checker.network import Array, Network
 from prooflens.checker.plain import UNNOTED
 from prooflens.checker.query_reader import Form
@@ -26,7 +27,8 @@ _READ = rf"read\([\w.]+@{_TOKEN},[\w-]+\)"
 _SIDE = rf"(?:{_NAMED}@{_TOKEN}|{_READ})"
 _COMPARED = re.compile(rf"({_SIDE})(>=|<=|>|<)({_SIDE})")
 _LEVEL = re.compile(
-    rf"(?:({_NAMED})( active| off|(?:>=|<=|>|<){_NUMBER})@({_TOKEN})|({_READ})((?:>=|<=|>|<){_NUMBER}))"
+    rf"(?:({_NAMED})( active| off| (?:not )?top\d+|(?:>=|<=|>|<){_NUMBER})@({_TOKEN})"
+    rf"|({_READ})((?:>=|<=|>|<){_NUMBER}))"
 )
 SITE = re.compile(r"(?:neuron |feature |read\()")
 """How parts about values inside the model begin."""
@@ -52,12 +54,25 @@ class Readouts:
         match = _LEVEL.fullmatch(part)
         if match is None:
             raise LookupError(f"the query {part!r} is not one that there is")
+        if "top" in (match[2] or ""):
+            yield from self._standing(match, places, size)
+            return
         level = {" active": ">0.0", " off": "<=0.0"}.get(match[2], match[2] or match[5])
         compare, than = re.fullmatch(rf"(>=|<=|>|<)({_NUMBER})", level).groups()  # type: ignore[union-attr]
         sign = 1 if compare[0] == ">" else -1
         text = match[4] or f"{match[1]}@{match[3]}"
         for atom in self._side(text, places, size):
             yield {atom: Fraction(sign)}, -sign * arb(float(than)), _sense(compare)
+
+    def _standing(self, match: re.Match[str], places: Positions, size: int) -> Iterator[Form]:
+        """A feature above 0 and among the k largest of its dictionary, or not, at every token that is named."""
+        word, k = match[2].strip().split("top")
+        owner = match[1].partition(" ")[2].rpartition(".")[0]
+        group = [name for name in self.hooks if name.rpartition(".")[0] == owner]
+        for atom in self._side(f"{match[1]}@{match[3]}", places, size):
+            rivals = tuple((*atom[:3], name) for name in group if name != atom[3])
+            sign, sense = (-1, ">=0") if word else (1, ">0")
+            yield {("standing", atom, int(k), rivals): Fraction(sign)}, arb(0), sense
 
     def _side(self, text: str, places: Positions, size: int) -> list[tuple[Any, ...]]:
         """The atoms of a readout."""
@@ -111,7 +126,16 @@ def judged(forms: Sequence[Form], values: Mapping[Any, Any], b: int, reads: Read
     return min(margins, default=math.inf), all(met)
 
 
+def hooks_of(atoms: Sequence[tuple[Any, ...]]) -> set[str]:
+    """The hooks that atoms read."""
+    return {atom[1] if atom[0] == "site" else atom[1][1] for atom in atoms if atom[0] in ("site", "standing")}
+
+
 def _atom(atom: tuple[Any, ...], values: Mapping[Any, Any], b: int, reads: Readouts) -> float:
+    if atom[0] == "standing":
+        own = reads.value(atom[1], values, b)
+        gaps = sorted(own - reads.value(rival, values, b) for rival in atom[3])
+        return min(own, gaps[atom[2] - 1]) if atom[2] <= len(gaps) else own
     if atom[0] == "site":
         return reads.value(atom, values, b)
     if atom[0] == "logit":
@@ -132,6 +156,8 @@ def ball_sign(form: Form, values: Mapping[Any, Any], reads: Readouts, ids: Seque
     for atom, weight in form[0].items():
         if atom[0] == "site":
             value = reads.ball(atom, ids)
+        elif atom[0] == "standing":
+            value = standing(reads.ball(atom[1], ids), [reads.ball(rival, ids) for rival in atom[3]], atom[2])
         elif atom[0] in ("logit", "largest"):
             held = values["logits"]
             read = [held[atom[1]]] if atom[0] == "logit" else np.delete(held, list(atom[1])).tolist()

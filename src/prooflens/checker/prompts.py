@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from prooflens.checker.member_values import SITE, Readouts, ball_sign, judged
+from prooflens.checker.member_values import SITE, Readouts, ball_sign, hooks_of, judged
 from prooflens.checker.network import Network
 from prooflens.checker.plain import PlainNetwork
 from prooflens.checker.query_reader import Form, QueryReader
@@ -256,7 +256,7 @@ class FamilyChecker:
                 atoms = [atom for i in batch for form in forms[i] for atom in form[0]]
                 layers = {atom[1] for atom in atoms if atom[0] in ("mass", "entropy")}
                 output = any(atom[0] in ("logit", "largest") for atom in atoms)
-                hooks = {atom[1] for atom in atoms if atom[0] == "site"}
+                hooks = hooks_of(atoms)
                 values = self.plain.run(np.array([every[i] for i in batch]), layers, output, hooks)
                 for b, i in enumerate(batch):
                     found[i] = judged(forms[i], values, b, self.reads)

@@ -39,7 +39,7 @@ from prooflens.results.families import (
 from prooflens.statistics import clopper_pearson
 from prooflens.verdicts.question import as_queries, source_of
 from prooflens.verdicts.settings import checked_device
-from prooflens.verdicts.sites import Vectors
+from prooflens.verdicts.sites import Vectors, explicit
 
 MOST_MEMBERS = 10**12
 """Larger families are not enumerated."""
@@ -116,7 +116,7 @@ def family(
     source = source_of(model)
     held = load(model) if device is None else load(model).to(checked_device(device))
     members = bound_family(prompts, held)
-    asked = as_queries(queries, members.slots)
+    asked = [explicit(query, vectors) for query in as_queries(queries, members.slots)]
     for query in asked:
         check_query(query)
     _check(members, sample, early, nearest, keep, part, out)

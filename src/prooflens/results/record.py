@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prooflens.certificate.store import Array, RunWriter
-from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
+from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score, Standing
 from prooflens.regions import Region
 from prooflens.results import Results
 from prooflens.results.frame import EditedModel, Frame, Subject
@@ -247,7 +247,7 @@ def functional_of(functional: Functional) -> dict[str, Any]:
 
 
 def _term(weight: float, atom: Any) -> Sequence[Any]:
-    """Return a term as a list: [weight, kind, layer, head, position, keys], or [weight, kind, logits]."""
+    """Return a term as a list: [weight, kind, layer, head, position, keys], or [weight, kind, outputs]."""
     if isinstance(atom, Score):
         return [weight, "score", atom.row.layer, atom.row.head, atom.row.position, atom.key]
     if isinstance(atom, LogSumExp | RowEntropy):
@@ -255,4 +255,6 @@ def _term(weight: float, atom: Any) -> Sequence[Any]:
         return [weight, kind, atom.row.layer, atom.row.head, atom.row.position, list(atom.keys)]
     if isinstance(atom, LargestLogit):
         return [weight, "largest", list(atom.but)]
+    if isinstance(atom, Standing):
+        return [weight, "standing", atom.index, atom.k, list(atom.rivals)]
     return [weight, "logit", atom.index]
