@@ -317,7 +317,8 @@ def _over(inside: list[int], k: int, at: tuple[Any, ...], keys: list[int]) -> li
 
 
 def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
-    return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
+    # An output against itself, as where a slot's token is the other output: the terms cancel.
+    return {plus: Fraction(0)} if plus == minus else {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
 
 
 def same_form(stored: Functional, form: Form, distance: float = 1e-9) -> bool:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prooflens.enumeration.inside import Elsewhere, check_elsewhere
 from prooflens.errors import ModelError, QueryError
 from prooflens.families import Member, Shape
 from prooflens.models import Prompt, Transformer
@@ -22,6 +23,7 @@ from prooflens.queries import (
     Circuit,
     Condition,
     Entropy,
+    InsideQuery,
     Lens,
     Mass,
     Query,
@@ -76,12 +78,20 @@ class ShapeClaim:
         outputs: margins of outputs, all wanted positive.
         rows: the rows of attention that are read.
         readouts: readouts of values inside the model.
+        elsewhere: margins of outputs that are read from another vector: attributions and lenses.
     """
 
     conditions: tuple[Condition, ...]
     outputs: tuple[OutputMargin, ...]
     rows: tuple[Row, ...] = field(default=())
     readouts: tuple[Readouts, ...] = field(default=())
+    elsewhere: tuple[tuple[Elsewhere, OutputMargin], ...] = field(default=())
+
+    @property
+    def sites(self) -> list[tuple[str, int]]:
+        """The hooks and tokens whose values are read."""
+        found = [(read.hook, read.position) for read in self.readouts]
+        return found + [(place.hook, place.position) for place, _ in self.elsewhere]
 
     def judge(
         self, reading: Reading, model: Transformer, ids: Int[Tensor, "B S"]
@@ -101,9 +111,17 @@ class ShapeClaim:
             met.append(condition.sense.met(value, value))
         for margin in self.outputs:
             assert reading.hidden is not None
-            value = _output_margin(model, reading.hidden, *margin.outputs(ids))
+            value = _output_margin(*model.head, reading.hidden, *margin.outputs(ids))
             values.append(value)
             met.append(Sense.POSITIVE.met(value, value))
+        weight, bias = model.head if self.elsewhere else (None, None)
+        for place, margin in self.elsewhere:
+            assert weight is not None
+            assert bias is not None
+            vector = place.vector(model, reading.values[place.hook, place.position])
+            value = place.sign * _output_margin(weight, place.bias(bias), vector, *margin.outputs(ids))
+            values.append(value)
+            met.append(place.sense.met(value, value))
         for read in self.readouts:
             h = reading.values[read.hook, read.position]
             outputs = torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
@@ -143,10 +161,16 @@ def compile_claim(
     conditions: list[Condition] = []
     outputs: list[OutputMargin] = []
     rows: list[Row] = []
+    elsewhere: list[tuple[Elsewhere, OutputMargin]] = []
     for found in resolve(query, shape.roles, shape.n_tokens):
         for part in parts_of(found):
             if isinstance(part, Argmax | Beats):
                 outputs.append(_output(part, shape, model))
+                continue
+            if isinstance(part, AttributionQuery | Lens):
+                asked = part.query if isinstance(part, Lens) else Beats(part.winner, part.loser)
+                assert isinstance(asked, Argmax | Beats)
+                elsewhere.append((Elsewhere.of(part, model, shape.n_tokens), _output(asked, shape, model)))
                 continue
             if isinstance(part, SiteQuery):
                 read += readouts(model, place, part, vectors)
@@ -154,9 +178,10 @@ def compile_claim(
             for claim in part.bind(setting):
                 conditions += claim.conditions
                 rows += claim.rows
-    if not conditions and not outputs and not rows and not read:
+    if not conditions and not outputs and not rows and not read and not elsewhere:
         raise QueryError(f"{query} reads no row of attention in prompts of {shape.n_tokens} tokens")
-    return ShapeClaim(tuple(conditions), tuple(outputs), tuple(dict.fromkeys(rows)), tuple(read))
+    kept = tuple(dict.fromkeys(rows))
+    return ShapeClaim(tuple(conditions), tuple(outputs), kept, tuple(read), tuple(elsewhere))
 
 
 def member_conditions(query: Query, member: Member, model: Transformer) -> list[Condition]:
@@ -167,12 +192,31 @@ def member_conditions(query: Query, member: Member, model: Transformer) -> list[
         member: the member.
         model: the model.
     """
-    size = len(member.ids)
+    parts = [part for part in _resolved(query, member) if not isinstance(part, InsideQuery)]
+    return _conditions(query, parts, len(member.ids), model)
+
+
+def member_lenses(query: Query, member: Member, model: Transformer) -> list[tuple[int, list[Condition]]]:
+    """Return the blocks behind which a query looks through the head at one member, and what it says of the outputs.
+
+    Args:
+        query: what is claimed.
+        member: the member.
+        model: the model.
+    """
+    lenses = [part for part in _resolved(query, member) if isinstance(part, Lens)]
+    return [(lens.layer, _conditions(query, [lens.query], len(member.ids), model)) for lens in lenses]
+
+
+def _resolved(query: Query, member: Member) -> list[Query]:
+    found = resolve(query, member.roles, len(member.ids), member.ids)
+    return [part for one in found for part in parts_of(one)]
+
+
+def _conditions(query: Query, parts: Sequence[Query], size: int, model: Transformer) -> list[Condition]:
     setting = _setting(query, size, model, None)
     if model.architecture.d_out is not None:
         setting = replace(setting, logits=torch.zeros(model.architecture.d_out, dtype=torch.float64))
-    found = resolve(query, member.roles, size, member.ids)
-    parts = [part for one in found for part in parts_of(one) if not isinstance(part, SiteQuery)]
     return [condition for asked in parts for claim in asked.bind(setting) for condition in claim.conditions]
 
 
@@ -208,14 +252,7 @@ def check_query(query: Query) -> None:
                 f"{part} compares with a clean prompt, and a family has none: name the key, as in 'top1={{A}}' or "
                 "'mass>=0.5@{A}'"
             )
-        if isinstance(part, Lens):
-            raise QueryError(
-                f"a family is run through one model: give model.cut({part.layer + 1}) and '{part.query}'"
-            )
-        if isinstance(part, AttributionQuery):
-            raise QueryError(
-                f"{part} freezes a norm at a prompt, and a family has none: ask it of one prompt"
-            )
+        check_elsewhere(part)
         if isinstance(part, SiteQuery) and part.comparison is None:
             raise QueryError(f"{part} has no sign: give a threshold, as in 'neuron 5.12>0@-1'")
         if isinstance(part, Argmax) and part.answer is None:
@@ -286,12 +323,12 @@ def _column(shape: Shape, slot: str, place: int) -> np.ndarray:
 
 
 def _output_margin(
-    model: Transformer,
+    weight: Float[Tensor, "C d"],
+    bias: Float[Tensor, " C"],
     hidden: Float[Tensor, "B d"],
     winner: Int[Tensor, " B"],
     loser: Int[Tensor, " B"] | None,
 ) -> Float[Tensor, " B"]:
-    weight, bias = model.head
     if loser is not None:
         return _logit(weight, bias, hidden, winner) - _logit(weight, bias, hidden, loser)
     found = []

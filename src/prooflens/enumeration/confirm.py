@@ -16,17 +16,22 @@ from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, value
 from prooflens.checker.network import Network
-from prooflens.enumeration.claims import member_conditions, member_readouts
+from prooflens.enumeration.claims import member_conditions, member_lenses, member_readouts
+from prooflens.errors import ModelError
 from prooflens.families import Family, Member
 from prooflens.models import Transformer
 from prooflens.models.reads import find_hook
 from prooflens.models.sites import rotary_tables
-from prooflens.queries import Condition, Query, Sense
+from prooflens.queries import Condition, Functional, Query, Sense
 from prooflens.results.record import functional_of
 from prooflens.verdicts.sites import Vectors
 
 PRODUCT_SECONDS = 1e-7
 """About what one product of balls takes."""
+
+
+UNKNOWN = Condition(Functional((), name="no bound"), Sense.POSITIVE)
+"""Stands for what balls do not say."""
 
 
 def network_of(model: Transformer) -> Network:
@@ -109,7 +114,14 @@ def _inside(
 ) -> list[tuple[Condition, arb]]:
     """The functionals of a claim about values inside the model, and their balls at a member."""
     found = []
-    for read in member_readouts(query, member, model, vectors):
+    for layer, conditions in member_lenses(query, member, model):
+        (at,) = net.cut(layer + 1).run([net.embed(member.ids)], (), True)
+        found += [(wanted, value(functional_of(wanted.functional), at)) for wanted in conditions]
+    try:
+        reads = member_readouts(query, member, model, vectors)
+    except ModelError:  # no weight bounds what a part writes that reads no norm
+        return [*found, (UNKNOWN, arb("nan"))]
+    for read in reads:
         layers = find_hook(model.architecture, read.hook).layer + 1
         ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
         (at,) = ends.run([net.embed(member.ids)], (), True)

@@ -182,7 +182,7 @@ class Walk:
             claims = [compile_claim(query, shape, model, texts, self.vectors) for query in self.queries]
             rows = [(row.layer, row.position) for claim in claims for row in claim.rows]
             output = any(claim.outputs for claim in claims)
-            sites = [(read.hook, read.position) for claim in claims for read in claim.readouts]
+            sites = [place for claim in claims for place in claim.sites]
             runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree, sites)
             self._held = (number, claims, runner)
         return self._held[1], self._held[2]
