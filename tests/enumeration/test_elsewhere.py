@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import prooflens as pl
 from prooflens.checker import check
@@ -89,6 +90,42 @@ def test_the_checker_runs_them_again(tmp_path: Path) -> None:
 
     edit(run, other)
     assert not check(run, tmp_path / "model", tables=torch_tables, powers=torch_powers).ok
+
+
+def test_readouts_of_two_hooks_are_compared(tmp_path: Path) -> None:
+    """Brute force: both values from the cache of the member alone."""
+    model, run = reader("llama"), tmp_path / "run"
+    write_model(tmp_path / "model", model.architecture, dict(model.weights))
+    first, second = "blocks.0.hook_resid_post", "blocks.1.hook_resid_post"
+    d, generator = model.architecture.d_model, torch.Generator().manual_seed(3)
+    D, E = (torch.randn(d, generator=generator, dtype=torch.float64) for _ in range(2))
+    queries = [
+        f"read({first}@-1,D)>read({second}@-1,E)",
+        f"read({second}@{{A.1.first}},D)<=read({second}@-1,D)",
+        f"read({first}@-1,D)>neuron 1.3@-1 & neuron 0.2@-1>neuron 0.3@-1",
+    ]
+    found = pl.family(model, TEMPLATE, queries, vectors={"D": D, "E": E}, out=run, confirm=2.0, nearest=2)
+    counts = [0, 0, 0]
+    for member in members(model):
+        _, cache = model.run_with_cache(torch.tensor(member.ids))
+        a, b = cache[first], cache[second]
+        neurons = [cache[f"blocks.{layer}.mlp.hook_pre"][-1] for layer in (0, 1)]
+        counts[0] += bool(a[-1] @ D > b[-1] @ E)
+        counts[1] += bool(b[member.roles["A"][0][0]] @ D <= b[-1] @ D)
+        counts[2] += bool(a[-1] @ D > neurons[1][3]) and bool(neurons[0][2] > neurons[0][3])
+    assert [row.held for row in found] == counts
+    assert all(judged.confirmed == "confirmed" for row in found for judged in row.nearest)
+    assert check(run, tmp_path / "model", tables=torch_tables, powers=torch_powers).ok
+    with pytest.raises(QueryError, match="ask without `deployed`"):
+        pl.family(model, TEMPLATE, queries[0], vectors={"D": D, "E": E}, deployed="float32")
+    with pytest.raises(QueryError, match="or ask it of a family"):
+        pl.certify(
+            model,
+            model.prompt([1, 2, 3]),
+            pl.Ball(1e-4),
+            queries=queries[0],
+            vectors={"D": D, "E": E},
+        )
 
 
 def test_deployed_precision_is_measured_there_too() -> None:

@@ -33,13 +33,14 @@ from prooflens.queries import (
     RowQuery,
     Sense,
     Setting,
+    SiteComparison,
     SiteQuery,
     TopK,
     parse_heads,
     resolve,
 )
 from prooflens.queries.roles import output_of
-from prooflens.verdicts.sites import Readouts, Vectors, readouts
+from prooflens.verdicts.sites import Crossed, Readouts, Vectors, crossed, readouts
 
 LOGITS = 2**27
 """Outputs that are computed at a time."""
@@ -79,6 +80,7 @@ class ShapeClaim:
         rows: the rows of attention that are read.
         readouts: readouts of values inside the model.
         elsewhere: margins of outputs that are read from another vector: attributions and lenses.
+        crossed: comparisons of readouts at different hooks or tokens.
     """
 
     conditions: tuple[Condition, ...]
@@ -86,11 +88,17 @@ class ShapeClaim:
     rows: tuple[Row, ...] = field(default=())
     readouts: tuple[Readouts, ...] = field(default=())
     elsewhere: tuple[tuple[Elsewhere, OutputMargin], ...] = field(default=())
+    crossed: tuple[Crossed, ...] = field(default=())
+
+    @property
+    def reads(self) -> list[Readouts]:
+        """All readouts, those of comparisons included."""
+        return [*self.readouts, *(side for pair in self.crossed for side in pair.sides)]
 
     @property
     def sites(self) -> list[tuple[str, int]]:
         """The hooks and tokens whose values are read."""
-        found = [(read.hook, read.position) for read in self.readouts]
+        found = [(read.hook, read.position) for read in self.reads]
         return found + [(place.hook, place.position) for place, _ in self.elsewhere]
 
     def judge(
@@ -122,9 +130,13 @@ class ShapeClaim:
             value = place.sign * _output_margin(weight, place.bias(bias), vector, *margin.outputs(ids))
             values.append(value)
             met.append(place.sense.met(value, value))
+        for pair in self.crossed:
+            both = torch.cat([_outputs(reading, side) for side in pair.sides], -1)
+            value = pair.condition.functional.value({}, both)
+            values.append(value)
+            met.append(pair.condition.sense.met(value, value))
         for read in self.readouts:
-            h = reading.values[read.hook, read.position]
-            outputs = torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
+            outputs = _outputs(reading, read)
             for _, condition in read.wanted:
                 value = condition.functional.value({}, outputs)
                 values.append(value)
@@ -133,6 +145,11 @@ class ShapeClaim:
             sure = torch.full((len(ids),), torch.inf, dtype=torch.float64, device=ids.device)
             return sure, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         return torch.stack(values, -1).amin(-1), torch.stack(met, -1).all(-1)
+
+
+def _outputs(reading: Reading, read: Readouts) -> Float[Tensor, "B F"]:
+    h = reading.values[read.hook, read.position]
+    return torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
 
 
 def compile_claim(
@@ -162,6 +179,7 @@ def compile_claim(
     outputs: list[OutputMargin] = []
     rows: list[Row] = []
     elsewhere: list[tuple[Elsewhere, OutputMargin]] = []
+    pairs: list[Crossed] = []
     for found in resolve(query, shape.roles, shape.n_tokens):
         for part in parts_of(found):
             if isinstance(part, Argmax | Beats):
@@ -172,16 +190,19 @@ def compile_claim(
                 assert isinstance(asked, Argmax | Beats)
                 elsewhere.append((Elsewhere.of(part, model, shape.n_tokens), _output(asked, shape, model)))
                 continue
+            if (pair := crossed(model, place, part, vectors)) is not None:
+                pairs.append(pair)
+                continue
             if isinstance(part, SiteQuery):
                 read += readouts(model, place, part, vectors)
                 continue
             for claim in part.bind(setting):
                 conditions += claim.conditions
                 rows += claim.rows
-    if not conditions and not outputs and not rows and not read and not elsewhere:
+    if not any((conditions, outputs, rows, read, elsewhere, pairs)):
         raise QueryError(f"{query} reads no row of attention in prompts of {shape.n_tokens} tokens")
     kept = tuple(dict.fromkeys(rows))
-    return ShapeClaim(tuple(conditions), tuple(outputs), kept, tuple(read), tuple(elsewhere))
+    return ShapeClaim(tuple(conditions), tuple(outputs), kept, tuple(read), tuple(elsewhere), tuple(pairs))
 
 
 def member_conditions(query: Query, member: Member, model: Transformer) -> list[Condition]:
@@ -233,7 +254,29 @@ def member_readouts(
     """
     sites = [part for part in parts_of(query) if isinstance(part, SiteQuery)]
     prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if sites else None
-    return [read for part in sites if prompt is not None for read in readouts(model, prompt, part, vectors)]
+    return [
+        read
+        for part in sites
+        if prompt is not None and crossed(model, prompt, part, vectors) is None
+        for read in readouts(model, prompt, part, vectors)
+    ]
+
+
+def member_crossed(
+    query: Query, member: Member, model: Transformer, vectors: Vectors | None
+) -> list[Crossed]:
+    """Return the comparisons of readouts at different hooks or tokens that a query makes at one member.
+
+    Args:
+        query: what is claimed.
+        member: the member.
+        model: the model.
+        vectors: directions and dictionaries by name.
+    """
+    asked = [part for part in parts_of(query) if isinstance(part, SiteComparison)]
+    prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if asked else None
+    pairs = [crossed(model, prompt, part, vectors) for part in asked if prompt is not None]
+    return [pair for pair in pairs if pair is not None]
 
 
 def parts_of(query: Query) -> tuple[Query, ...]:

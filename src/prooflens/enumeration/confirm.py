@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, value
 from prooflens.checker.network import Network
-from prooflens.enumeration.claims import member_conditions, member_lenses, member_readouts
+from prooflens.enumeration.claims import member_conditions, member_crossed, member_lenses, member_readouts
 from prooflens.errors import ModelError
 from prooflens.families import Family, Member
 from prooflens.models import Transformer
@@ -24,7 +25,7 @@ from prooflens.models.reads import find_hook
 from prooflens.models.sites import rotary_tables
 from prooflens.queries import Condition, Functional, Query, Sense
 from prooflens.results.record import functional_of
-from prooflens.verdicts.sites import Vectors
+from prooflens.verdicts.sites import Readouts, Vectors
 
 PRODUCT_SECONDS = 1e-7
 """About what one product of balls takes."""
@@ -121,12 +122,22 @@ def _inside(
         reads = member_readouts(query, member, model, vectors)
     except ModelError:  # no weight bounds what a part writes that reads no norm
         return [*found, (UNKNOWN, arb("nan"))]
+    for pair in member_crossed(query, member, model, vectors):
+        both: dict[int | str, Any] = {
+            "logits": np.concatenate([_read(net, model, member, side)["logits"] for side in pair.sides])
+        }
+        found.append((pair.condition, value(functional_of(pair.condition.functional), both)))
     for read in reads:
-        layers = find_hook(model.architecture, read.hook).layer + 1
-        ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
-        (at,) = ends.run([net.embed(member.ids)], (), True)
+        at = _read(net, model, member, read)
         found += [(wanted, value(functional_of(wanted.functional), at)) for _, wanted in read.wanted]
     return found
+
+
+def _read(net: Network, model: Transformer, member: Member, read: Readouts) -> dict[Any, Any]:
+    """Readouts of a member in balls."""
+    layers = find_hook(model.architecture, read.hook).layer + 1
+    ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
+    return ends.run([net.embed(member.ids)], (), True)[0]
 
 
 def _sign(condition: Condition, ball: arb) -> bool | None:

@@ -18,7 +18,7 @@ from prooflens.enumeration.claims import check_query
 from prooflens.enumeration.deployed import FamilyPrecision
 from prooflens.enumeration.tally import Listed, Tally
 from prooflens.enumeration.walk import Plan, Walk, part_file
-from prooflens.errors import EngineError, PromptError, RunError
+from prooflens.errors import EngineError, PromptError, QueryError, RunError
 from prooflens.families import Family, Given, Member
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
@@ -129,6 +129,10 @@ def family(
         tallies = [Tally(sizes, keep, nearest) for _ in asked]
         walk = Walk(members, asked, tallies, plan, state, tell, vectors=vectors)
         walk.check()
+        if low is not None and walk.compares_hooks:
+            raise QueryError(
+                "the deployed precision is not measured of readouts at two hooks or tokens: ask without `deployed`"
+            )
         if sample is not None:
             walk.sample(sample, seed)
         else:

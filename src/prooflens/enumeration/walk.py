@@ -193,6 +193,11 @@ class Walk:
             self._compiled(number, shape)
 
     @property
+    def compares_hooks(self) -> bool:
+        """Whether a claim compares readouts at different hooks or tokens."""
+        return any(claim.crossed for claim in self._compiled(0, self.family.shapes[0])[0])
+
+    @property
     def directions(self) -> dict[str, tuple[str, NDArray[np.float64], float]]:
         """What readouts of directions and features read: the hook, the direction and the bias by name."""
         if not any(isinstance(part, SiteQuery) for query in self.queries for part in parts_of(query)):
@@ -201,7 +206,7 @@ class Walk:
         return {
             name: (read.hook, read.weight[i].numpy(), float(read.bias[i]))
             for claim in claims
-            for read in claim.readouts
+            for read in claim.reads
             for i, name in enumerate(read.names)
             if not name.startswith("neuron ")
         }

@@ -291,19 +291,61 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
     return found
 
 
-def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
-    """Two readouts of one hook and one token."""
+@dataclass(frozen=True, eq=False)
+class Crossed:
+    """Two readouts at different hooks or tokens, and what is wanted of both together.
+
+    Attributes:
+        sides: the readouts, one output each.
+        condition: what is wanted of the two outputs, the first and the second.
+    """
+
+    sides: tuple[Readouts, Readouts]
+    condition: Condition
+
+
+def crossed(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors | None) -> Crossed | None:
+    """Return a comparison of readouts at different hooks or tokens; None for every other query.
+
+    Args:
+        model: the model.
+        prompt: its tokens, and the slots that they stand in.
+        query: what is claimed.
+        vectors: directions and dictionaries by name.
+    """
+    if not isinstance(query, SiteComparison):
+        return None
+    (placed,) = _resolved(prompt, [query])
+    assert isinstance(placed, SiteComparison)
+    one, other = _sides(model, prompt, placed, vectors or {})
+    if (one.hook, one.position) == (other.hook, other.position):
+        return None
+    error = math.nextafter(one.error + other.error, math.inf) if one.error or other.error else 0.0
+    condition = compared_condition(0, 1, str(query.comparison), error, str(query))
+    return Crossed((_gathered([one]), _gathered([other])), condition)
+
+
+def _sides(
+    model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors
+) -> tuple[_Site, _Site]:
+    """Both readouts of a comparison, at one token each."""
     first, second = (_sites(model, prompt, side, vectors) for side in query.sides)
     if len(first) != 1 or len(second) != 1:
         raise QueryError(f"{query} reads several tokens: name each by its index")
     one, other = first[0], second[0]
+    if (one.hook, one.position, one.name) == (other.hook, other.position, other.name):
+        raise QueryError(f"{query} compares a readout with itself: name two")
+    return one, other
+
+
+def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
+    """Two readouts of one hook and one token."""
+    one, other = _sides(model, prompt, query, vectors)
     if (one.hook, one.position) != (other.hook, other.position):
         raise QueryError(
             f"one proof reads one hook at one token, {query} compares {one.hook}@{one.position} with "
-            f"{other.hook}@{other.position}: compare each with a number"
+            f"{other.hook}@{other.position}: compare each with a number, or ask it of a family"
         )
-    if one.name == other.name:
-        raise QueryError(f"{query} compares a readout with itself: name two")
     placed = SiteComparison.of(one.query, str(query.comparison), other.query)
     return replace(one, query=placed, other=other)
 
