@@ -243,7 +243,7 @@ def _conditions(query: Query, parts: Sequence[Query], size: int, model: Transfor
 
 def member_readouts(
     query: Query, member: Member, model: Transformer, vectors: Vectors | None
-) -> list[Readouts]:
+) -> tuple[list[Readouts], list[Crossed]]:
     """Return what a query reads inside the model at one member.
 
     Args:
@@ -251,32 +251,20 @@ def member_readouts(
         member: the member.
         model: the model.
         vectors: directions and dictionaries by name.
+
+    Returns:
+        The readouts, and the comparisons of two at different hooks or tokens.
     """
-    sites = [part for part in parts_of(query) if isinstance(part, SiteQuery)]
-    prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if sites else None
-    return [
-        read
-        for part in sites
-        if prompt is not None and crossed(model, prompt, part, vectors) is None
-        for read in readouts(model, prompt, part, vectors)
-    ]
-
-
-def member_crossed(
-    query: Query, member: Member, model: Transformer, vectors: Vectors | None
-) -> list[Crossed]:
-    """Return the comparisons of readouts at different hooks or tokens that a query makes at one member.
-
-    Args:
-        query: what is claimed.
-        member: the member.
-        model: the model.
-        vectors: directions and dictionaries by name.
-    """
-    asked = [part for part in parts_of(query) if isinstance(part, SiteComparison)]
-    prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if asked else None
-    pairs = [crossed(model, prompt, part, vectors) for part in asked if prompt is not None]
-    return [pair for pair in pairs if pair is not None]
+    reads, pairs = list[Readouts](), list[Crossed]()
+    for part in parts_of(query):
+        if isinstance(part, SiteQuery):
+            prompt = replace(model.prompt(list(member.ids)), roles=member.roles)
+            pair = crossed(model, prompt, part, vectors)
+            if pair is None:
+                reads += readouts(model, prompt, part, vectors)
+            else:
+                pairs.append(pair)
+    return reads, pairs
 
 
 def parts_of(query: Query) -> tuple[Query, ...]:

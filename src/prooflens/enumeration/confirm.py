@@ -17,7 +17,7 @@ from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, value
 from prooflens.checker.network import Network
-from prooflens.enumeration.claims import member_conditions, member_crossed, member_lenses, member_readouts
+from prooflens.enumeration.claims import member_conditions, member_lenses, member_readouts
 from prooflens.errors import ModelError
 from prooflens.families import Family, Member
 from prooflens.models import Transformer
@@ -119,10 +119,10 @@ def _inside(
         (at,) = net.cut(layer + 1).run([net.embed(member.ids)], (), True)
         found += [(wanted, value(functional_of(wanted.functional), at)) for wanted in conditions]
     try:
-        reads = member_readouts(query, member, model, vectors)
+        reads, pairs = member_readouts(query, member, model, vectors)
     except ModelError:  # no weight bounds what a part writes that reads no norm
         return [*found, (UNKNOWN, arb("nan"))]
-    for pair in member_crossed(query, member, model, vectors):
+    for pair in pairs:
         both: dict[int | str, Any] = {
             "logits": np.concatenate([_read(net, model, member, side)["logits"] for side in pair.sides])
         }
