@@ -33,7 +33,6 @@ from prooflens.queries import (
     RowQuery,
     Sense,
     Setting,
-    SiteComparison,
     SiteQuery,
     TopK,
     parse_heads,
