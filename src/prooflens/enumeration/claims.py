@@ -60,7 +60,11 @@ class OutputMargin:
     by_token: tuple[bool, bool]
 
     def outputs(self, ids: Int[Tensor, "B S"]) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"] | None]:
-        """The indices of both outputs for every member."""
+        """The indices of both outputs for every member.
+
+        Args:
+            ids: the tokens of the members, shape [B, S].
+        """
 
         def found(number: int, by_token: bool) -> Tensor:
             return ids[:, number] if by_token else ids.new_full((len(ids),), number)
@@ -267,12 +271,20 @@ def member_readouts(
 
 
 def parts_of(query: Query) -> tuple[Query, ...]:
-    """The parts of a conjunction; of a weighted sum, and of everything else, it itself."""
+    """The parts of a conjunction; of a weighted sum, and of everything else, it itself.
+
+    Args:
+        query: any query.
+    """
     return query.parts if isinstance(query, Circuit) and query.weights is None else (query,)
 
 
 def check_query(query: Query) -> None:
-    """Raise a `QueryError` unless a query says of every prompt by itself whether it holds."""
+    """Raise a `QueryError` unless a query says of every prompt by itself whether it holds.
+
+    Args:
+        query: what is asked of a family.
+    """
     parts = query.parts if isinstance(query, Circuit) else (query,)
     for part in parts:
         if isinstance(part, RowQuery) and part.heads is None:

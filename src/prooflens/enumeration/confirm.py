@@ -36,7 +36,11 @@ UNKNOWN = Condition(Functional((), name="no bound"), Sense.POSITIVE)
 
 
 def network_of(model: Transformer) -> Network:
-    """The checker's network with a model's weights."""
+    """The checker's network with a model's weights.
+
+    Args:
+        model: the model.
+    """
 
     def tables(n_tokens: int, d_head: int, theta: float) -> Any:
         made = rotary_tables(n_tokens, d_head, theta, torch.zeros(1, dtype=torch.float64))

@@ -168,7 +168,12 @@ def family(
 
 
 def bound_family(prompts: Given, model: Transformer) -> Family:
-    """Return a family of prompts in a model; an error if it is none, or another model's."""
+    """Return a family of prompts in a model; an error if it is none, or another model's.
+
+    Args:
+        prompts: a family, or what makes one in a model.
+        model: the model.
+    """
     if isinstance(prompts, Family):
         if prompts.model.sha256 != model.sha256:
             raise PromptError(

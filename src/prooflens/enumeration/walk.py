@@ -263,6 +263,11 @@ class Walk:
 
 
 def part_file(out: Path, part: tuple[int, int]) -> Path:
-    """Where the counts of a part are kept, beside the run that they are for."""
+    """Where the counts of a part are kept, beside the run that they are for.
+
+    Args:
+        out: the run directory.
+        part: (i, n): the i-th of n parts.
+    """
     digits = max(1, math.ceil(math.log10(part[1] + 1)))
     return out.with_name(f"{out.name}.part-{part[0]:0{digits}d}-of-{part[1]}.npz")

@@ -39,7 +39,12 @@ def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | 
 
 
 def append(writer: RunWriter, results: Results) -> None:
-    """Write results as the next part of a run."""
+    """Write results as the next part of a run.
+
+    Args:
+        writer: the run that is written.
+        results: the rows, with bounds and witnesses.
+    """
     claims = pa.array([describe(outcome.claim) for outcome in results.outcomes], pa.string())
     table = results.table.append_column("claim", claims)
     table = table.append_column("region_id", pa.repeat(pa.scalar(0, pa.int32()), table.num_rows))
@@ -181,7 +186,12 @@ def save_frame(
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:
-    """Return centre, radii or generators, anchor and constraints of a region, named `name`/…, and its image."""
+    """Return centre, radii or generators, anchor and constraints of a region, named `name`/…, and its image.
+
+    Args:
+        region: the region.
+        name: what the names of its tensors begin with.
+    """
     held: dict[str, Tensor | None] = {
         "center": region.center,
         "radius": region.radius,
@@ -222,6 +232,9 @@ def describe(claim: Claim) -> str:
 
     A reader can decide `holds` from it: there is no tie, and every functional has a lower bound > 0, ≥ 0 or, for a
     range, two finite bounds.
+
+    Args:
+        claim: what was claimed.
     """
     return json.dumps(
         {
@@ -238,7 +251,11 @@ def describe(claim: Claim) -> str:
 
 @lru_cache(maxsize=65536)
 def functional_of(functional: Functional) -> dict[str, Any]:
-    """Describe a functional as JSON has it: name, constant and terms."""
+    """Describe a functional as JSON has it: name, constant and terms.
+
+    Args:
+        functional: a functional of a claim.
+    """
     return {
         "name": functional.name,
         "constant": functional.constant,

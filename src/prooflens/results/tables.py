@@ -72,12 +72,20 @@ RADII = pa.schema(
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
-    """Return what identifies a claim within one model, prompt and region: layer, head, position, query."""
+    """Return what identifies a claim within one model, prompt and region: layer, head, position, query.
+
+    Args:
+        claim: what is claimed.
+    """
     return (*claim_place(claim), query_name(claim.query))
 
 
 def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
-    """Return layer, head and position of a claim about one row of attention, else three times None."""
+    """Return layer, head and position of a claim about one row of attention, else three times None.
+
+    Args:
+        claim: what is claimed.
+    """
     if isinstance(claim.query, RowQuery) and len(claim.rows) == 1:
         row = claim.rows[0]
         return row.layer, row.head, row.position
@@ -85,7 +93,11 @@ def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number as JSON and Parquet keep it: what is not finite becomes null."""
+    """Return the number as JSON and Parquet keep it: what is not finite becomes null.
+
+    Args:
+        value: any number; None stays None.
+    """
     return value if value is not None and math.isfinite(value) else None
 
 

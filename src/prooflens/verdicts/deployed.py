@@ -121,7 +121,11 @@ class Precision:
 
 
 def reads_model(claim: Claim) -> bool:
-    """Whether a claim reads anything of the model: what the mask alone decides has no margin."""
+    """Whether a claim reads anything of the model: what the mask alone decides has no margin.
+
+    Args:
+        claim: what is claimed.
+    """
     return any(f.rows or f.logits for f in claim.functionals)
 
 

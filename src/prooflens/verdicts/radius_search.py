@@ -195,7 +195,14 @@ class RadiusSearch:
         note: str = "",
         shares: Callable[[float], tuple[float | None, float | None]] | None = None,
     ) -> pa.Table:
-        """The rows of all claims; `shares` says what a radius is worth in tokens."""
+        """The rows of all claims; `shares` says what a radius is worth in tokens.
+
+        Args:
+            subject: what the rows are about.
+            token: the token that moved alone; None where all did.
+            note: is added to the reason of every row.
+            shares: returns a radius as a share of the distance to the nearest other token and of a token's length.
+        """
         size = len(self.claims)
         label = "ball" if token is None else f"ball on token {token}"
         columns: dict[str, Any] = subject.columns(size) | {"region": [label] * size}

@@ -214,7 +214,11 @@ class Readouts:
     wanted: tuple[tuple[SiteQuery, Condition], ...]
 
     def of(self, model: Transformer) -> Transformer:
-        """Return the model whose outputs they are."""
+        """Return the model whose outputs they are.
+
+        Args:
+            model: the model that is read.
+        """
         bias = self.bias if bool(self.bias.any()) else None
         return read_at(model, self.hook, self.position, self.weight, bias, self.names)
 
