@@ -233,7 +233,11 @@ class Dictionary:
         return float(b - w @ self.center - theta), float(size)
 
     def check(self, model: Transformer) -> None:
-        """Raise a `ModelError` unless the dictionary reads a hook that the model has, with its width."""
+        """Raise a `ModelError` unless the dictionary reads a hook that the model has, with its width.
+
+        Args:
+            model: the model that it is to read.
+        """
         width = find_hook(model.architecture, self.hook).width
         if width != self.weight.shape[1]:
             raise ModelError(

@@ -43,11 +43,19 @@ class Score:
     key: int
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return a_key."""
+        """Return a_key.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return scores[..., self.key]
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return the unit vector e_key."""
+        """Return the unit vector e_key.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return _spread((self.key,), torch.ones_like(scores[..., :1]), scores)
 
 
@@ -68,11 +76,19 @@ class LogSumExp:
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return log Σ_keys e^a."""
+        """Return log Σ_keys e^a.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return scores[..., self.keys].logsumexp(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return the softmax over the group, and 0 at the other keys."""
+        """Return the softmax over the group, and 0 at the other keys.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return _spread(self.keys, scores[..., self.keys].softmax(-1), scores)
 
 
@@ -89,12 +105,20 @@ class RowEntropy:
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return H(softmax a)."""
+        """Return H(softmax a).
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         logs = scores[..., self.keys].log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return −s_j (log s_j + H)."""
+        """Return −s_j (log s_j + H).
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         logs = scores[..., self.keys].log_softmax(-1)
         s = logs.exp()
         H = -(s * logs).sum(-1, keepdim=True)
@@ -115,7 +139,11 @@ class LargestLogit:
     but: tuple[int, ...]
 
     def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
-        """Return the maximum over all c not in `but`; −∞ if there is none."""
+        """Return the maximum over all c not in `but`; −∞ if there is none.
+
+        Args:
+            logits: the outputs, shape [..., C].
+        """
         kept = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
         kept[list(self.but)] = False
         return torch.where(kept, logits, -torch.inf).amax(-1)
@@ -145,7 +173,11 @@ class Standing:
     k: int
 
     def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
-        """Return min(y, k-th smallest y − y_j); differentiable."""
+        """Return min(y, k-th smallest y − y_j); differentiable.
+
+        Args:
+            logits: the outputs, shape [..., C].
+        """
         own = logits[..., self.index]
         if self.k > len(self.rivals):
             return own
@@ -271,7 +303,11 @@ class Functional:
         return out
 
     def scaled(self, factor: float) -> "Functional":
-        """Return factor · self."""
+        """Return factor · self.
+
+        Args:
+            factor: what weights and constant are multiplied by.
+        """
         terms = tuple((factor * weight, atom) for weight, atom in self.terms)
         return Functional(terms, factor * self.constant, f"{factor:g}*({self.name})")
 
@@ -328,7 +364,12 @@ def _group(row: Row, keys: tuple[int, ...]) -> Score | LogSumExp:
 
 
 def logit_margin(winner: int, loser: int) -> Functional:
-    """Return Logit(winner) − Logit(loser)."""
+    """Return Logit(winner) − Logit(loser).
+
+    Args:
+        winner: the output that should be larger.
+        loser: the one that should be smaller.
+    """
     return Functional(((1.0, Logit(winner)), (-1.0, Logit(loser))), name=f"logit[{winner}] - logit[{loser}]")
 
 

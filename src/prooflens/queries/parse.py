@@ -243,7 +243,11 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
 
 
 def metric_text(query: Query) -> str:
-    """Return how a metric is written."""
+    """Return how a metric is written.
+
+    Args:
+        query: what `parse_metric` returned.
+    """
     return str(query).replace(">", "-") if isinstance(query, Beats) else str(query)
 
 

@@ -111,7 +111,12 @@ class SiteQuery(Query):
         return "readout"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """Refuse: a site is bound to the model that ends at its hook (`verdicts.sites`)."""
+        """Refuse: a site is bound to the model that ends at its hook (`verdicts.sites`).
+
+        Args:
+            setting: not used.
+            heads: not used.
+        """
         raise inside_alone(self)
 
 
@@ -146,14 +151,23 @@ class TopFeature(SiteQuery):
 
 
 def inside_alone(query: Query) -> QueryError:
-    """Return the error of a query about a value inside the model that stands beside others."""
+    """Return the error of a query about a value inside the model that stands beside others.
+
+    Args:
+        query: the query.
+    """
     return QueryError(
         f"{query} is about a value inside the model: ask it alone, or join it to others by & in `circuit`"
     )
 
 
 def check_level(comparison: str | None, threshold: float) -> None:
-    """Raise a `QueryError` unless a comparison is one that there is and its threshold a finite number."""
+    """Raise a `QueryError` unless a comparison is one that there is and its threshold a finite number.
+
+    Args:
+        comparison: `>`, `>=`, `<` or `<=`; None for a range.
+        threshold: the number.
+    """
     if comparison is not None and comparison not in COMPARISONS:
         raise QueryError(f"{comparison!r} does not compare: write {', '.join(COMPARISONS)}")
     if not math.isfinite(threshold):
@@ -161,7 +175,12 @@ def check_level(comparison: str | None, threshold: float) -> None:
 
 
 def level_text(comparison: str | None, threshold: float) -> str:
-    """Return how a comparison is written; nothing for a range."""
+    """Return how a comparison is written; nothing for a range.
+
+    Args:
+        comparison: `>`, `>=`, `<` or `<=`; None for a range.
+        threshold: the number.
+    """
     return "" if comparison is None else f"{comparison}{threshold!r}"
 
 
