@@ -132,6 +132,8 @@ def test_deployed_precision_is_measured_there_too() -> None:
     model = reader("llama")
     found = pl.family(model, TEMPLATE, QUERIES[:3], confirm=0.0, nearest=2, deployed="float32")
     assert all(row.deployed is not None and row.deployed.at_nearest is not None for row in found)
+    who = [row.deployed.deployed for row in found if row.deployed is not None]
+    assert ["cut or read at a hook" in one for one in who] == [True, False, True]  # lens 1 is the model
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from prooflens.enumeration.claims import parts_of
 from prooflens.families import Family, Member
-from prooflens.models.deployed import DeployedModel
+from prooflens.models.deployed import DeployedModel, own_forward
 from prooflens.queries import Query
 from prooflens.results.deployed import FamilyDifference
 from prooflens.verdicts.deployed import deployed_model, margins_at, questions_at, reads_model
+from prooflens.verdicts.question import Question
 from prooflens.verdicts.sites import Vectors
 
 DRAWN = 16
@@ -39,7 +40,7 @@ class FamilyPrecision:
     source: str | None
     vectors: Vectors | None = None
     seed: int = 0
-    _models: dict[str, DeployedModel] = field(default_factory=dict)
+    _whole: list[DeployedModel] = field(default_factory=list)
 
     def measured(self, query: Query, nearest: Sequence[Member]) -> FamilyDifference:
         """Measure a claim at members.
@@ -53,10 +54,11 @@ class FamilyPrecision:
             for shape, digits in self.family.draw(DRAWN, self.seed)
             for member in self.family.members(shape, digits)
         ]
-        near = [self._margins(query, member) for member in nearest]
-        far = [self._margins(query, member) for member in drawn]
+        who: dict[str, None] = {}
+        near = [self._margins(query, member, who) for member in nearest]
+        far = [self._margins(query, member, who) for member in drawn]
         return FamilyDifference(
-            ", ".join(dict.fromkeys(model.name for model in self._models.values())),
+            ", ".join(who) or self.precision,
             len(near),
             largest_apart(near),
             len(far),
@@ -64,8 +66,20 @@ class FamilyPrecision:
             sum((a > 0.0) != (b > 0.0) for a, b in (*near, *far)),
         )
 
-    def _margins(self, query: Query, member: Member) -> tuple[float, float]:
-        """The margin of a claim at a member, in float64 and in the other precision; infinite if the mask decides it."""
+    def _model(self, question: Question) -> DeployedModel:
+        """Who runs a model in the other precision: the whole one is looked for once, others are run here."""
+        model = question.problem.model
+        if model.sha256 != self.family.model.sha256:
+            return own_forward(model, self.precision, "the model is cut or read at a hook")
+        if not self._whole:
+            self._whole.append(deployed_model(question, self.precision))
+        return self._whole[0]
+
+    def _margins(self, query: Query, member: Member, who: dict[str, None]) -> tuple[float, float]:
+        """The margin of a claim at a member, in float64 and in the other precision; infinite if the mask decides it.
+
+        Those who ran the model in the other precision are added to `who`.
+        """
         pairs = [(math.inf, math.inf)]
         model = self.family.model
         prompt = replace(model.prompt(list(member.ids)), roles=member.roles)
@@ -74,10 +88,9 @@ class FamilyPrecision:
             if not claims:
                 continue
             problem, clean = question.problem, question.problem.region.reference[None]
-            key = problem.model.sha256
-            if key not in self._models:
-                self._models[key] = deployed_model(question, self.precision)
-            own, other = (margins_at(problem, claims, clean, held) for held in (None, self._models[key]))
+            low = self._model(question)
+            who[low.name] = None
+            own, other = (margins_at(problem, claims, clean, held) for held in (None, low))
             pairs.append((float(own.amin()), float(other.amin())))
         return min(own for own, _ in pairs), min(other for _, other in pairs)
 
