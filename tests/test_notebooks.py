@@ -39,14 +39,19 @@ def test_there_are_ten() -> None:
 def test_it_begins_for_colab_and_has_its_outputs(path: Path) -> None:
     first, install = cells(path, "markdown")[0], cells(path, "code")[0]
     assert source(first).startswith("# ")
+    badge = r"\[!\[Open in Colab\]\(\S+/colab-badge\.svg\)\]\(https://colab\.research\.google\.com/\S*\)"
+    assert re.search(badge, source(first))
+    assert f"`{path.name}`" in source(first)
     assert source(install).startswith("# On Colab")
-    assert "pip install" in source(install)
+    guard, installs = source(install).splitlines()[-2:]
+    assert guard == 'if find_spec("prooflens") is None:'
+    assert re.fullmatch(r' +%pip install --quiet "prooflens\[[a-z,]+\]"', installs)
+    assert install["outputs"] == []
     outputs = [output for cell in cells(path, "code") for output in cell["outputs"]]
     assert len(outputs) >= 2
     assert all(output["output_type"] != "error" for output in outputs)
     assert path.stat().st_size < LARGEST
-    ran = [cell for cell in cells(path, "code") if not source(cell).startswith("#")]
-    assert all(cell["execution_count"] for cell in ran)
+    assert all(cell["execution_count"] for cell in cells(path, "code"))
 
 
 def test_most_have_a_picture() -> None:

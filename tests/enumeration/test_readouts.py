@@ -133,8 +133,6 @@ def test_every_hook_is_read_in_trees_as_in_lists() -> None:
     ("query", "words"),
     [
         ("neuron 1.3@-1", "has no sign"),
-        ("lens 0 argmax={A}", "give model.cut"),
-        ("dla 1.0 logit{A}-logit{B}>0", "a family has none"),
         ("neuron 1.3>0@{C}", "names no slot"),
         ("feature SAE.4 active@-1", "no direction or dictionary"),
     ],

@@ -111,6 +111,14 @@ def test_several_edits_at_once_and_their_name() -> None:
     assert "without a0.h0, m1" in str(both)
 
 
+def test_the_method_is_the_function(toy: pl.Transformer) -> None:
+    edits: list[str | Edit] = ["a0.h1", pl.Edit("m1", torch.ones(toy.architecture.d_model).double())]
+    made, method = pl.edit(toy, edits), toy.edit(edits)
+    assert (method.name, method.sha256) == (made.name, made.sha256)
+    with pytest.raises(ModelError, match="nothing is edited"):
+        toy.edit([])
+
+
 def test_a_readout_of_an_edited_model_is_an_edited_readout() -> None:
     model, x, _ = drawn("gpt2")
     read = pl.read_at(pl.edit(model, "m0"), "blocks.1.hook_resid_post", 2, [0, 1])

@@ -108,7 +108,8 @@ def test_saelens_folders(toy: pl.Transformer, sae: pl.Dictionary, tmp_path: Path
     h = torch.randn(5, toy.architecture.d_model, dtype=torch.float64)
     assert torch.equal(read.active(h), sae.active(h))
     for change, word in (
-        ({"architecture": "topk"}, "topk"),
+        ({"architecture": "topk"}, "has no k"),
+        ({"architecture": "topk", "k": 2, "rescale_acts_by_decoder_norm": True}, "fold_W_dec_norm"),
         ({"normalize_activations": "layer_norm"}, "normalize_activations"),
         ({"hook_name": None}, "hook_name"),
         ({"architecture": "crosscoder"}, "crosscoder"),

@@ -16,13 +16,13 @@ def attribution(net: Network, place: str, first: int, second: int) -> tuple[str,
     LookupError where there is no such part, or parts of the network do not add up to what its head reads.
 
     Args:
-        net: a network that ends at a hook.
+        net: a network, whole or ended at a hook.
         place: a head `9.6`, an attention `a9` or a network `m3`.
         first: the output that counts positively.
         second: the one that counts negatively.
     """
-    held = net.goes_on
-    if held is None or held.arch["norm_place"] not in ("pre", "none") or held.arch["pooler"]:
+    held = net if net.goes_on is None else net.goes_on
+    if held.arch["norm_place"] not in ("pre", "none") or held.arch["pooler"]:
         raise LookupError("the network has no attributions")
     if held.arch["pool"] not in ("none", "last") or first == second:
         raise LookupError("the network has no such attribution")

@@ -1,8 +1,9 @@
 """Functionals of scores and outputs, and their values at a point, in Arb balls.
 
 A functional is a dictionary {"constant", "terms", "sense"} of a run's `claim` column; a term is [weight, kind, layer,
-head, position, key or keys] with kind `score`, `logsumexp` or `entropy`, [weight, "logit", index], or [weight,
-"largest", outputs that are left out].
+head, position, key or keys] with kind `score`, `logsumexp` or `entropy`, [weight, "logit", index], [weight, "largest",
+outputs that are left out], or [weight, "standing", index, k, rivals]: the smaller of the output and of the k-th
+smallest of its differences to its rivals.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from flint import arb
 
 Functional = Mapping[str, Any]
-OUTPUTS = ("logit", "largest")
+OUTPUTS = ("logit", "largest", "standing")
 
 
 def keys_of(term: list[Any]) -> list[int]:
@@ -28,6 +29,10 @@ def value(functional: Functional, found: Mapping[int | str, Any]) -> arb:
     total = arb(functional["constant"])
     for term in functional["terms"]:
         weight, kind = term[:2]
+        if kind == "standing":
+            y = found["logits"]
+            total += arb(weight) * standing(y[term[2]], [y[j] for j in term[4]], term[3])
+            continue
         if kind in OUTPUTS:
             read = found["logits"][[term[2]]] if kind == "logit" else np.delete(found["logits"], term[2])
             total += arb(weight) * reduce(arb.max, read)
@@ -39,3 +44,14 @@ def value(functional: Functional, found: Mapping[int | str, Any]) -> arb:
         entropy = lse - sum((x * y for x, y in zip(e, a, strict=True)), arb(0)) / Z
         total += arb(weight) * {"score": a[0], "logsumexp": lse, "entropy": entropy}[kind]
     return total
+
+
+def standing(own: arb, rivals: list[arb], k: int) -> arb:
+    """min(y, k-th smallest of y − y_j): between the k-th smallest of the lower ends and that of the upper ends."""
+    if k > len(rivals):
+        return own
+    gaps = [own - rival for rival in rivals]
+    low, high = (
+        sorted(ends, key=float)[k - 1] for ends in zip(*((g.lower(), g.upper()) for g in gaps), strict=True)
+    )
+    return own.min(low.union(high))

@@ -63,7 +63,7 @@ class PlainNetwork:
             raise ValueError(f"{missing[0]} is not run again")
         if output:
             cut = edited.without_edges(self.weights, ("final_norm", 4, -1), x, self._sent, np.matmul)
-            found["logits"] = self._read_out(x if cut is None else cut)
+            found["logits"] = self.read_out(x if cut is None else cut)
         return found
 
     def _note(self, hook: str, x: Array) -> Array:
@@ -215,7 +215,8 @@ class PlainNetwork:
         found: Array = z * self.weights.get(f"{name}.weight", 1.0) + self.weights.get(f"{name}.bias", 0.0)
         return found
 
-    def _read_out(self, x: Array) -> Array:
+    def read_out(self, x: Array) -> Array:
+        """Final norm, pooling and head of a stream [B, S, d]."""
         if self.arch["norm_place"] in ("pre", "sandwich", "output"):
             x = self._norm("final_norm", x)
         pool = self.arch["pool"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from prooflens.checker.member_values import SITE, Readouts, ball_sign, judged
+from prooflens.checker.member_values import SITE, Readouts, ball_sign, hooks_of, judged, lenses_of
 from prooflens.checker.network import Network
 from prooflens.checker.plain import PlainNetwork
 from prooflens.checker.query_reader import Form, QueryReader
@@ -31,6 +31,7 @@ NEAR = 1e-6
 
 Row = dict[str, Any]
 Word = tuple[str, str]
+_LENS = re.compile(r"lens (\d+) ")
 _ROLE = re.compile(r"([A-Za-z_]\w*)(?:\.(\d+))?(?:\.(first|last))?")
 _SELF = re.compile(r"self([+-]\d+)?")
 
@@ -256,8 +257,10 @@ class FamilyChecker:
                 atoms = [atom for i in batch for form in forms[i] for atom in form[0]]
                 layers = {atom[1] for atom in atoms if atom[0] in ("mass", "entropy")}
                 output = any(atom[0] in ("logit", "largest") for atom in atoms)
-                hooks = {atom[1] for atom in atoms if atom[0] == "site"}
+                hooks = hooks_of(atoms)
                 values = self.plain.run(np.array([every[i] for i in batch]), layers, output, hooks)
+                for layer in lenses_of(atoms):
+                    values[f"lens {layer}"] = self.plain.read_out(values[f"blocks.{layer}.hook_resid_post"])
                 for b, i in enumerate(batch):
                     found[i] = judged(forms[i], values, b, self.reads)
         return found
@@ -270,9 +273,15 @@ class FamilyChecker:
             raise ValueError("weighted sums and tokens by text are not read in families")
         reader, found = QueryReader(self.net, [""] * len(ids), {}), list[Form]()
         for part in query.split(" & "):
-            if SITE.match(part):
+            if lens := _LENS.match(part):
+                for text in _ordinary(part[lens.end() :], shape.places, ids):
+                    forms = reader.forms(text)
+                    layer = int(lens[1])
+                    found += [({("lens", layer, a): w for a, w in f[0].items()}, f[1], f[2]) for f in forms]
+            elif SITE.match(part):
+                named = _with_outputs(part, shape.places, ids)
                 found += self.reads.forms(
-                    part, lambda at: _positions(at.strip("{}"), shape.places, None), len(ids)
+                    named, lambda at: _positions(at.strip("{}"), shape.places, None), len(ids)
                 )
             else:
                 found += [form for text in _ordinary(part, shape.places, ids) for form in reader.forms(text)]
@@ -288,13 +297,22 @@ class FamilyChecker:
         layers = {atom[1] for atom in atoms if atom[0] in ("mass", "entropy")}
         output = any(atom[0] in ("logit", "largest") for atom in atoms)
         (values,) = self.net.run([self.net.embed(ids)], layers, output)
+        for layer in lenses_of(atoms):
+            values[f"lens {layer}"] = self.net.cut(layer + 1).run([self.net.embed(ids)], (), True)[0][
+                "logits"
+            ]
         signs = [ball_sign(form, values, self.reads, ids) for form in forms]
         return False if False in signs else None if None in signs else True
 
 
+def _with_outputs(part: str, places: Mapping[str, Any], ids: Sequence[int]) -> str:
+    """A part whose outputs are named by their numbers."""
+    return re.sub(r"(logit|argmax=)\{([^{}]*)\}", lambda m: f"{m[1]}{_output(m[2], places, ids)}", part)
+
+
 def _ordinary(part: str, places: Mapping[str, Any], ids: Sequence[int]) -> Iterator[str]:
     """A part with every role as a position or an output, one for each position where `self` is read."""
-    text = re.sub(r"(logit|argmax=)\{([^{}]*)\}", lambda m: f"{m[1]}{_output(m[2], places, ids)}", part)
+    text = _with_outputs(part, places, ids)
     kind, *sets = re.split(r"@(?=[\[{])", text)
     if sets and not (kind.partition(":")[2].startswith("mass") and len(sets) == 1 and sets[0][0] == "{"):
         held = ",".join(map(str, _positions(sets.pop()[1:-1], places, None)))

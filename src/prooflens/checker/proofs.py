@@ -89,6 +89,8 @@ class Prover:
         straight = [term for term in terms if term[1] in ("score", "logit")]
         if len(straight) == len(terms):
             return self._linear(functional, tight)
+        if [term[1] for term in terms] == ["standing"]:
+            return self._standing(functional, tight)
         if any(term[1] in OUTPUTS for term in terms):
             return self._against_largest(functional, tight)
         rows: set[tuple[int, int, int]] = {tuple(term[2:5]) for term in terms}
@@ -162,6 +164,23 @@ class Prover:
                 again = make().tight_bounds()
                 self._forms["tight", *key] = max(low, again[0]), min(high, again[1])
         return self._forms.get(("tight", *key), (low, high))
+
+    def _standing(self, functional: Functional, tight: bool) -> Range:
+        """c ± min(y, k-th smallest of y − y_j): order statistics are monotone, so bounds of differences bound it."""
+        ((weight, _, index, k, rivals),) = functional["terms"]
+        ends = [self._linear({"constant": 0.0, "terms": [[1.0, "logit", index]]}, tight)]
+        if k <= len(rivals):
+            gaps = [
+                self._linear(
+                    {"constant": 0.0, "terms": [[1.0, "logit", index], [-1.0, "logit", rival]]}, tight
+                )
+                for rival in rivals
+            ]
+            ends.append(Range(sorted(g.low for g in gaps)[k - 1], sorted(g.high for g in gaps)[k - 1]))
+        sides = [arb(weight) * min(end[side] for end in ends) for side in (0, 1)]
+        low, high = sides if weight > 0.0 else sides[::-1]
+        constant = arb(functional["constant"])
+        return Range(_outward(constant + low)[0], _outward(constant + high)[1])
 
     def _against_largest(self, functional: Functional, tight: bool) -> Range:
         """c + Σ w·logit − w₀·max of the other outputs, from below: the least over those others."""

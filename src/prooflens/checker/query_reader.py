@@ -42,7 +42,8 @@ _PART = re.compile(
     rf"|(?:lens (?P<lens_of_two>\d+) )?logit(?P<winner>\d+)>logit(?P<loser>\d+)"
     rf"|(?P<one>{_SITE})(?P<over>>=|<=|>|<)(?P<two>{_SITE})"
     rf"|(?:(?P<level>(?:lens \d+ )?logit\d+|{_READOUT})"
-    rf"(?: (?P<word>active|off))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))(?:@\[?(?P<at>{_ITEMS})\]?)?"
+    rf"(?: (?P<word>active|off|(?:not )?top\d+))?(?:(?P<compare>>=|<=|>|<)(?P<than>{_NUMBER}))?))"
+    rf"(?:@\[?(?P<at>{_ITEMS})\]?)?"
 )
 
 
@@ -166,8 +167,18 @@ class QueryReader:
         if part["word"]:
             sign, sense = (1, ">") if part["word"] == "active" else (-1, "<=")
         index = self._output(part)
+        if part["word"] and "top" in part["word"]:
+            return self._standing(part, index)
         wanted = {"range": "range", ">": ">0", "<": ">0", ">=": ">=0", "<=": ">=0"}[sense]
         return {("logit", index): Fraction(sign)}, -sign * arb(float(part["than"] or 0)), wanted
+
+    def _standing(self, part: Mapping[str, Any], index: int) -> Form:
+        """A feature above 0 and among the k largest of its dictionary, or not: against all outputs of that name."""
+        word, k = part["word"].split("top")
+        owner = self.names[index].rpartition(".")[0]
+        rivals = [i for i, name in enumerate(self.names) if name.rpartition(".")[0] == owner and i != index]
+        sign, sense = (-1, ">=0") if word else (1, ">0")
+        return {("standing", index, int(k), tuple(rivals)): Fraction(sign)}, arb(0), sense
 
     def _compared(self, part: Mapping[str, Any]) -> Form:
         """One readout above another of the same network."""
@@ -306,14 +317,17 @@ def _over(inside: list[int], k: int, at: tuple[Any, ...], keys: list[int]) -> li
 
 
 def _margin(plus: tuple[Any, ...], minus: tuple[Any, ...]) -> Form:
-    return {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
+    # An output against itself, as where a slot's token is the other output: the terms cancel.
+    return {plus: Fraction(0)} if plus == minus else {plus: Fraction(1), minus: Fraction(-1)}, arb(0), ">0"
 
 
 def same_form(stored: Functional, form: Form, distance: float = 1e-9) -> bool:
     """Equal weights of equal atoms; a constant near the query's and, where it decides nothing, no larger."""
     atoms = defaultdict[tuple[Any, ...], Fraction](Fraction)
     for weight, kind, *where in stored["terms"]:
-        if kind in OUTPUTS:
+        if kind == "standing":
+            atom: tuple[Any, ...] = (kind, where[0], where[1], tuple(sorted(where[2])))
+        elif kind in OUTPUTS:
             atom = kind, tuple(where[0]) if kind == "largest" else where[0]
         else:
             keys = where[3] if isinstance(where[3], list) else [where[3]]

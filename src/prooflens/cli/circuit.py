@@ -10,6 +10,7 @@ from prooflens.cli.common import app, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, make_room, tell_written
 from prooflens.cli.options import (
+    Deployed,
     EffortOptions,
     Eps,
     KeepOptions,
@@ -36,6 +37,7 @@ def circuit(
     query: Annotated[str, typer.Option(help="What the heads of a list are asked.")] = "top1@-1",
     vector: VectorFiles = None,
     nearest: Nearest = None,
+    deployed: Deployed = None,
 ) -> None:
     """Several heads at once: does the circuit hold on the whole region, and which part is the weakest link?"""
     from prooflens.verdicts.certify import Interrupted
@@ -55,6 +57,7 @@ def circuit(
                 circuit,
                 query=query,
                 vectors=read_vectors(vector),
+                deployed=deployed,
                 **effort.options(tell),
             )
         except Interrupted as stop:
@@ -63,7 +66,9 @@ def circuit(
             raise typer.Exit(130) from None
     show_rows(found, keep, words)
     if keep.out is not None:
-        asked = configuration(given, effort, circuit=circuit, eps=eps, query=query, eps_in_words=words)
+        asked = configuration(
+            given, effort, circuit=circuit, eps=eps, query=query, eps_in_words=words, deployed=deployed
+        )
         found.save(keep.out, **asked)
         tell_written(keep)
     raise typer.Exit(exit_code({found.verdict: 1}))

@@ -13,6 +13,7 @@ from prooflens.cli.common import app, print_json, print_table, renamed, say
 from prooflens.cli.groups import grouped
 from prooflens.cli.keep import configuration, tell_written
 from prooflens.cli.options import (
+    Deployed,
     Device,
     KeepOptions,
     Memory,
@@ -129,6 +130,7 @@ def family(
         str | None,
         typer.Option(help="Only one part of several, as in 2/8; the last one to end writes the run."),
     ] = None,
+    deployed: Deployed = None,
     device: Device = None,
     memory: Memory = None,
 ) -> None:
@@ -146,6 +148,7 @@ def family(
         "confirm": confirm,
         "keep": failures,
         "memory": memory,
+        "deployed": deployed,
         "device": device,
         "configuration": configuration(device=device),
         "vectors": read_vectors(given.vector),

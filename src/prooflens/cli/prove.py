@@ -243,6 +243,7 @@ def radius(
     per_token: Annotated[bool, typer.Option("--per-token", help="Move one token at a time.")] = False,
     tolerance: Tolerance = 0.1,
     nearest: Nearest = None,
+    deployed: Deployed = None,
 ) -> None:
     """The largest ε that is proved and the smallest that is broken, per head × position × query."""
     from prooflens.verdicts.radius import radius as search
@@ -262,10 +263,11 @@ def radius(
             tolerance=tolerance,
             nearest=nearest,
             vectors=claims.vectors,
+            deployed=deployed,
             **effort.options(tell),
         )
 
-    asked = configuration(given, claims, effort, per_token=per_token, tolerance=tolerance)
+    asked = configuration(given, claims, effort, per_token=per_token, tolerance=tolerance, deployed=deployed)
     show_radii(look, keep, asked)
 
 
@@ -316,10 +318,10 @@ def show_rows(frame: Frame, keep: KeepOptions, words: str | None = None) -> None
 
 def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
     """The document of `--json`: rows and summary; of verdicts also who was asked, how to ask on, and ε in words."""
-    from prooflens.results import Results
+    from prooflens.results import Radii, Results
 
     told = {} if words is None else {"eps_in_words": words}
-    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results) else {}), **told}
+    return {**frame.to_dict(), **(frame.effort if isinstance(frame, Results | Radii) else {}), **told}
 
 
 def _list(frame: Frame) -> None:
@@ -349,9 +351,9 @@ def tell_precision(frame: Frame) -> None:
     Args:
         frame: what was found.
     """
-    from prooflens.results import Results
+    from prooflens.results import Radii, Results
 
-    if isinstance(frame, Results) and frame.precision is not None:
+    if isinstance(frame, Results | Radii) and frame.precision is not None:
         say(frame.precision)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from prooflens.engines.bounds import Bounds, FormBounds
 from prooflens.engines.forms import Forms, forms_of
 from prooflens.engines.protocol import NO_OPTIONS, Engine, EngineOptions, Stopwatch
+from prooflens.engines.standings import folded, unfolded
 from prooflens.engines.vocabulary import bound_outputs, output_refusal, reads_vector
 from prooflens.numerics import check_arithmetic, down, gamma, up
 from prooflens.numerics.rounding import TINY
@@ -72,6 +73,9 @@ def bound_functionals(
         True
     """
     check_arithmetic(problem.model.device)
+    if any(f.standing for f in functionals):
+        listed, parts = unfolded(functionals)
+        return folded(functionals, parts, bound_functionals(engine, problem, listed, True, options))
     if through := [i for i, f in enumerate(functionals) if reads_vector(problem, f)]:
         return _with_outputs(engine, problem, functionals, through, widths, options)
     watch = Stopwatch(problem.model.device)
@@ -147,6 +151,7 @@ def refusal(
         functionals: what is to be bounded.
         options: memory that may be used.
     """
+    functionals, _ = unfolded(functionals)
     others = [f for f in functionals if not reads_vector(problem, f)]
     if len(others) < len(functionals):
         reason = output_refusal(engine, problem, options)

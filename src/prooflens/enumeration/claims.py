@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prooflens.enumeration.inside import Elsewhere, check_elsewhere
 from prooflens.errors import ModelError, QueryError
 from prooflens.families import Member, Shape
 from prooflens.models import Prompt, Transformer
@@ -22,6 +23,7 @@ from prooflens.queries import (
     Circuit,
     Condition,
     Entropy,
+    InsideQuery,
     Lens,
     Mass,
     Query,
@@ -37,7 +39,7 @@ from prooflens.queries import (
     resolve,
 )
 from prooflens.queries.roles import output_of
-from prooflens.verdicts.sites import Readouts, Vectors, readouts
+from prooflens.verdicts.sites import Crossed, Readouts, Vectors, crossed, readouts
 
 LOGITS = 2**27
 """Outputs that are computed at a time."""
@@ -58,7 +60,11 @@ class OutputMargin:
     by_token: tuple[bool, bool]
 
     def outputs(self, ids: Int[Tensor, "B S"]) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"] | None]:
-        """The indices of both outputs for every member."""
+        """The indices of both outputs for every member.
+
+        Args:
+            ids: the tokens of the members, shape [B, S].
+        """
 
         def found(number: int, by_token: bool) -> Tensor:
             return ids[:, number] if by_token else ids.new_full((len(ids),), number)
@@ -76,12 +82,27 @@ class ShapeClaim:
         outputs: margins of outputs, all wanted positive.
         rows: the rows of attention that are read.
         readouts: readouts of values inside the model.
+        elsewhere: margins of outputs that are read from another vector: attributions and lenses.
+        crossed: comparisons of readouts at different hooks or tokens.
     """
 
     conditions: tuple[Condition, ...]
     outputs: tuple[OutputMargin, ...]
     rows: tuple[Row, ...] = field(default=())
     readouts: tuple[Readouts, ...] = field(default=())
+    elsewhere: tuple[tuple[Elsewhere, OutputMargin], ...] = field(default=())
+    crossed: tuple[Crossed, ...] = field(default=())
+
+    @property
+    def reads(self) -> list[Readouts]:
+        """All readouts, those of comparisons included."""
+        return [*self.readouts, *(side for pair in self.crossed for side in pair.sides)]
+
+    @property
+    def sites(self) -> list[tuple[str, int]]:
+        """The hooks and tokens whose values are read."""
+        found = [(read.hook, read.position) for read in self.reads]
+        return found + [(place.hook, place.position) for place, _ in self.elsewhere]
 
     def judge(
         self, reading: Reading, model: Transformer, ids: Int[Tensor, "B S"]
@@ -101,12 +122,24 @@ class ShapeClaim:
             met.append(condition.sense.met(value, value))
         for margin in self.outputs:
             assert reading.hidden is not None
-            value = _output_margin(model, reading.hidden, *margin.outputs(ids))
+            value = _output_margin(*model.head, reading.hidden, *margin.outputs(ids))
             values.append(value)
             met.append(Sense.POSITIVE.met(value, value))
+        weight, bias = model.head if self.elsewhere else (None, None)
+        for place, margin in self.elsewhere:
+            assert weight is not None
+            assert bias is not None
+            vector = place.vector(model, reading.values[place.hook, place.position])
+            value = place.sign * _output_margin(weight, place.bias(bias), vector, *margin.outputs(ids))
+            values.append(value)
+            met.append(place.sense.met(value, value))
+        for pair in self.crossed:
+            both = torch.cat([_outputs(reading, side) for side in pair.sides], -1)
+            value = pair.condition.functional.value({}, both)
+            values.append(value)
+            met.append(pair.condition.sense.met(value, value))
         for read in self.readouts:
-            h = reading.values[read.hook, read.position]
-            outputs = torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
+            outputs = _outputs(reading, read)
             for _, condition in read.wanted:
                 value = condition.functional.value({}, outputs)
                 values.append(value)
@@ -115,6 +148,11 @@ class ShapeClaim:
             sure = torch.full((len(ids),), torch.inf, dtype=torch.float64, device=ids.device)
             return sure, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         return torch.stack(values, -1).amin(-1), torch.stack(met, -1).all(-1)
+
+
+def _outputs(reading: Reading, read: Readouts) -> Float[Tensor, "B F"]:
+    h = reading.values[read.hook, read.position]
+    return torch.nn.functional.linear(h, read.weight.to(h), read.bias.to(h))
 
 
 def compile_claim(
@@ -143,10 +181,20 @@ def compile_claim(
     conditions: list[Condition] = []
     outputs: list[OutputMargin] = []
     rows: list[Row] = []
+    elsewhere: list[tuple[Elsewhere, OutputMargin]] = []
+    pairs: list[Crossed] = []
     for found in resolve(query, shape.roles, shape.n_tokens):
         for part in parts_of(found):
             if isinstance(part, Argmax | Beats):
                 outputs.append(_output(part, shape, model))
+                continue
+            if isinstance(part, AttributionQuery | Lens):
+                asked = part.query if isinstance(part, Lens) else Beats(part.winner, part.loser)
+                assert isinstance(asked, Argmax | Beats)
+                elsewhere.append((Elsewhere.of(part, model, shape.n_tokens), _output(asked, shape, model)))
+                continue
+            if (pair := crossed(model, place, part, vectors)) is not None:
+                pairs.append(pair)
                 continue
             if isinstance(part, SiteQuery):
                 read += readouts(model, place, part, vectors)
@@ -154,9 +202,10 @@ def compile_claim(
             for claim in part.bind(setting):
                 conditions += claim.conditions
                 rows += claim.rows
-    if not conditions and not outputs and not rows and not read:
+    if not any((conditions, outputs, rows, read, elsewhere, pairs)):
         raise QueryError(f"{query} reads no row of attention in prompts of {shape.n_tokens} tokens")
-    return ShapeClaim(tuple(conditions), tuple(outputs), tuple(dict.fromkeys(rows)), tuple(read))
+    kept = tuple(dict.fromkeys(rows))
+    return ShapeClaim(tuple(conditions), tuple(outputs), kept, tuple(read), tuple(elsewhere), tuple(pairs))
 
 
 def member_conditions(query: Query, member: Member, model: Transformer) -> list[Condition]:
@@ -167,18 +216,37 @@ def member_conditions(query: Query, member: Member, model: Transformer) -> list[
         member: the member.
         model: the model.
     """
-    size = len(member.ids)
+    parts = [part for part in _resolved(query, member) if not isinstance(part, InsideQuery)]
+    return _conditions(query, parts, len(member.ids), model)
+
+
+def member_lenses(query: Query, member: Member, model: Transformer) -> list[tuple[int, list[Condition]]]:
+    """Return the blocks behind which a query looks through the head at one member, and what it says of the outputs.
+
+    Args:
+        query: what is claimed.
+        member: the member.
+        model: the model.
+    """
+    lenses = [part for part in _resolved(query, member) if isinstance(part, Lens)]
+    return [(lens.layer, _conditions(query, [lens.query], len(member.ids), model)) for lens in lenses]
+
+
+def _resolved(query: Query, member: Member) -> list[Query]:
+    found = resolve(query, member.roles, len(member.ids), member.ids)
+    return [part for one in found for part in parts_of(one)]
+
+
+def _conditions(query: Query, parts: Sequence[Query], size: int, model: Transformer) -> list[Condition]:
     setting = _setting(query, size, model, None)
     if model.architecture.d_out is not None:
         setting = replace(setting, logits=torch.zeros(model.architecture.d_out, dtype=torch.float64))
-    found = resolve(query, member.roles, size, member.ids)
-    parts = [part for one in found for part in parts_of(one) if not isinstance(part, SiteQuery)]
     return [condition for asked in parts for claim in asked.bind(setting) for condition in claim.conditions]
 
 
 def member_readouts(
     query: Query, member: Member, model: Transformer, vectors: Vectors | None
-) -> list[Readouts]:
+) -> tuple[list[Readouts], list[Crossed]]:
     """Return what a query reads inside the model at one member.
 
     Args:
@@ -186,19 +254,37 @@ def member_readouts(
         member: the member.
         model: the model.
         vectors: directions and dictionaries by name.
+
+    Returns:
+        The readouts, and the comparisons of two at different hooks or tokens.
     """
-    sites = [part for part in parts_of(query) if isinstance(part, SiteQuery)]
-    prompt = replace(model.prompt(list(member.ids)), roles=member.roles) if sites else None
-    return [read for part in sites if prompt is not None for read in readouts(model, prompt, part, vectors)]
+    reads, pairs = list[Readouts](), list[Crossed]()
+    for part in parts_of(query):
+        if isinstance(part, SiteQuery):
+            prompt = replace(model.prompt(list(member.ids)), roles=member.roles)
+            pair = crossed(model, prompt, part, vectors)
+            if pair is None:
+                reads += readouts(model, prompt, part, vectors)
+            else:
+                pairs.append(pair)
+    return reads, pairs
 
 
 def parts_of(query: Query) -> tuple[Query, ...]:
-    """The parts of a conjunction; of a weighted sum, and of everything else, it itself."""
+    """The parts of a conjunction; of a weighted sum, and of everything else, it itself.
+
+    Args:
+        query: any query.
+    """
     return query.parts if isinstance(query, Circuit) and query.weights is None else (query,)
 
 
 def check_query(query: Query) -> None:
-    """Raise a `QueryError` unless a query says of every prompt by itself whether it holds."""
+    """Raise a `QueryError` unless a query says of every prompt by itself whether it holds.
+
+    Args:
+        query: what is asked of a family.
+    """
     parts = query.parts if isinstance(query, Circuit) else (query,)
     for part in parts:
         if isinstance(part, RowQuery) and part.heads is None:
@@ -208,14 +294,7 @@ def check_query(query: Query) -> None:
                 f"{part} compares with a clean prompt, and a family has none: name the key, as in 'top1={{A}}' or "
                 "'mass>=0.5@{A}'"
             )
-        if isinstance(part, Lens):
-            raise QueryError(
-                f"a family is run through one model: give model.cut({part.layer + 1}) and '{part.query}'"
-            )
-        if isinstance(part, AttributionQuery):
-            raise QueryError(
-                f"{part} freezes a norm at a prompt, and a family has none: ask it of one prompt"
-            )
+        check_elsewhere(part)
         if isinstance(part, SiteQuery) and part.comparison is None:
             raise QueryError(f"{part} has no sign: give a threshold, as in 'neuron 5.12>0@-1'")
         if isinstance(part, Argmax) and part.answer is None:
@@ -286,12 +365,12 @@ def _column(shape: Shape, slot: str, place: int) -> np.ndarray:
 
 
 def _output_margin(
-    model: Transformer,
+    weight: Float[Tensor, "C d"],
+    bias: Float[Tensor, " C"],
     hidden: Float[Tensor, "B d"],
     winner: Int[Tensor, " B"],
     loser: Int[Tensor, " B"] | None,
 ) -> Float[Tensor, " B"]:
-    weight, bias = model.head
     if loser is not None:
         return _logit(weight, bias, hidden, winner) - _logit(weight, bias, hidden, loser)
     found = []

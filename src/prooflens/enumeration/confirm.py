@@ -11,26 +11,36 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, value
 from prooflens.checker.network import Network
-from prooflens.enumeration.claims import member_conditions, member_readouts
+from prooflens.enumeration.claims import member_conditions, member_lenses, member_readouts
+from prooflens.errors import ModelError
 from prooflens.families import Family, Member
 from prooflens.models import Transformer
 from prooflens.models.reads import find_hook
 from prooflens.models.sites import rotary_tables
-from prooflens.queries import Condition, Query, Sense
+from prooflens.queries import Condition, Functional, Query, Sense
 from prooflens.results.record import functional_of
-from prooflens.verdicts.sites import Vectors
+from prooflens.verdicts.sites import Readouts, Vectors
 
 PRODUCT_SECONDS = 1e-7
 """About what one product of balls takes."""
 
 
+UNKNOWN = Condition(Functional((), name="no bound"), Sense.POSITIVE)
+"""Stands for what balls do not say."""
+
+
 def network_of(model: Transformer) -> Network:
-    """The checker's network with a model's weights."""
+    """The checker's network with a model's weights.
+
+    Args:
+        model: the model.
+    """
 
     def tables(n_tokens: int, d_head: int, theta: float) -> Any:
         made = rotary_tables(n_tokens, d_head, theta, torch.zeros(1, dtype=torch.float64))
@@ -109,12 +119,29 @@ def _inside(
 ) -> list[tuple[Condition, arb]]:
     """The functionals of a claim about values inside the model, and their balls at a member."""
     found = []
-    for read in member_readouts(query, member, model, vectors):
-        layers = find_hook(model.architecture, read.hook).layer + 1
-        ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
-        (at,) = ends.run([net.embed(member.ids)], (), True)
+    for layer, conditions in member_lenses(query, member, model):
+        (at,) = net.cut(layer + 1).run([net.embed(member.ids)], (), True)
+        found += [(wanted, value(functional_of(wanted.functional), at)) for wanted in conditions]
+    try:
+        reads, pairs = member_readouts(query, member, model, vectors)
+    except ModelError:  # no weight bounds what a part writes that reads no norm
+        return [*found, (UNKNOWN, arb("nan"))]
+    for pair in pairs:
+        both: dict[int | str, Any] = {
+            "logits": np.concatenate([_read(net, model, member, side)["logits"] for side in pair.sides])
+        }
+        found.append((pair.condition, value(functional_of(pair.condition.functional), both)))
+    for read in reads:
+        at = _read(net, model, member, read)
         found += [(wanted, value(functional_of(wanted.functional), at)) for _, wanted in read.wanted]
     return found
+
+
+def _read(net: Network, model: Transformer, member: Member, read: Readouts) -> dict[Any, Any]:
+    """Readouts of a member in balls."""
+    layers = find_hook(model.architecture, read.hook).layer + 1
+    ends = net.cut(layers).read_at(read.hook, read.position, read.weight.numpy(), read.bias.numpy())
+    return ends.run([net.embed(member.ids)], (), True)[0]
 
 
 def _sign(condition: Condition, ball: arb) -> bool | None:

@@ -15,12 +15,14 @@ from filelock import FileLock
 from prooflens.certificate.store import RunWriter
 from prooflens.enumeration import confirm as balls
 from prooflens.enumeration.claims import check_query
+from prooflens.enumeration.deployed import FamilyPrecision
 from prooflens.enumeration.tally import Listed, Tally
 from prooflens.enumeration.walk import Plan, Walk, part_file
-from prooflens.errors import EngineError, PromptError, RunError
+from prooflens.errors import EngineError, PromptError, QueryError, RunError
 from prooflens.families import Family, Given, Member
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
+from prooflens.models.deployed import checked_precision
 from prooflens.progress import Show, shown
 from prooflens.queries import Query, parse_heads
 from prooflens.queries.attention import RowQuery
@@ -37,7 +39,7 @@ from prooflens.results.families import (
 from prooflens.statistics import clopper_pearson
 from prooflens.verdicts.question import as_queries, source_of
 from prooflens.verdicts.settings import checked_device
-from prooflens.verdicts.sites import Vectors
+from prooflens.verdicts.sites import Vectors, explicit
 
 MOST_MEMBERS = 10**12
 """Larger families are not enumerated."""
@@ -63,6 +65,7 @@ def family(
     join: bool = True,
     configuration: Mapping[str, Any] | None = None,
     vectors: Vectors | None = None,
+    deployed: str | None = None,
     progress: Show = False,
 ) -> FamilyResults:
     """Run every member of a family of prompts and count how many satisfy each claim.
@@ -93,6 +96,8 @@ def family(
         join: write the run when all parts are there; False only counts, and leaves that to another call.
         configuration: what else `run.json` keeps of what was asked for.
         vectors: the directions and dictionaries that claims about values inside the model name.
+        deployed: `"bfloat16"` or `"float32"`: also measure how far margins of the members nearest to zero, and of some
+            drawn by chance, move in that precision. That is measured, not proved.
         progress: show how far it is, or a function that is told.
 
     Returns:
@@ -111,10 +116,11 @@ def family(
     source = source_of(model)
     held = load(model) if device is None else load(model).to(checked_device(device))
     members = bound_family(prompts, held)
-    asked = as_queries(queries, members.slots)
+    asked = [explicit(query, vectors) for query in as_queries(queries, members.slots)]
     for query in asked:
         check_query(query)
     _check(members, sample, early, nearest, keep, part, out)
+    low = None if deployed is None else FamilyPrecision(members, checked_precision(deployed), source, vectors)
     plan = Plan(early, tree, batch, parse_memory(memory), part)
     sizes = {slot: len(words) for slot, words in members.words.items()}
     state = None if out is None or sample is not None else part_file(Path(out), part)
@@ -123,6 +129,10 @@ def family(
         tallies = [Tally(sizes, keep, nearest) for _ in asked]
         walk = Walk(members, asked, tallies, plan, state, tell, vectors=vectors)
         walk.check()
+        if low is not None and walk.compares_hooks:
+            raise QueryError(
+                "the deployed precision is not measured of readouts at two hooks or tokens: ask without `deployed`"
+            )
         if sample is not None:
             walk.sample(sample, seed)
         else:
@@ -133,11 +143,18 @@ def family(
                 _row(walk, query, tally, confirm if join and sample is None else 0.0, sample is not None)
                 for query, tally in zip(asked, walk.tallies, strict=True)
             ]
+            if low is not None and (sample is not None or rows[0].asked == members.size):
+                tell(f"running members in {low.precision}", 1.0)
+                rows = [
+                    _with_precision(low, query, tally, row)
+                    for query, tally, row in zip(asked, walk.tallies, rows, strict=True)
+                ]
             facts = {
                 "queries": [str(query) for query in asked],
                 "sample": sample,
                 "seed": seed,
                 "early": early,
+                **({} if deployed is None else {"deployed": deployed}),
                 **(configuration or {}),
             }
             seconds = time.perf_counter() - begin
@@ -151,7 +168,12 @@ def family(
 
 
 def bound_family(prompts: Given, model: Transformer) -> Family:
-    """Return a family of prompts in a model; an error if it is none, or another model's."""
+    """Return a family of prompts in a model; an error if it is none, or another model's.
+
+    Args:
+        prompts: a family, or what makes one in a model.
+        model: the model.
+    """
     if isinstance(prompts, Family):
         if prompts.model.sha256 != model.sha256:
             raise PromptError(
@@ -239,6 +261,12 @@ def _row(walk: Walk, query: Query, tally: Tally, confirm: float, sampled: bool) 
         (2.0**tally.histogram.exponent, tally.histogram.counts),
         note,
     )
+
+
+def _with_precision(low: FamilyPrecision, query: Query, tally: Tally, row: FamilyRow) -> FamilyRow:
+    """The row with what the deployed precision changes at the members nearest to zero, and at some others."""
+    found = low.measured(query, _members(low.family, tally.nearest))
+    return replace(row, deployed=found, note=f"{row.note}; {found}")
 
 
 def _members(family: Family, listed: Listed) -> list[Member]:

@@ -36,19 +36,36 @@ class Listed:
 
     @classmethod
     def empty(cls, slots: int) -> Listed:
-        """Nobody yet."""
+        """Nobody yet.
+
+        Args:
+            slots: how many slots the family has.
+        """
         return cls(np.empty(0), np.empty(0, bool), np.empty((0, 1 + slots), np.int64))
 
     def with_more(self, other: Listed) -> Listed:
-        """These and some more."""
+        """These and some more.
+
+        Args:
+            other: members that are added behind these.
+        """
         return Listed(*(np.concatenate((getattr(self, name), getattr(other, name))) for name in vars(self)))
 
     def take(self, places: Any) -> Listed:
-        """Some of these."""
+        """Some of these.
+
+        Args:
+            places: which of them, as an index of numpy.
+        """
         return Listed(self.margins[places], self.held[places], self.members[places])
 
     def first(self, count: int, order: Margins) -> Listed:
-        """The first so many by an order."""
+        """The first so many by an order.
+
+        Args:
+            count: how many.
+            order: a number for each; the smallest come first.
+        """
         return self.take(np.argsort(order, kind="stable")[:count])
 
 
@@ -65,7 +82,11 @@ class Histogram:
     counts: Counts = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
 
     def add(self, margins: Margins) -> None:
-        """Count margins; infinite ones, which the mask decides, are left out."""
+        """Count margins; infinite ones, which the mask decides, are left out.
+
+        Args:
+            margins: the margins of some members.
+        """
         margins = margins[np.isfinite(margins)]
         if not len(margins):
             return
@@ -75,7 +96,11 @@ class Histogram:
         self.counts += np.bincount(bins.clip(0, 2 * BINS - 1), minlength=2 * BINS)
 
     def merge(self, other: Histogram) -> None:
-        """Add another's counts."""
+        """Add another's counts.
+
+        Args:
+            other: the histogram of other members.
+        """
         copy = Histogram(other.exponent, other.counts.copy())
         while self.exponent < copy.exponent:
             self._double()
@@ -158,7 +183,11 @@ class Tally:
         self.nearest = near.first(self.close, np.abs(near.margins))
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of another part of the family."""
+        """Add the counts of another part of the family.
+
+        Args:
+            other: the counts of that part.
+        """
         self.asked += other.asked
         self.held += other.held
         self.histogram.merge(other.histogram)
@@ -173,7 +202,11 @@ class Tally:
         self.nearest = near.first(self.close, np.abs(near.margins))
 
     def to_arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """Everything as arrays, for a file."""
+        """Everything as arrays, for a file.
+
+        Args:
+            name: what the names of the arrays begin with.
+        """
         found: dict[str, NDArray[Any]] = {
             f"{name}/counts": np.array([self.asked, self.held, self.histogram.exponent]),
             f"{name}/histogram": self.histogram.counts,

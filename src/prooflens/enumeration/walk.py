@@ -182,7 +182,7 @@ class Walk:
             claims = [compile_claim(query, shape, model, texts, self.vectors) for query in self.queries]
             rows = [(row.layer, row.position) for claim in claims for row in claim.rows]
             output = any(claim.outputs for claim in claims)
-            sites = [(read.hook, read.position) for claim in claims for read in claim.readouts]
+            sites = [place for claim in claims for place in claim.sites]
             runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree, sites)
             self._held = (number, claims, runner)
         return self._held[1], self._held[2]
@@ -193,6 +193,11 @@ class Walk:
             self._compiled(number, shape)
 
     @property
+    def compares_hooks(self) -> bool:
+        """Whether a claim compares readouts at different hooks or tokens."""
+        return any(claim.crossed for claim in self._compiled(0, self.family.shapes[0])[0])
+
+    @property
     def directions(self) -> dict[str, tuple[str, NDArray[np.float64], float]]:
         """What readouts of directions and features read: the hook, the direction and the bias by name."""
         if not any(isinstance(part, SiteQuery) for query in self.queries for part in parts_of(query)):
@@ -201,7 +206,7 @@ class Walk:
         return {
             name: (read.hook, read.weight[i].numpy(), float(read.bias[i]))
             for claim in claims
-            for read in claim.readouts
+            for read in claim.reads
             for i, name in enumerate(read.names)
             if not name.startswith("neuron ")
         }
@@ -258,6 +263,11 @@ class Walk:
 
 
 def part_file(out: Path, part: tuple[int, int]) -> Path:
-    """Where the counts of a part are kept, beside the run that they are for."""
+    """Where the counts of a part are kept, beside the run that they are for.
+
+    Args:
+        out: the run directory.
+        part: (i, n): the i-th of n parts.
+    """
     digits = max(1, math.ceil(math.log10(part[1] + 1)))
     return out.with_name(f"{out.name}.part-{part[0]:0{digits}d}-of-{part[1]}.npz")

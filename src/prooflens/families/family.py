@@ -89,16 +89,30 @@ class Family:
         return dict(sorted(found.items()))
 
     def filler(self, slot: str, number: int) -> str:
-        """The text of a slot's filler."""
+        """The text of a slot's filler.
+
+        Args:
+            slot: the slot.
+            number: which of its fillers, from 0.
+        """
         word = self.words[slot][number]
         return word if isinstance(word, str) else self.token(word)
 
     def token(self, index: int) -> str:
-        """The text of a token, or its number where the model has no tokenizer."""
+        """The text of a token, or its number where the model has no tokenizer.
+
+        Args:
+            index: the number of the token.
+        """
         return f"#{index}" if self.model.tokenizer is None else self.model.tokenizer.token(index)
 
     def members(self, shape: Shape, digits: Numbers) -> Iterator[Member]:
-        """The prompts of some combinations of a shape's fillers."""
+        """The prompts of some combinations of a shape's fillers.
+
+        Args:
+            shape: the shape.
+            digits: which filler every slot has, one row for each member.
+        """
         for row, ids in zip(digits.tolist(), shape.ids_of(digits).tolist(), strict=True):
             chosen = zip(shape.slots, row, strict=True)
             fillers = {slot: self.filler(slot, int(shape.fillers[slot][digit])) for slot, digit in chosen}

@@ -36,7 +36,11 @@ class TextReader:
             self.behind = bare[len(self.before) :]
 
     def whole(self, text: str) -> list[int]:
-        """The tokens of a whole prompt, special ones included."""
+        """The tokens of a whole prompt, special ones included.
+
+        Args:
+            text: the prompt.
+        """
         if self.model.tokenizer is None:
             raise PromptError(
                 f"{self.model.name} has no tokenizer: give token ids, or load it with load(…, tokenizer=…)"
@@ -46,14 +50,22 @@ class TextReader:
         return self.model.tokenizer.encode(text)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a piece of text, without special ones."""
+        """The tokens of a piece of text, without special ones.
+
+        Args:
+            text: the piece.
+        """
         if not text:
             return []
         found = self.whole(text) if text.strip() else self.model.tokenizer.encode(text)  # type: ignore[union-attr]
         return found[len(self.before) : len(found) - len(self.behind)]
 
     def single(self, word: str | int) -> int:
-        """The one token of a filler of swaps."""
+        """The one token of a filler of swaps.
+
+        Args:
+            word: the filler, as a text or as the number of its token.
+        """
         if isinstance(word, int):
             if not 0 <= word < self.vocabulary:
                 raise PromptError(f"there is no token {word}: tokens are 0 … {self.vocabulary - 1}")
@@ -66,13 +78,21 @@ class TextReader:
         return found[0]
 
     def joined(self, ids: Sequence[int]) -> str:
-        """Tokens as a text for people."""
+        """Tokens as a text for people.
+
+        Args:
+            ids: the tokens.
+        """
         reader = self.model.tokenizer
         texts = [f"#{i}" if reader is None else reader.token(i) for i in ids]
         return "".join(texts) if any(text.startswith(" ") for text in texts) else " ".join(texts)
 
     def check_length(self, length: int) -> None:
-        """An error if the model reads no text of so many tokens."""
+        """An error if the model reads no text of so many tokens.
+
+        Args:
+            length: how many tokens there are.
+        """
         most = self.model.architecture.context
         if most is not None and length > most:
             raise PromptError(
@@ -81,6 +101,10 @@ class TextReader:
 
     def place(self, pieces: Sequence[tuple[str, str | None]], first: Mapping[str, str]) -> Placed:
         """The tokens of the literals, and what stands before every slot, with the first filler of each slot.
+
+        Args:
+            pieces: literals of a template, each with the slot behind it (None behind the last).
+            first: the first filler of every slot.
 
         Raises:
             PromptError: if a token reaches over the border of a slot.
@@ -128,7 +152,11 @@ class Occurrence:
     ids: tuple[int, ...]
 
     def spelled(self, filler: str) -> str:
-        """The filler as it stands here."""
+        """The filler as it stands here.
+
+        Args:
+            filler: the filler as the list has it.
+        """
         return f" {filler.removeprefix(' ')}" if self.spaced else filler
 
 
@@ -148,6 +176,10 @@ class Placed:
     def tokens(self, occurrence: Occurrence, filler: str | int) -> list[int]:
         """The tokens of a filler at a place.
 
+        Args:
+            occurrence: the place.
+            filler: the filler, as a text or as the number of its token.
+
         Raises:
             PromptError: if it is tokenised together with what stands before it.
         """
@@ -162,7 +194,12 @@ class Placed:
         return self._known[key]
 
     def single(self, slot: str, filler: str) -> bool:
-        """Whether a filler is one token at every place of its slot."""
+        """Whether a filler is one token at every place of its slot.
+
+        Args:
+            slot: the slot.
+            filler: the filler.
+        """
         return all(len(self.tokens(place, filler)) == 1 for place in self.occurrences if place.slot == slot)
 
 

@@ -85,7 +85,11 @@ class Shape:
         }
 
     def keep(self, digits: Numbers) -> NDArray[np.bool_]:
-        """Which combinations [B, slots] are members."""
+        """Which combinations [B, slots] are members.
+
+        Args:
+            digits: which filler every slot has, one row for each combination.
+        """
         kept = np.ones(len(digits), dtype=bool)
         order = {slot: i for i, slot in enumerate(self.slots)}
         for a, b in self.differ:
@@ -93,7 +97,11 @@ class Shape:
         return kept
 
     def digits(self, numbers: Numbers) -> Numbers:
-        """Combinations by number: which filler of every slot, shape [B, slots]; the last slot turns fastest."""
+        """Combinations by number: which filler of every slot, shape [B, slots]; the last slot turns fastest.
+
+        Args:
+            numbers: the numbers of combinations, from 0.
+        """
         found = np.empty((len(numbers), len(self.sizes)), dtype=np.int64)
         rest = numbers
         for column in range(len(self.sizes) - 1, -1, -1):
@@ -101,7 +109,11 @@ class Shape:
         return found
 
     def ids_of(self, digits: Numbers) -> Numbers:
-        """The tokens [B, S] of combinations."""
+        """The tokens [B, S] of combinations.
+
+        Args:
+            digits: which filler every slot has, one row for each combination.
+        """
         found = np.repeat(self.ids[None], len(digits), axis=0)
         for column, slot in enumerate(self.slots):
             for (start, stop), tokens in zip(self.places[slot], self.tokens[slot], strict=True):

@@ -79,6 +79,26 @@ def attribution(
     return place.hook, v
 
 
+def contribution(model: Transformer, part: str, h: Float[Tensor, "B n"]) -> Float[Tensor, "B d"]:
+    """Return what a part adds to the vector that the head reads, before the last norm divides by its scale.
+
+    The scale is a positive number of each input, so the rows of the head read the sign of the direct contribution.
+
+    Args:
+        model: as in `attribution`.
+        part: likewise.
+        h: values of the part's hook, shape [B, n].
+    """
+    a, place = model.architecture, _part(model, part)
+    if place.columns is not None:
+        chosen = slice(place.columns.start, place.columns.stop)
+        h = h[:, chosen] @ model.weights[f"{place.reader}.weight"][:, chosen].T
+    if not a.has_final_norm:
+        return h
+    h = h - h.mean(-1, keepdim=True) if a.norm_kind == "layer" else h
+    return h * model.weights["final_norm.weight"] if "final_norm.weight" in model.weights else h
+
+
 def _part(model: Transformer, part: str) -> Place:
     """A part that writes into the stream that the model's head reads."""
     a = model.architecture

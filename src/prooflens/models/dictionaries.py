@@ -5,7 +5,8 @@ A feature i of a dictionary with encoder W, b and a decoder's bias c is active a
     w_i·(h − c) + b_i > θ_i,
 
 θ = 0 for ReLU (`standard`) and for the gate of a `gated` one, the learnt threshold for `jumprelu`, and the one kept for
-inference for `batchtopk`. Which features are the k largest (`topk`) is no such statement, and is refused.
+inference for `batchtopk`. In a `topk` one it must also be among the k largest of all features: a comparison with the
+others, which `queries.sites.TopFeature` claims.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from prooflens.errors import ModelError
 from prooflens.models.reads import find_hook
 from prooflens.models.transformer import Transformer
 
-KINDS = ("standard", "gated", "jumprelu", "batchtopk")
-"""Kinds of dictionaries whose features are active or not each by itself."""
+KINDS = ("standard", "gated", "jumprelu", "batchtopk", "topk")
+"""Kinds of dictionaries. In all but `topk` features are active or not each by itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,10 @@ class Dictionary:
         bias: what decides whether a feature is active (of the gate, in a gated one), shape [F].
         center: what is subtracted from the value first, shape [n].
         threshold: a feature is active above it, shape [F].
-        kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+        kind: `standard`, `gated`, `jumprelu`, `batchtopk` or `topk`.
         decoder: what each feature adds to the value, one column for each, shape [n, F]; None if it is not known.
         decoder_bias: what is added to that, shape [n]; None for 0.
+        k: of a `topk` one, how many features are active at most; None for all others.
 
     Raises:
         ModelError: if shapes do not fit, a number is not finite, or the kind is not known.
@@ -63,6 +65,7 @@ class Dictionary:
     kind: str = "standard"
     decoder: Float[Tensor, "n F"] | None = None
     decoder_bias: Float[Tensor, " n"] | None = None
+    k: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -70,6 +73,14 @@ class Dictionary:
         if self.weight.ndim != 2:
             raise ModelError(f"a dictionary's encoder has shape [F, n], got {list(self.weight.shape)}")
         F, n = self.weight.shape
+        if (self.kind == "topk") != (self.k is not None):
+            raise ModelError(
+                "a 'topk' dictionary has its k, and no other kind has one: give k=32 with kind='topk'"
+            )
+        if self.k is not None and not (type(self.k) is int and 1 <= self.k <= F):
+            raise ModelError(f"k is how many of the {F} features are active, got {self.k!r}")
+        if self.kind == "topk" and bool(self.threshold.any()):
+            raise ModelError("features of a 'topk' dictionary are active above 0: give no threshold")
         shapes = {"bias": (F,), "center": (n,), "threshold": (F,), "decoder": (n, F), "decoder_bias": (n,)}
         given = [name for name in ("weight", *shapes) if getattr(self, name) is not None]
         for name, shape in shapes.items():
@@ -99,6 +110,7 @@ class Dictionary:
         kind: str = "standard",
         decoder: Float[Tensor, "n F"] | None = None,
         decoder_bias: Float[Tensor, " n"] | None = None,
+        k: int | None = None,
     ) -> Dictionary:
         """Make a dictionary from arrays; they are kept in float64.
 
@@ -108,9 +120,10 @@ class Dictionary:
             bias: shape [F]; None for 0.
             center: shape [n]; None for 0.
             threshold: shape [F], or one number for all.
-            kind: `standard`, `gated`, `jumprelu` or `batchtopk`.
+            kind: `standard`, `gated`, `jumprelu`, `batchtopk` or `topk`.
             decoder: one column for each feature, shape [n, F]; None if it is not known.
             decoder_bias: shape [n]; None for 0.
+            k: of a `topk` one, how many features are active at most.
         """
         W = torch.as_tensor(weight, dtype=torch.float64)
         if W.ndim != 2:
@@ -126,6 +139,7 @@ class Dictionary:
             kind,
             None if decoder is None else torch.as_tensor(decoder, dtype=torch.float64),
             None if decoder_bias is None else torch.as_tensor(decoder_bias, dtype=torch.float64),
+            k,
         )
 
     @classmethod
@@ -157,9 +171,15 @@ class Dictionary:
             state: tensors by SAELens' names: `W_enc` [n, F], `b_enc`, `b_dec`, `threshold`, `b_gate`.
         """
         kind = config.get("architecture", "standard")
-        if kind == "topk" or config.get("activation_fn_str", config.get("activation_fn")) == "topk":
+        if config.get("activation_fn_str", config.get("activation_fn")) == "topk":
+            kind = "topk"
+        k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k")) if kind == "topk" else None
+        if kind == "topk" and type(k) is not int:
+            raise ModelError("the configuration of a 'topk' dictionary has no k: say how many are active")
+        if kind in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm"):
             raise ModelError(
-                "architecture 'topk': which features are the k largest is no readout of one hook"
+                "rescale_acts_by_decoder_norm is not known: fold it into the weights first, as SAELens' "
+                "fold_W_dec_norm does"
             )
         scaled = config.get("normalize_activations", "none")
         if scaled not in ("none", None):
@@ -173,7 +193,7 @@ class Dictionary:
             raise ModelError(f"the dictionary's weights lack {missing[0]!r}")
         center = state.get("b_dec") if config.get("apply_b_dec_to_input", True) else None
         threshold = state["threshold"] if kind in ("jumprelu", "batchtopk") else 0.0
-        made = cls.of(hook, state["W_enc"].T, state[needed[1]], center, threshold, kind)
+        made = cls.of(hook, state["W_enc"].T, state[needed[1]], center, threshold, kind, k=k)
         back = state.get("W_dec")
         if back is None or tuple(back.T.shape) != (made.weight.shape[1], made.size) or "transcoder" in kind:
             return made
@@ -213,7 +233,11 @@ class Dictionary:
         return float(b - w @ self.center - theta), float(size)
 
     def check(self, model: Transformer) -> None:
-        """Raise a `ModelError` unless the dictionary reads a hook that the model has, with its width."""
+        """Raise a `ModelError` unless the dictionary reads a hook that the model has, with its width.
+
+        Args:
+            model: the model that it is to read.
+        """
         width = find_hook(model.architecture, self.hook).width
         if width != self.weight.shape[1]:
             raise ModelError(
@@ -227,7 +251,21 @@ class Dictionary:
         Args:
             h: values, shape [..., n].
         """
-        return (h - self.center) @ self.weight.T + self.bias > self.threshold
+        return self.distances((h - self.center) @ self.weight.T + self.bias - self.threshold) > 0.0
+
+    def distances(self, y: Float[Tensor, "... F"]) -> Float[Tensor, "... F"]:
+        """Return how far every feature is from becoming active or off: y itself, or in a `topk` one min(y, y − rival).
+
+        The rival of a feature is the k-th largest of all others.
+
+        Args:
+            y: what the features read, above their thresholds, shape [..., F].
+        """
+        if self.k is None or self.k == self.size:
+            return y
+        largest = y.topk(self.k + 1, dim=-1).values
+        last, following = largest[..., self.k - 1, None], largest[..., self.k, None]
+        return torch.minimum(y, y - torch.where(y >= last, following, last))
 
 
 def read_vector(path: Path | str) -> Tensor | Dictionary:

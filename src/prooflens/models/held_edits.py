@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def check_once(weights: dict[str, Tensor], edits: Sequence[Edit], places: Sequence[Place]) -> None:
-    """Raise a `ModelError` if a part, or its block, is edited twice: now, or in the model that is edited."""
+    """Raise a `ModelError` if a part, or its block, is edited twice: now, or in the model that is edited.
+
+    Args:
+        weights: the weights of the model that is edited.
+        edits: the edits.
+        places: the part of each edit.
+    """
     names = [place.name for place in places]
     for one, place in zip(edits, places, strict=True):
         if names.count(place.name) > 1 or (place.columns is not None and place.block in names):
@@ -34,7 +40,14 @@ def check_once(weights: dict[str, Tensor], edits: Sequence[Edit], places: Sequen
 
 
 def rows_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "tokens n"]:
-    """The values of an edit, a row for each of its tokens."""
+    """The values of an edit, a row for each of its tokens.
+
+    Args:
+        one: the edit.
+        size: how many numbers a row has.
+        like: a tensor of the wanted precision and device.
+        place: the part that is held.
+    """
     count = max(1, len(one.tokens))
     if one.value is None:
         return like.new_zeros(count, size)
@@ -46,7 +59,13 @@ def rows_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "
 
 
 def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
-    """Open the map that reads a part, and hold the part at tokens."""
+    """Open the map that reads a part, and hold the part at tokens.
+
+    Args:
+        weights: the weights, which are changed.
+        one: the edit.
+        place: the part that is held.
+    """
     weight, bias = weights[f"{place.reader}.weight"], weights.get(f"{place.reader}.bias")
     if place.columns is None:
         read, write = weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
@@ -65,7 +84,13 @@ def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
 
 
 def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
-    """Hold a value's coordinate along a direction at tokens, or at every token."""
+    """Hold a value's coordinate along a direction at tokens, or at every token.
+
+    Args:
+        weights: the weights, which are changed.
+        one: the edit.
+        place: the value whose direction is held.
+    """
     assert one.direction is not None
     if place.columns is not None:
         raise ModelError(f"{place.name} writes no stream of its own: give a direction of {place.block}")
@@ -121,7 +146,13 @@ def feature(
 
 
 def hold_feature(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
-    """Hold a feature of the value that a hook names, at tokens or at every token."""
+    """Hold a feature of the value that a hook names, at tokens or at every token.
+
+    Args:
+        weights: the weights, which are changed.
+        one: the edit.
+        place: the value that the dictionary reads.
+    """
     assert one.feature is not None
     held, index = one.feature.dictionary, one.feature.index
     block, _, site = place.hook.rpartition(".hook_")

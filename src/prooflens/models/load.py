@@ -151,7 +151,11 @@ def load_folder(folder: Path, name: str) -> Transformer:
 
 
 def architecture_of(folder: Path) -> Architecture:
-    """Return the architecture of a model folder; its weights are read if the configuration alone does not give it."""
+    """Return the architecture of a model folder; its weights are read if the configuration alone does not give it.
+
+    Args:
+        folder: the model folder.
+    """
     config = read_config(folder)
     if config.get("model_type") == OWN_TYPE:
         return Architecture.from_dict(config.get("architecture", {}))

@@ -44,7 +44,11 @@ class Place:
         return self.name.split(".")[0]
 
     def read(self, value: Float[Tensor, "... n"]) -> Float[Tensor, "... w"]:
-        """Return its own coordinates of the hook's value, heads side by side."""
+        """Return its own coordinates of the hook's value, heads side by side.
+
+        Args:
+            value: the hook's value, shape [..., n].
+        """
         return value if self.columns is None else value[..., self.columns.start : self.columns.stop]
 
 

@@ -25,11 +25,19 @@ class Tokenizer(Protocol):
     """Maps a text to token ids, and each id to the text that a person reads."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the special tokens the model was trained with."""
+        """Return the ids of a text, with the special tokens the model was trained with.
+
+        Args:
+            text: the text.
+        """
         ...
 
     def token(self, index: int) -> str:
-        """Return the text of one token."""
+        """Return the text of one token.
+
+        Args:
+            index: the number of the token.
+        """
         ...
 
 
@@ -62,12 +70,20 @@ class FileTokenizer:
     path: Path
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with special tokens, without padding or truncation."""
+        """Return the ids of a text, with special tokens, without padding or truncation.
+
+        Args:
+            text: the text.
+        """
         ids: list[int] = _read_tokenizer(self.path).encode(text).ids
         return ids
 
     def token(self, index: int) -> str:
-        """Return the text of one token; pieces that are not whole characters are shown by their name."""
+        """Return the text of one token; pieces that are not whole characters are shown by their name.
+
+        Args:
+            index: the number of the token.
+        """
         reader = _read_tokenizer(self.path)
         text: str = reader.decode([index], skip_special_tokens=False)
         return text if text and "\ufffd" not in text else str(reader.id_to_token(index))
@@ -86,12 +102,20 @@ class GivenTokenizer:
     to_ids: Callable[[str], Any] | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, as the given tokenizer makes them."""
+        """Return the ids of a text, as the given tokenizer makes them.
+
+        Args:
+            text: the text.
+        """
         ids = (self.to_ids or self.given.encode)(text)
         return [int(i) for i in getattr(ids, "ids", ids)]
 
     def token(self, index: int) -> str:
-        """Return the text of one token."""
+        """Return the text of one token.
+
+        Args:
+            index: the number of the token.
+        """
         return str(self.given.decode([index])) or f"#{index}"
 
 
@@ -152,7 +176,12 @@ def _token_ids(given: Any) -> list[int]:
 
 
 def example_prompt(model: Transformer, index: int) -> Prompt:
-    """Return one of the example inputs that an embedded model carries."""
+    """Return one of the example inputs that an embedded model carries.
+
+    Args:
+        model: an embedded model.
+        index: which of its examples, from 0.
+    """
     if model.examples is None:
         raise PromptError(f"{model.name} has no example inputs: give a text with `prompt()`")
     if not 0 <= index < len(model.examples):

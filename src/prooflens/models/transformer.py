@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +28,9 @@ from prooflens.models.program import (
 from prooflens.models.prompt import Prompt, Tokenizer, example_prompt, make_prompt
 from prooflens.models.reads import READ, read_by
 from prooflens.models.weights import check_weights
+
+if TYPE_CHECKING:
+    from prooflens.models.parts import Edit
 
 Input = Float[Tensor, "... S d"] | Int[Tensor, "... S"] | Prompt | str
 """What a forward pass takes: a post-embedding input [..., S, d], token ids [..., S], a prompt, or a text."""
@@ -92,6 +96,10 @@ class Transformer:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Transformer:
         """Return a copy on another device or in another precision, as `torch.Tensor.to`; proofs need float64.
 
+        Args:
+            device: where the copy is; None for where the model is.
+            dtype: its precision; None for the model's.
+
         Example:
             >>> import prooflens as pl, torch
             >>> pl.load("toy").to(dtype=torch.float32).dtype
@@ -126,6 +134,21 @@ class Transformer:
         return replace(
             self, architecture=architecture, weights=kept, name=f"{self.name}, first {layers} layers"
         )
+
+    def edit(self, edits: str | Edit | Sequence[str | Edit]) -> Transformer:
+        """Return the model with parts held at constants, as `pl.edit(model, edits)` does: a model of its own.
+
+        Args:
+            edits: parts to take out by name (`"a9.h6"`), keys to knock out (`"a9.h6.k3"`), or `Edit`s; one or several.
+
+        Example:
+            >>> import prooflens as pl
+            >>> pl.load("toy").edit("a1.h0").name
+            'toy without a1.h0'
+        """
+        from prooflens.models.edits import edit
+
+        return edit(self, edits)
 
     @cached_property
     def headless(self) -> Transformer:
@@ -163,7 +186,12 @@ class Transformer:
         ) if bias is None else bias
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
-        """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`."""
+        """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`.
+
+        Args:
+            weight: shape [F, d].
+            bias: shape [F].
+        """
         if READ in self.weights:
             return read_by(self, weight, bias)
         bare = self.headless
@@ -190,6 +218,9 @@ class Transformer:
 
     def input(self, x: Input) -> Float[Tensor, "... S d"]:
         """Return the post-embedding input of a text, a prompt or token ids; a tensor [..., S, d] comes back as it is.
+
+        Args:
+            x: any of these.
 
         Raises:
             ModelError: if a tensor does not have the model's width and dtype.
@@ -256,7 +287,12 @@ class Transformer:
         return cache[OUTPUT], cache
 
     def scores(self, x: Input, layer: int) -> Float[Tensor, "... H S S"]:
-        """Return the pre-softmax attention scores of a layer, counted from 0, shape [..., H, S, S]."""
+        """Return the pre-softmax attention scores of a layer, counted from 0, shape [..., H, S, S].
+
+        Args:
+            x: a text, a prompt, token ids, or an input of shape [..., S, d].
+            layer: the layer, from 0.
+        """
         name = scores_name(self.check_layer(layer))
         return self.run(x, name)[name]
 
@@ -282,7 +318,13 @@ class Transformer:
     def mask(
         self, n_tokens: int, padding: Bool[Tensor, " S"] | None = None, layer: int | None = None
     ) -> Bool[Tensor, "S S"]:
-        """Return which keys (columns) each query (row) may attend to in a layer; None: without a window."""
+        """Return which keys (columns) each query (row) may attend to in a layer; None: without a window.
+
+        Args:
+            n_tokens: S, the number of tokens.
+            padding: True at real tokens, shape [S]; None if all are.
+            layer: the layer, from 0; None for the mask without a window.
+        """
         padding = None if padding is None else padding.bool()
         return attention_mask(self.architecture, n_tokens, padding, self.device, layer)
 
@@ -373,13 +415,21 @@ class Transformer:
         return example_prompt(self, index)
 
     def check_layer(self, layer: int) -> int:
-        """Return the layer's index, or raise an error that names the layers there are."""
+        """Return the layer's index, or raise an error that names the layers there are.
+
+        Args:
+            layer: the layer, from 0.
+        """
         if not 0 <= layer < self.architecture.n_layers:
             raise ModelError(f"{self.name} has layers 0 … {self.architecture.n_layers - 1}, not {layer}")
         return layer
 
     def check_input(self, x: Tensor) -> None:
-        """Raise a `ModelError` unless x is a tensor of shape [..., S, d] with the dtype of the weights."""
+        """Raise a `ModelError` unless x is a tensor of shape [..., S, d] with the dtype of the weights.
+
+        Args:
+            x: what was given.
+        """
         if not isinstance(x, Tensor):
             raise ModelError(
                 f"a {type(x).__name__} is no input: give a text, a prompt, token ids, or a tensor of shape "

@@ -23,7 +23,11 @@ _AGREEMENT = 1e-4
 
 
 def is_hooked_transformer(x: object) -> bool:
-    """Say whether x looks like the HookedTransformer of TransformerLens 3.x."""
+    """Say whether x looks like the HookedTransformer of TransformerLens 3.x.
+
+    Args:
+        x: any object.
+    """
     return (
         all(hasattr(x, name) for name in ("cfg", "embed", "unembed", "blocks", "state_dict"))
         and hasattr(getattr(x, "unembed", None), "W_U")
@@ -32,19 +36,31 @@ def is_hooked_transformer(x: object) -> bool:
 
 
 def is_bridge(x: object) -> bool:
-    """Say whether x looks like the TransformerBridge of TransformerLens."""
+    """Say whether x looks like the TransformerBridge of TransformerLens.
+
+    Args:
+        x: any object.
+    """
     return all(hasattr(x, name) for name in ("cfg", "original_model", "state_dict"))
 
 
 def from_hooked_transformer(hooked: Any) -> Transformer:
-    """Convert a HookedTransformer to the canonical transformer."""
+    """Convert a HookedTransformer to the canonical transformer.
+
+    Args:
+        hooked: the HookedTransformer.
+    """
     state = {name: tensor.detach() for name, tensor in hooked.state_dict().items()}
     architecture, weights, processing = hooked_layout.convert(hooked.cfg, state)
     return _checked(hooked, architecture, weights, str(hooked.cfg.model_name), processing)
 
 
 def from_bridge(bridge: Any) -> Transformer:
-    """Convert a TransformerBridge to the canonical transformer, read from the transformers module inside it."""
+    """Convert a TransformerBridge to the canonical transformer, read from the transformers module inside it.
+
+    Args:
+        bridge: the TransformerBridge.
+    """
     module = bridge.original_model
     state: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():

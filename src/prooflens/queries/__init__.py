@@ -8,7 +8,16 @@ from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specia
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.entropy import entropy_range
-from prooflens.queries.functionals import Atom, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Score
+from prooflens.queries.functionals import (
+    Atom,
+    Functional,
+    LargestLogit,
+    Logit,
+    LogSumExp,
+    RowEntropy,
+    Score,
+    Standing,
+)
 from prooflens.queries.lens import AttributionQuery, InsideQuery, Lens, SiteComparison
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
 from prooflens.queries.parse import parse_metric, parse_query
@@ -17,7 +26,7 @@ from prooflens.queries.remainder import remainder
 from prooflens.queries.roles import resolve
 from prooflens.queries.rows import Role, Row, parse_heads
 from prooflens.queries.simplex import Box
-from prooflens.queries.sites import OutputLevel, SiteQuery
+from prooflens.queries.sites import OutputLevel, SiteQuery, TopFeature
 from prooflens.queries.tables import Linearisation, MarginTable, linearise, margin_table
 from prooflens.queries.weights import differences_from_scores, weight_box
 
@@ -53,6 +62,8 @@ __all__ = [
     "SiteComparison",
     "SiteQuery",
     "Specialised",
+    "Standing",
+    "TopFeature",
     "TopK",
     "causal_mask",
     "differences_from_scores",

@@ -37,11 +37,19 @@ class Reading(NamedTuple):
     scores: tuple[float, ...]
 
     def tied(self, rank: int) -> bool:
-        """Say whether the keys at `rank` and `rank` + 1 (counted from 0) have the same clean score."""
+        """Say whether the keys at `rank` and `rank` + 1 (counted from 0) have the same clean score.
+
+        Args:
+            rank: a place in the order of clean scores, from 0.
+        """
         return rank + 1 < len(self.order) and self.scores[rank] == self.scores[rank + 1]
 
     def tie_between(self, rank: int) -> str:
-        """Return a sentence about the tie of the keys at `rank` and `rank` + 1."""
+        """Return a sentence about the tie of the keys at `rank` and `rank` + 1.
+
+        Args:
+            rank: a place in the order of clean scores, from 0.
+        """
         return f"row {self.row}: keys {self.order[rank]} and {self.order[rank + 1]} tie in the clean pattern"
 
 
@@ -163,7 +171,12 @@ class TopK(RowQuery):
         return f"top{self.k}" + ("" if self.tokens is None else f"={{{write_tokens(self.tokens)}}}")
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Return k(S−k) margins, or none if all keys that take part are in the set."""
+        """Return k(S−k) margins, or none if all keys that take part are in the set.
+
+        Args:
+            setting: the prompt in the model.
+            reading: a row of attention and its clean scores.
+        """
         if self.tokens is not None:
             return self._named(setting, reading, self.tokens), None
         inside, outside = reading.order[: self.k], reading.order[self.k :]
@@ -213,7 +226,12 @@ class Ranking(RowQuery):
         return f"rank{self.k}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Return margins of each ranked key over the next, and of the last over all others; they imply all pairs."""
+        """Return margins of each ranked key over the next, and of the last over all others; they imply all pairs.
+
+        Args:
+            setting: the prompt in the model.
+            reading: a row of attention and its clean scores.
+        """
         inside, outside = reading.order[: self.k], reading.order[self.k :]
         pairs = [*itertools.pairwise(inside), *((inside[-1], j) for j in outside)]
         tied = next((rank for rank in range(self.k) if reading.tied(rank)), None)
@@ -256,7 +274,12 @@ class Mass(RowQuery):
         return f"mass>={self.tau!r}{targets}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Return one log-odds functional, or a constant if the mask makes the mass 1 or 0."""
+        """Return one log-odds functional, or a constant if the mask makes the mass 1 or 0.
+
+        Args:
+            setting: the prompt in the model.
+            reading: a row of attention and its clean scores.
+        """
         row, tie = reading.row, None
         if self.tokens is None:
             wanted = [reading.order[0]]
@@ -305,7 +328,12 @@ class Specialised(RowQuery):
         return f"spec{{{write_tokens(self.A)}}}>{{{write_tokens(self.B)}}}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Return one ratio of masses, or a constant if the mask leaves one group out (true if it is B alone)."""
+        """Return one ratio of masses, or a constant if the mask leaves one group out (true if it is B alone).
+
+        Args:
+            setting: the prompt in the model.
+            reading: a row of attention and its clean scores.
+        """
         groups = [set(find_tokens(group, setting.size, setting.tokens)) for group in (self.A, self.B)]
         if shared := groups[0] & groups[1]:
             raise QueryError(f"groups of {self.kind} must be disjoint; both hold token {min(shared)}")
@@ -355,7 +383,12 @@ class Entropy(RowQuery):
         return "entropy" if self.upper is None else f"entropy<={self.upper!r}"
 
     def ask(self, setting: Setting, reading: Reading) -> tuple[list[Condition], str | None]:
-        """Return H itself (range), or H − lower and upper − H, which should be ≥ 0."""
+        """Return H itself (range), or H − lower and upper − H, which should be ≥ 0.
+
+        Args:
+            setting: the prompt in the model.
+            reading: a row of attention and its clean scores.
+        """
         atom = RowEntropy(reading.row, tuple(sorted(reading.order)))
         if self.lower is None and self.upper is None:
             return [Condition(Functional(((1.0, atom),), name=f"{reading.row}: entropy"), Sense.RANGE)], None

@@ -71,15 +71,28 @@ class Setting:
         return self.mask.shape[0]
 
     def keys(self, position: int, layer: int | None = None) -> tuple[int, ...]:
-        """Return the keys that take part in the row of a position, in a layer; None: without a window."""
+        """Return the keys that take part in the row of a position, in a layer; None: without a window.
+
+        Args:
+            position: the query position.
+            layer: the layer, from 0; None for the mask without a window.
+        """
         return keys_of(self.mask if layer is None else self.windows.get(layer, self.mask), position)
 
     def row(self, row: Row) -> Float[Tensor, " S"]:
-        """Return the clean scores of a row, in float64."""
+        """Return the clean scores of a row, in float64.
+
+        Args:
+            row: layer, head and query position.
+        """
         return self.scores[row.layer][row.head, row.position].double()
 
     def rows(self, rows: Iterable[Row]) -> dict[Row, Float[Tensor, " S"]]:
-        """Return the clean scores of several rows."""
+        """Return the clean scores of several rows.
+
+        Args:
+            rows: layers, heads and query positions.
+        """
         return {row: self.row(row) for row in rows}
 
     def heads(self, text: str | None) -> list[tuple[int, int]]:
@@ -100,6 +113,9 @@ class Setting:
 
     def positions(self, tokens: tuple[Named, ...] | None) -> list[int]:
         """Return the query positions that tokens name; None names all that read at least one key.
+
+        Args:
+            tokens: indices, texts or roles; None for all.
 
         Raises:
             QueryError: if there is no such token, or it is padding.
@@ -129,7 +145,11 @@ class Condition:
     """How far rounding may have moved the threshold to the strict side; a smaller miss breaks nothing."""
 
     def broken(self, value: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Say whether a value contradicts the sense. NaN never does, nor a miss of at most `blur`."""
+        """Say whether a value contradicts the sense. NaN never does, nor a miss of at most `blur`.
+
+        Args:
+            value: values of the functional at points.
+        """
         if self.sense is Sense.RANGE:
             return torch.zeros_like(value, dtype=torch.bool)
         strict = self.sense is Sense.POSITIVE and self.blur == 0.0
@@ -227,11 +247,19 @@ class Claim:
         return torch.stack([part.amin(-1) if part.shape[-1] else none for part in parts], -1)
 
     def bounds(self, boxes: Boxes) -> tuple[Float[Tensor, "... F"], Float[Tensor, "... F"]]:
-        """Bound the functionals over weight boxes Δ_S ∩ [s̲, s̄] of the claim's rows; the bounds are proved."""
+        """Bound the functionals over weight boxes Δ_S ∩ [s̲, s̄] of the claim's rows; the bounds are proved.
+
+        Args:
+            boxes: a box of attention weights for each row.
+        """
         return functional_bounds(self.functionals, {row: boxes[row] for row in self.rows if row in boxes})
 
     def program(self, boxes: Boxes) -> Float[Tensor, "..."]:
-        """Bound the smallest functional from below over weight boxes: the claim's margin, ∞ without conditions."""
+        """Bound the smallest functional from below over weight boxes: the claim's margin, ∞ without conditions.
+
+        Args:
+            boxes: a box of attention weights for each row.
+        """
         return Claim.programs([self], {row: boxes[row] for row in self.rows if row in boxes})[..., 0]
 
     def met_each(self, lower: Float[Tensor, "... F"], upper: Float[Tensor, "... F"]) -> Bool[Tensor, "... F"]:

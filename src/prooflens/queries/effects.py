@@ -87,7 +87,12 @@ class EffectQuery(Query):
         return "readout" if self.inside else "output"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """Refuse: an effect is bound to two models (`verdicts.effect`)."""
+        """Refuse: an effect is bound to two models (`verdicts.effect`).
+
+        Args:
+            setting: not used.
+            heads: not used.
+        """
         raise QueryError(f"{self} is about two models: ask for it with pl.effect")
 
     @property

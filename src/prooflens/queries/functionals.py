@@ -9,6 +9,7 @@ A functional is a constant plus a weighted sum of atoms, each a function of one 
 | `RowEntropy(row, keys)` | H(s), s = softmax of a over the keys that take part | −s_j (log s_j + H) |
 | `Logit(index)` | an output | e_index (of the logits) |
 | `LargestLogit(but)` | the largest output, some left out | – (an engine bounds it output by output) |
+| `Standing(index, rivals, k)` | min(y, k-th smallest of y − y_j), y an output, j its rivals | – (`engines.standings`) |
 
 What an engine needs beyond the linear term is in `remainder`; many functionals at once are in `tables`.
 """
@@ -42,11 +43,19 @@ class Score:
     key: int
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return a_key."""
+        """Return a_key.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return scores[..., self.key]
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return the unit vector e_key."""
+        """Return the unit vector e_key.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return _spread((self.key,), torch.ones_like(scores[..., :1]), scores)
 
 
@@ -67,11 +76,19 @@ class LogSumExp:
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return log Σ_keys e^a."""
+        """Return log Σ_keys e^a.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return scores[..., self.keys].logsumexp(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return the softmax over the group, and 0 at the other keys."""
+        """Return the softmax over the group, and 0 at the other keys.
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         return _spread(self.keys, scores[..., self.keys].softmax(-1), scores)
 
 
@@ -88,12 +105,20 @@ class RowEntropy:
     keys: tuple[int, ...]
 
     def value(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
-        """Return H(softmax a)."""
+        """Return H(softmax a).
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         logs = scores[..., self.keys].log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
 
     def gradient(self, scores: Float[Tensor, "... S"]) -> Float[Tensor, "... S"]:
-        """Return −s_j (log s_j + H)."""
+        """Return −s_j (log s_j + H).
+
+        Args:
+            scores: the scores of the row, shape [..., S].
+        """
         logs = scores[..., self.keys].log_softmax(-1)
         s = logs.exp()
         H = -(s * logs).sum(-1, keepdim=True)
@@ -114,14 +139,54 @@ class LargestLogit:
     but: tuple[int, ...]
 
     def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
-        """Return the maximum over all c not in `but`; −∞ if there is none."""
+        """Return the maximum over all c not in `but`; −∞ if there is none.
+
+        Args:
+            logits: the outputs, shape [..., C].
+        """
         kept = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
         kept[list(self.but)] = False
         return torch.where(kept, logits, -torch.inf).amax(-1)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How far an output is above 0 and among the k largest of a group: positive iff it is both.
+
+    With y the output and y_j its rivals this is min(y, the k-th smallest of y − y_j): at most k − 1 rivals are at least
+    as large as y iff the k-th smallest difference is positive. With k rivals or fewer than that, only y counts.
+
+    Attributes:
+        index: the output.
+        rivals: the other outputs of the group.
+        k: how many are the largest.
+
+    Example:
+        >>> Standing(0, (1, 2), 1).value(torch.tensor([0.5, 0.25, 2.0])).item()  # below output 2
+        -1.5
+        >>> Standing(0, (1, 2), 2).value(torch.tensor([0.5, 0.25, 2.0])).item()  # above output 1
+        0.25
+    """
+
+    index: int
+    rivals: tuple[int, ...]
+    k: int
+
+    def value(self, logits: Float[Tensor, "... C"]) -> Float[Tensor, "..."]:
+        """Return min(y, k-th smallest y − y_j); differentiable.
+
+        Args:
+            logits: the outputs, shape [..., C].
+        """
+        own = logits[..., self.index]
+        if self.k > len(self.rivals):
+            return own
+        gaps = own[..., None] - logits[..., list(self.rivals)]
+        return torch.minimum(own, gaps.kthvalue(self.k, dim=-1).values)
+
+
 AttentionAtom: TypeAlias = Score | LogSumExp | RowEntropy
-OutputAtom: TypeAlias = Logit | LargestLogit
+OutputAtom: TypeAlias = Logit | LargestLogit | Standing
 Atom: TypeAlias = AttentionAtom | OutputAtom
 
 
@@ -138,7 +203,8 @@ class Functional:
     """A scalar Σ weight · atom + constant of scores and outputs, whose sign or range a query asks about.
 
     Attributes:
-        terms: pairs of a weight and an atom (`Score`, `LogSumExp`, `RowEntropy`, `Logit`, `LargestLogit`).
+        terms: pairs of a weight and an atom (`Score`, `LogSumExp`, `RowEntropy`, `Logit`, `LargestLogit`,
+            `Standing`).
         constant: is added to the sum.
         name: how messages and reports write it.
 
@@ -161,6 +227,8 @@ class Functional:
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) for number in (self.constant, *(w for w, _ in self.terms))):
             raise QueryError(f"functional {self.name!r} has a weight or constant that is not finite")
+        if len(self.terms) > 1 and self.standing is not None:
+            raise QueryError(f"functional {self.name!r} adds something to a standing: it must be alone")
         if any(weight == 0.0 for weight, _ in self.terms):
             object.__setattr__(self, "terms", tuple(term for term in self.terms if term[0] != 0.0))
 
@@ -174,8 +242,15 @@ class Functional:
 
     @property
     def logits(self) -> tuple[int, ...]:
-        """The outputs that it reads by index."""
-        return tuple(dict.fromkeys(atom.index for _, atom in self.terms if isinstance(atom, Logit)))
+        """The outputs that it reads by index; of a standing the one that is compared."""
+        return tuple(
+            dict.fromkeys(atom.index for _, atom in self.terms if isinstance(atom, Logit | Standing))
+        )
+
+    @property
+    def standing(self) -> tuple[float, Standing] | None:
+        """Its weight and its standing, if it is one; None for all others."""
+        return next(((weight, atom) for weight, atom in self.terms if isinstance(atom, Standing)), None)
 
     @property
     def is_linear(self) -> bool:
@@ -196,7 +271,7 @@ class Functional:
         for weight, atom in self.terms:
             if isinstance(atom, Logit):
                 total = total + weight * self._needed(logits)[..., atom.index]
-            elif isinstance(atom, LargestLogit):
+            elif isinstance(atom, LargestLogit | Standing):
                 total = total + weight * atom.value(self._needed(logits))
             else:
                 total = total + weight * atom.value(self._row(scores, atom.row))
@@ -216,7 +291,7 @@ class Functional:
         return out
 
     def logit_gradient(self, n_classes: int) -> Float[Tensor, " C"]:
-        """Return its gradient with respect to the logits, which is constant; `LargestLogit` terms are left out.
+        """Return its gradient with respect to the logits, which is constant; terms that are not linear are left out.
 
         Args:
             n_classes: the number of outputs.
@@ -228,7 +303,11 @@ class Functional:
         return out
 
     def scaled(self, factor: float) -> "Functional":
-        """Return factor · self."""
+        """Return factor · self.
+
+        Args:
+            factor: what weights and constant are multiplied by.
+        """
         terms = tuple((factor * weight, atom) for weight, atom in self.terms)
         return Functional(terms, factor * self.constant, f"{factor:g}*({self.name})")
 
@@ -285,7 +364,12 @@ def _group(row: Row, keys: tuple[int, ...]) -> Score | LogSumExp:
 
 
 def logit_margin(winner: int, loser: int) -> Functional:
-    """Return Logit(winner) − Logit(loser)."""
+    """Return Logit(winner) − Logit(loser).
+
+    Args:
+        winner: the output that should be larger.
+        loser: the one that should be smaller.
+    """
     return Functional(((1.0, Logit(winner)), (-1.0, Logit(loser))), name=f"logit[{winner}] - logit[{loser}]")
 
 

@@ -156,7 +156,12 @@ class Lens(Query):
         return self.query.unit
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """Refuse: a lens is bound to the model that is cut after its block (`verdicts.sites`)."""
+        """Refuse: a lens is bound to the model that is cut after its block (`verdicts.sites`).
+
+        Args:
+            setting: not used.
+            heads: not used.
+        """
         raise inside_alone(self)
 
 

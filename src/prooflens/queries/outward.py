@@ -27,7 +27,11 @@ LARGEST_EXPONENT = 700.0
 
 
 def together(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in float64, broadcast to one shape."""
+    """Return the tensors in float64, broadcast to one shape.
+
+    Args:
+        tensors: the tensors.
+    """
     shared: tuple[Tensor, ...] = torch.broadcast_tensors(*(t.double() for t in tensors))
     return shared
 
@@ -89,23 +93,39 @@ def sum_up(x: Float[Tensor, "... n"], extra: int = 0) -> Float[Tensor, "..."]:
 
 
 def exp_down(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return at most the real e^x."""
+    """Return at most the real e^x.
+
+    Args:
+        x: real numbers.
+    """
     return scaled_down(x.clamp_max(LARGEST_EXPONENT).exp(), LIBM_ROUNDINGS)
 
 
 def exp_up(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return at least the real e^x."""
+    """Return at least the real e^x.
+
+    Args:
+        x: real numbers.
+    """
     return scaled_up(x.exp(), LIBM_ROUNDINGS)
 
 
 def log_down(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return at most the real log x (−∞ at 0)."""
+    """Return at most the real log x (−∞ at 0).
+
+    Args:
+        x: numbers that are not negative.
+    """
     y = x.log()
     return torch.where(x > 0, down(y - (LIBM_ROUNDINGS + 2) * UNIT_ROUNDOFF * y.abs()), y)
 
 
 def log_up(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return at least the real log x (−∞ at 0)."""
+    """Return at least the real log x (−∞ at 0).
+
+    Args:
+        x: numbers that are not negative.
+    """
     y = x.log()
     return torch.where(x > 0, up(y + (LIBM_ROUNDINGS + 2) * UNIT_ROUNDOFF * y.abs()), y)
 
@@ -140,6 +160,9 @@ def exclusive_sum(x: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
     """Return Σ_{k≠j} x_k for every j from prefix and suffix sums.
 
     For x ≥ 0 nothing cancels, and the relative error is at most γ_n.
+
+    Args:
+        x: the numbers, shape [..., n].
 
     Example:
         >>> exclusive_sum(torch.tensor([1.0, 2.0, 4.0])).tolist()

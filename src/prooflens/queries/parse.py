@@ -34,7 +34,7 @@ from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
 from prooflens.queries.rows import Named, Role, suggestion
-from prooflens.queries.sites import OutputLevel, SiteQuery
+from prooflens.queries.sites import OutputLevel, SiteQuery, TopFeature
 
 NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 LEVEL = rf"\s*(?:(>=|<=|>|<)\s*{NUMBER})?"
@@ -71,6 +71,9 @@ SHAPES: dict[str, Callable[[re.Match[str], Slots], Query]] = {
     ),
     rf"feature\s+({NAME})\.(\d{{1,9}})\s+(active|off)": lambda m, _: SiteQuery(
         "feature", None, m[1], int(m[2]), ">" if m[3] == "active" else "<="
+    ),
+    rf"feature\s+({NAME})\.(\d{{1,9}})\s+(not\s+)?top(\d{{1,9}})": lambda m, _: TopFeature(
+        "feature", None, m[1], int(m[2]), "<=" if m[3] else ">", k=int(m[4])
     ),
     rf"feature\s+({NAME})\.(\d{{1,9}}){LEVEL}": lambda m, _: SiteQuery(
         "feature", None, m[1], int(m[2]), *_level(m[3], m[4])
@@ -240,7 +243,11 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
 
 
 def metric_text(query: Query) -> str:
-    """Return how a metric is written."""
+    """Return how a metric is written.
+
+    Args:
+        query: what `parse_metric` returned.
+    """
     return str(query).replace(">", "-") if isinstance(query, Beats) else str(query)
 
 

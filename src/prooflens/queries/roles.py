@@ -63,7 +63,11 @@ def resolve(query: Query, places: Places, size: int, ids: Sequence[int] | None =
 
 
 def has_roles(query: Query) -> bool:
-    """Say whether a query names tokens or outputs by role."""
+    """Say whether a query names tokens or outputs by role.
+
+    Args:
+        query: any query.
+    """
     if isinstance(query, Circuit):
         return any(map(has_roles, query.parts))
     if isinstance(query, Lens):

@@ -132,12 +132,20 @@ def _parse_heads_part(part: str, n_layers: int, n_heads: int) -> list[tuple[int,
 
 
 def write_tokens(tokens: Iterable[Named]) -> str:
-    """Return how tokens are written in a query: indices and roles as they are, texts in double quotes."""
+    """Return how tokens are written in a query: indices and roles as they are, texts in double quotes.
+
+    Args:
+        tokens: indices, texts or roles.
+    """
     return ",".join(json.dumps(t, ensure_ascii=False) if isinstance(t, str) else str(t) for t in tokens)
 
 
 def plain(text: str) -> str:
-    """Return a token's text without the word mark before it."""
+    """Return a token's text without the word mark before it.
+
+    Args:
+        text: the token's text.
+    """
     return text.lstrip(WORD_MARKS)
 
 

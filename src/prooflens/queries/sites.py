@@ -14,7 +14,7 @@ import torch
 from prooflens.errors import QueryError
 from prooflens.numerics import gamma, up
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting, make_claim
-from prooflens.queries.functionals import Functional, Logit
+from prooflens.queries.functionals import Functional, Logit, Standing
 from prooflens.queries.rows import Named, Role, write_tokens
 
 COMPARISONS = (">", ">=", "<", "<=")
@@ -111,19 +111,63 @@ class SiteQuery(Query):
         return "readout"
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
-        """Refuse: a site is bound to the model that ends at its hook (`verdicts.sites`)."""
+        """Refuse: a site is bound to the model that ends at its hook (`verdicts.sites`).
+
+        Args:
+            setting: not used.
+            heads: not used.
+        """
         raise inside_alone(self)
 
 
+@dataclass(frozen=True)
+class TopFeature(SiteQuery):
+    """Claim that a feature stays above 0 and among the k largest of its dictionary, or that it stays not so.
+
+    That is what `active` and `off` mean of a TopK dictionary.
+
+    Attributes:
+        k: how many features are the largest.
+
+    Example:
+        >>> str(TopFeature("feature", None, "SAE", 512, ">", 0.0, -1, 32))
+        'feature SAE.512 top32@-1'
+    """
+
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise QueryError(f"at least one feature is the largest, got top{self.k}")
+        if (self.comparison, self.threshold) not in ((">", 0.0), ("<=", 0.0)):
+            raise QueryError("a feature is among the largest or is not: write 'top32' or 'not top32'")
+
+    def __str__(self) -> str:
+        at = write_tokens((self.position,))
+        at = f"{{{at}}}" if isinstance(self.position, Role) else at
+        word = "top" if self.comparison == ">" else "not top"
+        return f"feature {self.name}.{self.index} {word}{self.k}@{at}"
+
+
 def inside_alone(query: Query) -> QueryError:
-    """Return the error of a query about a value inside the model that stands beside others."""
+    """Return the error of a query about a value inside the model that stands beside others.
+
+    Args:
+        query: the query.
+    """
     return QueryError(
         f"{query} is about a value inside the model: ask it alone, or join it to others by & in `circuit`"
     )
 
 
 def check_level(comparison: str | None, threshold: float) -> None:
-    """Raise a `QueryError` unless a comparison is one that there is and its threshold a finite number."""
+    """Raise a `QueryError` unless a comparison is one that there is and its threshold a finite number.
+
+    Args:
+        comparison: `>`, `>=`, `<` or `<=`; None for a range.
+        threshold: the number.
+    """
     if comparison is not None and comparison not in COMPARISONS:
         raise QueryError(f"{comparison!r} does not compare: write {', '.join(COMPARISONS)}")
     if not math.isfinite(threshold):
@@ -131,7 +175,12 @@ def check_level(comparison: str | None, threshold: float) -> None:
 
 
 def level_text(comparison: str | None, threshold: float) -> str:
-    """Return how a comparison is written; nothing for a range."""
+    """Return how a comparison is written; nothing for a range.
+
+    Args:
+        comparison: `>`, `>=`, `<` or `<=`; None for a range.
+        threshold: the number.
+    """
     return "" if comparison is None else f"{comparison}{threshold!r}"
 
 
@@ -175,6 +224,21 @@ def compared_condition(
     strict = 0.0 if error == 0.0 else math.nextafter(-error, -math.inf)
     terms = ((sign, Logit(first)), (-sign, Logit(second)))
     return Condition(Functional(terms, strict, name), sense, -2.0 * strict)
+
+
+def standing_condition(standing: Standing, comparison: str, error: float = 0.0, name: str = "") -> Condition:
+    """Return what a claim about the largest outputs wants: that a standing is > 0, or ≤ 0.
+
+    Args:
+        standing: the output, its rivals, and how many are the largest.
+        comparison: `>` or `<=`.
+        error: how far an output and a difference of two may be off from what is meant; counted to the strict side.
+        name: what the functional is called.
+    """
+    sign = 1.0 if comparison == ">" else -1.0
+    strict = 0.0 if error == 0.0 else math.nextafter(-error, -math.inf)
+    sense = Sense.POSITIVE if comparison == ">" else Sense.NONNEGATIVE
+    return Condition(Functional(((sign, standing),), strict, name), sense, -2.0 * strict)
 
 
 def sum_error(size: float, terms: int) -> float:

@@ -25,7 +25,11 @@ class MarginTable:
     constant: Float[Tensor, " M"]
 
     def values(self, scores: Float[Tensor, "... L H S S"]) -> Float[Tensor, "... M"]:
-        """Return all margins of stacked scores [..., layer, head, query, key], without a loop."""
+        """Return all margins of stacked scores [..., layer, head, query, key], without a loop.
+
+        Args:
+            scores: scores of layers, shape [..., L, H, S, S].
+        """
         where = self.layer, self.head, self.position
         difference = scores[..., *where, self.plus] - scores[..., *where, self.minus]
         return difference + self.constant.to(scores.device)

@@ -64,7 +64,11 @@ class Pixels:
         return (low.clamp(0.0, 1.0), high.clamp(0.0, 1.0)) if self.clip else (low, high)
 
     def normalised(self, pixels: Float[Tensor, "C H W"]) -> Float[Tensor, "C H W"]:
-        """Pixels as the model reads them."""
+        """Pixels as the model reads them.
+
+        Args:
+            pixels: an image, shape [C, H, W].
+        """
         mean, std = (torch.tensor(x, dtype=torch.float64)[:, None, None] for x in (self.mean, self.std))
         return (pixels.double() - mean) / std
 

@@ -56,7 +56,11 @@ class AttentionHead:
 
 
 def telling_radius(heads: Sequence[AttentionHead]) -> float:
-    """The largest radius at which most rows hold: where the proved ranges are widest and still say something."""
+    """The largest radius at which most rows hold: where the proved ranges are widest and still say something.
+
+    Args:
+        heads: the heads, with their rows at all radii.
+    """
     radii = sorted({row.eps for head in heads for row in head.rows})
     for eps in reversed(radii):
         verdicts = [row.verdict for head in heads for row in head.rows if row.eps == eps]
@@ -66,7 +70,12 @@ def telling_radius(heads: Sequence[AttentionHead]) -> float:
 
 
 def weight_ranges(low: Sequence[float], high: Sequence[float]) -> list[tuple[float, float]]:
-    """Ranges of the weights of the top key and then of the others, from ranges of its margins over them."""
+    """Ranges of the weights of the top key and then of the others, from ranges of its margins over them.
+
+    Args:
+        low: proved lower ends of the margins.
+        high: proved upper ends.
+    """
 
     def share(own: float, others: Sequence[float]) -> float:
         """1/(1 + e^own + Σ e^{own − other}): a weight whose margin below the top is `own`."""

@@ -113,7 +113,12 @@ def draw_bars(
 
 
 def cut(text: str, most: int) -> str:
-    """A text without marks, and no longer than so many letters."""
+    """A text without marks, and no longer than so many letters.
+
+    Args:
+        text: the text.
+        most: how many letters there is room for.
+    """
     shown = visible(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 

@@ -15,6 +15,10 @@ def tightness_plot(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     """An SVG file: seconds to the right, width over the attained width upwards, both logarithmic.
 
     Engines without a width or a time are left out. Proved engines are full marks, others open ones.
+
+    Args:
+        rows: what was measured of every engine.
+        title: what stands above the picture.
     """
     points = [row for row in rows if row["width"] and row["ms"]]
     made = Drawing(WIDTH, HEIGHT, title)

@@ -136,7 +136,11 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, p
 
 
 def collect(*found: Frame | Path | str) -> ReportData:
-    """The data of a report about one model and prompt, from `Results`, `Radii` and run directories."""
+    """The data of a report about one model and prompt, from `Results`, `Radii` and run directories.
+
+    Args:
+        found: results, radii, and paths of runs.
+    """
     if not found:
         raise RunError("a report needs at least one result or run directory")
     runs = [item for item in found if isinstance(item, str | Path)]

@@ -155,7 +155,11 @@ def report_family(
 
 
 def pictures(page: FamilyPage) -> Iterator[tuple[str, str, Drawing]]:
-    """Every picture with its kind and name."""
+    """Every picture with its kind and name.
+
+    Args:
+        page: what is known of the family.
+    """
     for claim in page.claims:
         query = claim["query"]
         for key, counts in page.tables.items():
@@ -167,7 +171,11 @@ def pictures(page: FamilyPage) -> Iterator[tuple[str, str, Drawing]]:
 
 
 def render_family(page: FamilyPage) -> str:
-    """The HTML text."""
+    """The HTML text.
+
+    Args:
+        page: what is known of the family.
+    """
     facts = {
         "model": escaped(page.model),
         "sha256 of its weights": f"<code>{escaped(page.sha256)}</code>",

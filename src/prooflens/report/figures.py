@@ -13,13 +13,22 @@ BLUES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#217
 
 
 def short(text: str, most: int = 10) -> str:
-    """A token's text, cut where it would not fit."""
+    """A token's text, cut where it would not fit.
+
+    Args:
+        text: the token's text.
+        most: how many letters there is room for.
+    """
     text = visible(text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def radius_map(cells: Sequence[RadiusCell]) -> Drawing:
-    """Layer × head: upper half the proved radius, lower half the attack's, hatched where there is none."""
+    """Layer × head: upper half the proved radius, lower half the attack's, hatched where there is none.
+
+    Args:
+        cells: the radii of every head.
+    """
     layers = sorted({cell.layer for cell in cells})
     heads = range(max(cell.head for cell in cells) + 1)
     known = [r for c in cells for r in (c.certified, c.attack) if r is not None and 0.0 < r < math.inf]
@@ -79,7 +88,13 @@ def _scale(drawing: Drawing, x: float, y: float, low: float, high: float) -> Non
 
 
 def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None = None) -> Drawing:
-    """Rows are queries, columns keys; the fill is the clean weight, the bar in a cell its proved range from 0 to 1."""
+    """Rows are queries, columns keys; the fill is the clean weight, the bar in a cell its proved range from 0 to 1.
+
+    Args:
+        head: the head, with its rows.
+        tokens: the tokens of the prompt.
+        eps: the radius whose proved ranges are drawn; None for the clean pattern alone.
+    """
     eps = telling_radius([head]) if eps is None else eps
     rows = [row for row in head.rows if row.eps == eps]
     size = 46.0 if len(tokens) <= 16 else 30.0
@@ -140,7 +155,11 @@ def attention_map(head: AttentionHead, tokens: Sequence[str], eps: float | None 
 
 
 def sandwich(curve: MarginCurve) -> Drawing:
-    """The margin against ε: nothing lies below the proved line, the attack's points were attained, between is open."""
+    """The margin against ε: nothing lies below the proved line, the attack's points were attained, between is open.
+
+    Args:
+        curve: the bounds and what was attained, by radius.
+    """
     layer, head, position, query = curve.key
     drawing = Drawing(560.0, 318.0, f"Margin of {layer}.{head}@{position}, {query}, against ε")
     left, right, top, bottom = 66.0, 540.0, 22.0, 246.0
@@ -201,7 +220,11 @@ def _points(places: Sequence[tuple[float, float]]) -> str:
 
 
 def circuit_graph(graph: CircuitGraph) -> Drawing:
-    """Parts by layer from left to right, coloured by verdict; the weakest link has a ring; last the circuit."""
+    """Parts by layer from left to right, coloured by verdict; the weakest link has a ring; last the circuit.
+
+    Args:
+        graph: the parts and the circuit, with their verdicts.
+    """
     layers = sorted({part.layer for part in graph.parts})
     columns = {layer: [i for i, part in enumerate(graph.parts) if part.layer == layer] for layer in layers}
     tallest = max((len(found) for found in columns.values()), default=1)
@@ -245,7 +268,11 @@ def circuit_graph(graph: CircuitGraph) -> Drawing:
 
 
 def token_strip(strip: Sequence[TokenRadius]) -> Drawing:
-    """Per token: the radius proved when it moves alone, where the attack breaks it, the nearest other token beneath."""
+    """Per token: the radius proved when it moves alone, where the attack breaks it, the nearest other token beneath.
+
+    Args:
+        strip: the radii of every token.
+    """
     width, left, top, bottom = 64.0, 74.0, 16.0, 186.0
     drawing = Drawing(max(left + width * len(strip) + 20.0, 420.0), 300.0, "Radius per token")
     known = [

@@ -37,7 +37,11 @@ class HeadRadii:
 
 
 def draw_radii(heads: Sequence[HeadRadii]) -> Drawing:
-    """A line per head on a logarithmic axis of radii."""
+    """A line per head on a logarithmic axis of radii.
+
+    Args:
+        heads: the radii of the heads.
+    """
     chosen = sorted(heads, key=lambda head: head.proved[2])[:MOST]
     chosen.sort(key=lambda head: (head.layer or 0, head.head or 0))
     known = [r for s in chosen for r in (*s.proved, s.broken) if 0.0 < r < math.inf]

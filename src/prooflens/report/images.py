@@ -55,7 +55,11 @@ class ImageAttention:
 
 
 def image_attention(sources: Sequence[RowSource]) -> tuple[ImageAttention, ...]:
-    """Rows asked for their most attended key, of regions that have an image whose patches are the tokens."""
+    """Rows asked for their most attended key, of regions that have an image whose patches are the tokens.
+
+    Args:
+        sources: the rows of runs and results.
+    """
     found: list[ImageAttention] = []
     for source in sources:
         image = source.image
@@ -84,7 +88,11 @@ def _grid(shape: tuple[int, ...], tokens: int) -> tuple[int, tuple[int, int]] | 
 
 
 def data_uri(image: Any) -> str:
-    """An image of bytes [C, H, W], one colour or three, as a PNG in a data URI."""
+    """An image of bytes [C, H, W], one colour or three, as a PNG in a data URI.
+
+    Args:
+        image: the bytes, shape [C, H, W].
+    """
     pixels = np.asarray(image, dtype=np.uint8)
     pixels = np.moveaxis(pixels if len(pixels) == 3 else np.repeat(pixels[:1], 3, axis=0), 0, -1)
     high, wide = pixels.shape[:2]
@@ -102,7 +110,11 @@ def data_uri(image: Any) -> str:
 
 
 def image_map(shown: ImageAttention) -> Drawing:
-    """The image, darkened patch by patch where attention is small; the most attended patch has the verdict's frame."""
+    """The image, darkened patch by patch where attention is small; the most attended patch has the verdict's frame.
+
+    Args:
+        shown: an image and the attention over its patches.
+    """
     rows, columns = shown.grid
     size = SIDE / max(rows, columns)
     left, top = 20.0, 20.0

@@ -30,7 +30,11 @@ class Answer:
 
 
 def answers(sources: Sequence[RowSource]) -> tuple[Answer, ...]:
-    """The answers of runs that `prooflens output` made: a row of `argmax`, followed by those of its candidates."""
+    """The answers of runs that `prooflens output` made: a row of `argmax`, followed by those of its candidates.
+
+    Args:
+        sources: the rows of runs and results.
+    """
     found = []
     for source in sources:
         if "candidate" not in source.table.column_names:
@@ -55,7 +59,11 @@ def _answer(whole: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Answer:
 
 
 def answer_bars(answer: Answer) -> Drawing:
-    """One bar per candidate, from the smallest to the largest distance that bounds allow; the tick is the clean one."""
+    """One bar per candidate, from the smallest to the largest distance that bounds allow; the tick is the clean one.
+
+    Args:
+        answer: the answer and its candidates.
+    """
     known = GUARANTEES.get(answer.guarantee, answer.guarantee)
     words = BarWords(
         f"Distance of the candidates from {visible(answer.text)}",

@@ -95,7 +95,11 @@ def report(
 
 
 def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
-    """Every picture with its name."""
+    """Every picture with its name.
+
+    Args:
+        data: what the report shows.
+    """
     for query in dict.fromkeys(cell.query for cell in data.radius_map):
         cells = [cell for cell in data.radius_map if cell.query == query]
         yield f"radius-{slug(query)}", radius_map(cells)
@@ -124,12 +128,21 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
 
 
 def write_figures(data: ReportData, folder: Path) -> list[Path]:
-    """The pictures of a report as files."""
+    """The pictures of a report as files.
+
+    Args:
+        data: what the report shows.
+        folder: where the files go.
+    """
     return write_drawings(drawings(data), folder)
 
 
 def render(data: ReportData) -> str:
-    """The HTML text."""
+    """The HTML text.
+
+    Args:
+        data: what the report shows.
+    """
     sections = list(_sections(data))
     body = f"{_header(data)}{_jumps(sections)}<main>{''.join(sections)}</main>{footer(data.notes)}"
     return document(data.model, body)
@@ -144,7 +157,12 @@ def _jumps(sections: Sequence[str]) -> str:
 
 
 def document(name: str, body: str) -> str:
-    """A page with a body, its style and its script."""
+    """A page with a body, its style and its script.
+
+    Args:
+        name: the title of the page.
+        body: its HTML.
+    """
     assets = resources.files("prooflens.report") / "assets"
     style = (assets / "report.css").read_text(encoding="utf-8") + STYLE
     script = (assets / "report.js").read_text(encoding="utf-8")
@@ -204,7 +222,11 @@ def header(
 
 
 def footer(said: Sequence[str]) -> str:
-    """Notes, and what the words for verdicts mean."""
+    """Notes, and what the words for verdicts mean.
+
+    Args:
+        said: notes.
+    """
     notes = "".join(f"<p>{escaped(note)}</p>" for note in said)
     return (
         "<footer>"
@@ -264,7 +286,13 @@ def _sections(data: ReportData) -> Iterator[str]:
 
 
 def section(name: str, title: str, body: str) -> str:
-    """A part of a page under a heading, with its caption of `CAPTIONS`."""
+    """A part of a page under a heading, with its caption of `CAPTIONS`.
+
+    Args:
+        name: the name of the section, by which its caption is found.
+        title: its heading.
+        body: its HTML.
+    """
     return f'<section id="{name}"><h2>{title}</h2><p class="caption">{CAPTIONS[name]}</p>{body}</section>'
 
 

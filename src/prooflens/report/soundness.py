@@ -20,7 +20,11 @@ CAPTION = (
 
 
 def tried_grid(found: Mapping[str, Any]) -> Drawing:
-    """Engines down, families across: proved bounds attacked."""
+    """Engines down, families across: proved bounds attacked.
+
+    Args:
+        found: what a soundness run came to, as `to_dict` has it.
+    """
     counts: dict[tuple[str, str], int] = {}
     for row in found["attacked"]:
         place = row["engine"], row["family"]
@@ -45,7 +49,12 @@ def tried_grid(found: Mapping[str, Any]) -> Drawing:
 
 
 def render_soundness(found: Mapping[str, Any], command: str) -> str:
-    """The page of a run's `Report.to_dict()`."""
+    """The page of a run's `Report.to_dict()`.
+
+    Args:
+        found: what a soundness run came to, as `to_dict` has it.
+        command: the command that ran it.
+    """
     broken = found["violations"]
     facts = {
         "cases": escaped(", ".join(f"{count:,} {kind}" for kind, count in found["cases"].items())),
@@ -68,7 +77,13 @@ def render_soundness(found: Mapping[str, Any], command: str) -> str:
 
 
 def write_soundness(found: Mapping[str, Any], folder: Path, command: str) -> None:
-    """`soundness.json`, `soundness.html` and `soundness.svg` in a folder, each whole or not at all."""
+    """`soundness.json`, `soundness.html` and `soundness.svg` in a folder, each whole or not at all.
+
+    Args:
+        found: what a soundness run came to, as `to_dict` has it.
+        folder: where the files go.
+        command: the command that ran it.
+    """
     texts = {
         "soundness.json": as_json({"command": command, **found}) + "\n",
         "soundness.html": render_soundness(found, command),

@@ -76,11 +76,19 @@ class RowSource:
         return None if found is None else float(found)
 
     def distinct(self, column: str) -> list[str]:
-        """The values of a column of texts."""
+        """The values of a column of texts.
+
+        Args:
+            column: the name of the column.
+        """
         return [str(v) for v in pc.unique(self.table.column(column)).to_pylist() if v is not None]
 
     def bounds(self, rows: list[int]) -> Iterator[Margins]:
-        """The claims of some rows with the bounds of their functionals."""
+        """The claims of some rows with the bounds of their functionals.
+
+        Args:
+            rows: the numbers of the rows.
+        """
         if isinstance(self.held, list):
             from prooflens.results.record import describe
 
@@ -121,7 +129,11 @@ class RowSource:
 
 
 def read_source(item: Frame | Path | str) -> RowSource:
-    """Results, radii, or the path of a run."""
+    """Results, radii, or the path of a run.
+
+    Args:
+        item: any of these.
+    """
     if isinstance(item, str | Path):
         return _from_run(Path(item))
     from prooflens.results import Radii, Results
@@ -154,7 +166,7 @@ def read_source(item: Frame | Path | str) -> RowSource:
         item.outcomes if isinstance(item, Results) else None,
         region_tensors(subject.region, "region").get("image"),
         advice=item.advice if isinstance(item, Results) else None,
-        precision=item.precision if isinstance(item, Results) else None,
+        precision=item.precision if isinstance(item, Results | Radii) else None,
     )
 
 
@@ -191,7 +203,12 @@ def _from_run(path: Path) -> RowSource:
 
 
 def with_badges(rows: pa.Table, path: Path) -> pa.Table:
-    """The rows of a run with what `prooflens check` last said of each, where its check.json is about this very run."""
+    """The rows of a run with what `prooflens check` last said of each, where its check.json is about this very run.
+
+    Args:
+        rows: the rows.
+        path: the run directory.
+    """
     try:
         found = read_json(path / "check.json")
         same = found["run_sha256"] == hashlib.sha256((path / "run.json").read_bytes()).hexdigest()

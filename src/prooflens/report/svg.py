@@ -54,7 +54,11 @@ HATCH = (
 
 
 def visible(text: str) -> str:
-    """A text with its control and direction marks written out, so that it cannot rearrange the page."""
+    """A text with its control and direction marks written out, so that it cannot rearrange the page.
+
+    Args:
+        text: any text.
+    """
     shown = []
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
@@ -65,12 +69,20 @@ def visible(text: str) -> str:
 
 
 def escaped(text: object) -> str:
-    """Any text as HTML."""
+    """Any text as HTML.
+
+    Args:
+        text: what is written out as a text.
+    """
     return html.escape(visible(str(text)), quote=True)
 
 
 def as_json(value: object) -> str:
-    """JSON that can stand inside a script element: no character ends it."""
+    """JSON that can stand inside a script element: no character ends it.
+
+    Args:
+        value: what JSON can hold.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -78,7 +90,13 @@ def as_json(value: object) -> str:
 
 
 def number(value: float | None, nothing: str = "–", figures: int = 3) -> str:
-    """A few figures, as short as they can be written."""
+    """A few figures, as short as they can be written.
+
+    Args:
+        value: the number; None for none.
+        nothing: what stands for none.
+        figures: how many figures.
+    """
     if value is None or math.isnan(value):
         return nothing
     if math.isinf(value):
@@ -99,11 +117,21 @@ class Drawing:
         self._parts: list[str] = []
 
     def add(self, tag: str, text: str | None = None, /, **attributes: object) -> None:
-        """One element. `kind` is its class; underscores in names become hyphens; None is left out."""
+        """One element. `kind` is its class; underscores in names become hyphens; None is left out.
+
+        Args:
+            tag: the name of the element.
+            text: what stands in it; None for nothing.
+            attributes: its attributes by name.
+        """
         self._parts.append(_element(tag, text, attributes))
 
     def open(self, **attributes: object) -> None:
-        """Begin a group."""
+        """Begin a group.
+
+        Args:
+            attributes: its attributes by name.
+        """
         self._parts.append(_element("g", "", attributes).removesuffix("</g>"))
 
     def close(self) -> None:
@@ -113,21 +141,51 @@ class Drawing:
     def text(
         self, x: float, y: float, text: str, kind: str = "", anchor: str = "middle", **more: object
     ) -> None:
-        """A line of text."""
+        """A line of text.
+
+        Args:
+            x: to the right.
+            y: downwards, the line that the text stands on.
+            text: the text.
+            kind: its class.
+            anchor: which end of it is at x: `start`, `middle` or `end`.
+            more: more attributes by name.
+        """
         self.add("text", text, x=round(x, 2), y=round(y, 2), kind=kind or None, text_anchor=anchor, **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str, **more: object) -> None:
-        """A straight line."""
+        """A straight line.
+
+        Args:
+            x1: where it begins, to the right.
+            y1: where it begins, downwards.
+            x2: where it ends, to the right.
+            y2: where it ends, downwards.
+            kind: its class.
+            more: more attributes by name.
+        """
         ends = {"x1": round(x1, 2), "y1": round(y1, 2), "x2": round(x2, 2), "y2": round(y2, 2)}
         self.add("line", None, kind=kind, **ends, **more)
 
     def rect(self, x: float, y: float, width: float, height: float, **more: object) -> None:
-        """A rectangle."""
+        """A rectangle.
+
+        Args:
+            x: its left side.
+            y: its upper side.
+            width: its width.
+            height: its height.
+            more: more attributes by name.
+        """
         box = {"x": round(x, 2), "y": round(y, 2), "width": round(width, 2), "height": round(height, 2)}
         self.add("rect", None, **box, **more)
 
     def svg(self, alone: bool = False) -> str:
-        """The element; `alone`, a file of its own with the light palette."""
+        """The element; `alone`, a file of its own with the light palette.
+
+        Args:
+            alone: whether it is a file of its own.
+        """
         style = f"<style>svg.figure{{{PALETTE};background:#fff}}{STYLE}</style>" if alone else ""
         space = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
         return (
@@ -148,7 +206,12 @@ def _element(tag: str, text: str | None, attributes: Mapping[str, object]) -> st
 
 
 def hit(tip: str, **place: object) -> dict[str, object]:
-    """What makes an element answer to mouse and keyboard: a tip, and the rows that it filters the table to."""
+    """What makes an element answer to mouse and keyboard: a tip, and the rows that it filters the table to.
+
+    Args:
+        tip: what is told of the element.
+        place: columns and the values that rows must have.
+    """
     return {
         "tabindex": 0,
         "role": "button",
@@ -159,7 +222,13 @@ def hit(tip: str, **place: object) -> dict[str, object]:
 
 
 def shade(value: float, low: float, high: float) -> str:
-    """A colour of `SCALE` for a positive value on a logarithmic scale."""
+    """A colour of `SCALE` for a positive value on a logarithmic scale.
+
+    Args:
+        value: the value.
+        low: the value of the lightest colour.
+        high: the value of the darkest.
+    """
     if high <= low:
         return SCALE[4]
     share = (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
@@ -167,6 +236,10 @@ def shade(value: float, low: float, high: float) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever can be read on a colour."""
+    """Black or white, whichever can be read on a colour.
+
+    Args:
+        colour: the colour, as `#rrggbb`.
+    """
     red, green, blue = (int(colour[i : i + 2], 16) / 255.0 for i in (1, 3, 5))
     return "#101418" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#ffffff"

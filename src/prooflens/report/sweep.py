@@ -91,7 +91,11 @@ class SweepReport:
 
     @classmethod
     def of(cls, path: Path | str) -> SweepReport:
-        """Read a sweep; only aggregates are held."""
+        """Read a sweep; only aggregates are held.
+
+        Args:
+            path: the directory of the sweep.
+        """
         store = SweepStore.open(Path(path))
         base = FROM_RADII if store.holds_radii else FROM_VERDICTS
 
@@ -117,7 +121,13 @@ class SweepReport:
 
 
 def report_sweep(path: Path | str, out: Path | str, figures: Path | str | None = None) -> list[Path]:
-    """Write the page of a sweep, and with `figures` its pictures; the pictures' paths come back."""
+    """Write the page of a sweep, and with `figures` its pictures; the pictures' paths come back.
+
+    Args:
+        path: the directory of the sweep.
+        out: the file to write.
+        figures: a folder for its pictures; None for none.
+    """
     data = SweepReport.of(path)
     write_page(Path(out), render_sweep(data))
     named = ((f"spread-{slug(name)}", drawing) for name, drawing in pictures(data))
@@ -125,14 +135,22 @@ def report_sweep(path: Path | str, out: Path | str, figures: Path | str | None =
 
 
 def pictures(data: SweepReport) -> Iterator[tuple[str, Drawing]]:
-    """A picture of each model and query, with its name."""
+    """A picture of each model and query, with its name.
+
+    Args:
+        data: what is known of the sweep.
+    """
     for model, query in dict.fromkeys((head.model, head.query) for head in data.heads):
         chosen = [head for head in data.heads if (head.model, head.query) == (model, query)]
         yield f"{model}, {query}", draw_radii(chosen)
 
 
 def render_sweep(data: SweepReport) -> str:
-    """The HTML text."""
+    """The HTML text.
+
+    Args:
+        data: what is known of the sweep.
+    """
     spec, state = data.header["spec"], data.state
     many = len(spec["prompts"] or spec["samples"])
     tasks = f"{state['done']} of {state['tasks']} done, {state['failed']} failed"

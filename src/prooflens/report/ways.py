@@ -44,14 +44,22 @@ class WayPieces:
     breaks: float | None = None
 
     def word(self, piece: int) -> str:
-        """The verdict on one piece: nothing, if it is below 0 somewhere for sure, is a part of `fails`."""
+        """The verdict on one piece: nothing, if it is below 0 somewhere for sure, is a part of `fails`.
+
+        Args:
+            piece: the number of the piece.
+        """
         if self.lower[piece] > 0.0:
             return "holds"
         return "fails" if self.upper[piece] <= 0.0 else "unknown"
 
 
 def way_pieces(sources: Sequence[RowSource]) -> tuple[WayPieces, ...]:
-    """The rows of runs whose region was cut, with one factor or two."""
+    """The rows of runs whose region was cut, with one factor or two.
+
+    Args:
+        sources: the rows of runs and results.
+    """
     found: list[WayPieces] = []
     for source in sources:
         for place, row in enumerate(source.table.to_pylist()):
@@ -107,12 +115,20 @@ def way_picture(way: Way) -> Drawing:
 
 
 def draw_pieces(pieces: WayPieces) -> Drawing:
-    """A way as a band over its length, a hull of three as a triangle."""
+    """A way as a band over its length, a hull of three as a triangle.
+
+    Args:
+        pieces: the pieces of a region, and what is proved on each.
+    """
     return draw_way(pieces) if len(pieces.low[0]) == 1 else draw_plane(pieces)
 
 
 def draw_way(way: WayPieces) -> Drawing:
-    """The margin along the way: the band that is proved, and the curve that the model has, where it is known."""
+    """The margin along the way: the band that is proved, and the curve that the model has, where it is known.
+
+    Args:
+        way: the pieces of a way.
+    """
     drawing = Drawing(640.0, 318.0, f"Margin of {way.name}")
     left, right, top, bottom = 66.0, 620.0, 26.0, 246.0
     shown = [value for value in (*way.lower, *way.upper) if math.isfinite(value)]
@@ -159,7 +175,11 @@ def draw_way(way: WayPieces) -> Drawing:
 
 
 def draw_plane(plane: WayPieces) -> Drawing:
-    """Two factors: the triangle of a hull of three prompts, or the square of a span."""
+    """Two factors: the triangle of a hull of three prompts, or the square of a span.
+
+    Args:
+        plane: the pieces of a region of two factors.
+    """
     drawing = Drawing(480.0, 420.0, f"Map of {plane.name}")
     corners = ((240.0, 40.0), (40.0, 340.0), (440.0, 340.0))
 

@@ -18,7 +18,12 @@ MOST_FIGURES = 12
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a text file, its folder too; an error names the file."""
+    """Write a text file, its folder too; an error names the file.
+
+    Args:
+        path: the file.
+        text: what it holds.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -27,12 +32,21 @@ def write_page(path: Path, text: str) -> None:
 
 
 def slug(text: str) -> str:
-    """A text as part of a file's name."""
+    """A text as part of a file's name.
+
+    Args:
+        text: any text.
+    """
     return "".join(c if c.isalnum() or c in ".-" else "_" for c in text)
 
 
 def write_drawings(named: Iterable[tuple[str, Drawing]], folder: Path) -> list[Path]:
-    """Pictures as files: SVG always, PNG where a chromium is installed."""
+    """Pictures as files: SVG always, PNG where a chromium is installed.
+
+    Args:
+        named: names and pictures.
+        folder: where the files go.
+    """
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     written, counts = [], Counter[str]()
     for name, drawing in named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prooflens.certificate.store import RunWriter
 from prooflens.families import Family
 from prooflens.notebook import picture_of
+from prooflens.results.deployed import FamilyDifference
 from prooflens.results.record import run_header
 
 PROVED, ENUMERATED, ESTIMATED, INCOMPLETE = "proved", "enumerated", "estimated", "incomplete"
@@ -91,7 +92,8 @@ class FamilyRow:
         by_slot: for every slot, satisfied and run members by filler.
         by_pair: the same for pairs of slots.
         histogram: width of a bin, and counts of bins from −64 to 63 widths.
-        note: what was confirmed in ball arithmetic, or why nothing was.
+        note: what was confirmed in ball arithmetic, or why nothing was; and what the deployed precision changes.
+        deployed: how far margins were measured to move in the deployed precision; None if that was not asked for.
     """
 
     query: str
@@ -108,6 +110,7 @@ class FamilyRow:
     by_pair: Pairs
     histogram: tuple[float, NDArray[np.int64]]
     note: str
+    deployed: FamilyDifference | None = None
 
     @property
     def stopped(self) -> bool:
@@ -155,6 +158,7 @@ class FamilyRow:
             "least": _finite(self.least),
             "smallest": _finite(self.smallest),
             "note": self.note,
+            **({} if self.deployed is None else {"deployed": asdict(self.deployed)}),
             "failures": [
                 {"text": judged.text, "margin": judged.margin, **judged.fillers} for judged in self.failures
             ],

@@ -51,7 +51,11 @@ class Readout:
 
     @classmethod
     def of(cls, model: Transformer) -> Readout | None:
-        """Return what a model reads; None for a whole model."""
+        """Return what a model reads; None for a whole model.
+
+        Args:
+            model: the model.
+        """
         hook, position = model.architecture.read_hook, model.architecture.read_position
         if hook is None or position is None:
             return None
@@ -133,7 +137,11 @@ class Subject:
         return None if self.region.radius is None else float(self.region.radius.max())
 
     def columns(self, size: int) -> dict[str, pa.Array]:
-        """Return the columns that are the same in every row of a table with `size` rows."""
+        """Return the columns that are the same in every row of a table with `size` rows.
+
+        Args:
+            size: how many rows the table has.
+        """
         values = pa.array(self.tokens, pa.string())
         offsets = pa.array(range(0, size * len(values) + 1, max(1, len(values))), pa.int32())
         tokens = pa.chunked_array([values] * size, pa.string()).combine_chunks() if size else values[:0]
@@ -146,7 +154,11 @@ class Subject:
 
 
 def query_name(query: Query) -> str:
-    """Return a query's text without heads and positions, which are columns of their own."""
+    """Return a query's text without heads and positions, which are columns of their own.
+
+    Args:
+        query: the query.
+    """
     return query.kind if isinstance(query, RowQuery) else str(query)
 
 
@@ -297,7 +309,7 @@ class Frame:
         """The columns that tables show: with the measured difference, where one was asked for."""
         if "difference" not in self.table.column_names:
             return self.shown
-        place = self.shown.index("lower") + 1
+        place = self.shown.index("lower" if "lower" in self.shown else "attack") + 1
         return (*self.shown[:place], "difference", *self.shown[place:])
 
     @property

@@ -57,12 +57,20 @@ class RunKeeper:
             )
 
     def remaining(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Return the claims that the run does not hold yet."""
+        """Return the claims that the run does not hold yet.
+
+        Args:
+            claims: everything that is asked.
+        """
         done = set() if self.before is None else Results(self.before).keys
         return [claim for claim in claims if claim_key(claim) not in done]
 
     def keep(self, results: Results) -> None:
-        """Write those results that are not written yet as one more part."""
+        """Write those results that are not written yet as one more part.
+
+        Args:
+            results: all results so far, written or not.
+        """
         if self.writer is None or results.subject is None:
             return
         fresh = [outcome for outcome in results.outcomes if claim_key(outcome.claim) not in self.written]
@@ -71,7 +79,11 @@ class RunKeeper:
         self.written |= results.keys
 
     def finish(self, results: Results) -> Results:
-        """Mark the run as complete; return all of its rows, with those that an earlier run held."""
+        """Mark the run as complete; return all of its rows, with those that an earlier run held.
+
+        Args:
+            results: all results of this call.
+        """
         whole = results
         if self.before is not None:
             kept = [*VERDICTS.names, *(name for name in DEPLOYED.names if name in self.before.column_names)]

@@ -106,10 +106,18 @@ class Names:
 
 
 def winner_of(claim: Claim) -> int:
-    """Return the clean answer that an argmax claim is about; 0 in a model with one output."""
+    """Return the clean answer that an argmax claim is about; 0 in a model with one output.
+
+    Args:
+        claim: an argmax claim.
+    """
     return claim.functionals[0].logits[0] if claim.functionals else 0
 
 
 def loser_of(claim: Claim) -> int:
-    """Return the candidate of a claim about a margin between two logits."""
+    """Return the candidate of a claim about a margin between two logits.
+
+    Args:
+        claim: a claim about two outputs.
+    """
     return claim.functionals[0].logits[1]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prooflens.certificate.store import Array, RunWriter
-from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score
+from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score, Standing
 from prooflens.regions import Region
 from prooflens.results import Results
 from prooflens.results.frame import EditedModel, Frame, Subject
@@ -39,7 +39,12 @@ def save(results: Results, path: Path | str, configuration: Mapping[str, Any] | 
 
 
 def append(writer: RunWriter, results: Results) -> None:
-    """Write results as the next part of a run."""
+    """Write results as the next part of a run.
+
+    Args:
+        writer: the run that is written.
+        results: the rows, with bounds and witnesses.
+    """
     claims = pa.array([describe(outcome.claim) for outcome in results.outcomes], pa.string())
     table = results.table.append_column("claim", claims)
     table = table.append_column("region_id", pa.repeat(pa.scalar(0, pa.int32()), table.num_rows))
@@ -176,11 +181,17 @@ def save_frame(
         frame.table, region_tensors(frame.subject.region, "region/0") | model_tensors(frame.subject)
     )
     if complete:
-        writer.finish()
+        measured = getattr(frame, "effort", None)
+        writer.finish(**({"effort": measured} if measured else {}))
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:
-    """Return centre, radii or generators, anchor and constraints of a region, named `name`/…, and its image."""
+    """Return centre, radii or generators, anchor and constraints of a region, named `name`/…, and its image.
+
+    Args:
+        region: the region.
+        name: what the names of its tensors begin with.
+    """
     held: dict[str, Tensor | None] = {
         "center": region.center,
         "radius": region.radius,
@@ -221,6 +232,9 @@ def describe(claim: Claim) -> str:
 
     A reader can decide `holds` from it: there is no tie, and every functional has a lower bound > 0, ≥ 0 or, for a
     range, two finite bounds.
+
+    Args:
+        claim: what was claimed.
     """
     return json.dumps(
         {
@@ -237,7 +251,11 @@ def describe(claim: Claim) -> str:
 
 @lru_cache(maxsize=65536)
 def functional_of(functional: Functional) -> dict[str, Any]:
-    """Describe a functional as JSON has it: name, constant and terms."""
+    """Describe a functional as JSON has it: name, constant and terms.
+
+    Args:
+        functional: a functional of a claim.
+    """
     return {
         "name": functional.name,
         "constant": functional.constant,
@@ -246,7 +264,7 @@ def functional_of(functional: Functional) -> dict[str, Any]:
 
 
 def _term(weight: float, atom: Any) -> Sequence[Any]:
-    """Return a term as a list: [weight, kind, layer, head, position, keys], or [weight, kind, logits]."""
+    """Return a term as a list: [weight, kind, layer, head, position, keys], or [weight, kind, outputs]."""
     if isinstance(atom, Score):
         return [weight, "score", atom.row.layer, atom.row.head, atom.row.position, atom.key]
     if isinstance(atom, LogSumExp | RowEntropy):
@@ -254,4 +272,6 @@ def _term(weight: float, atom: Any) -> Sequence[Any]:
         return [weight, kind, atom.row.layer, atom.row.head, atom.row.position, list(atom.keys)]
     if isinstance(atom, LargestLogit):
         return [weight, "largest", list(atom.but)]
+    if isinstance(atom, Standing):
+        return [weight, "standing", atom.index, atom.k, list(atom.rivals)]
     return [weight, "logit", atom.index]

@@ -16,7 +16,7 @@ from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Circuit, Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
-from prooflens.results.deployed import said_of_precision, with_differences
+from prooflens.results.deployed import said_of_precision, said_of_radii, with_differences
 from prooflens.results.frame import Frame, Subject, query_name
 from prooflens.results.outcome import STRENGTH, Outcome, Verdict
 
@@ -72,12 +72,20 @@ RADII = pa.schema(
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
-    """Return what identifies a claim within one model, prompt and region: layer, head, position, query."""
+    """Return what identifies a claim within one model, prompt and region: layer, head, position, query.
+
+    Args:
+        claim: what is claimed.
+    """
     return (*claim_place(claim), query_name(claim.query))
 
 
 def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
-    """Return layer, head and position of a claim about one row of attention, else three times None."""
+    """Return layer, head and position of a claim about one row of attention, else three times None.
+
+    Args:
+        claim: what is claimed.
+    """
     if isinstance(claim.query, RowQuery) and len(claim.rows) == 1:
         row = claim.rows[0]
         return row.layer, row.head, row.position
@@ -85,7 +93,11 @@ def claim_place(claim: Claim) -> tuple[int | None, int | None, int | None]:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number as JSON and Parquet keep it: what is not finite becomes null."""
+    """Return the number as JSON and Parquet keep it: what is not finite becomes null.
+
+    Args:
+        value: any number; None stays None.
+    """
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -375,6 +387,16 @@ class Radii(Frame):
             "certified": sum(value is None or value > 0 for value in certified),
             "broken": len(self) - self.table.column("attack").null_count,
         }
+
+    @property
+    def precision(self) -> str | None:
+        """How far margins were measured to move in the deployed precision on certified balls; None if not asked."""
+        return said_of_radii(self.table)
+
+    @property
+    def effort(self) -> dict[str, Any]:
+        """What was measured beside the radii, ready for JSON: `precision` where it was asked for."""
+        return {} if self.precision is None else {"precision": self.precision}
 
     def save(self, path: Path | str, **configuration: object) -> None:
         """Write a run directory with the rows (`docs/certify.md`).

@@ -25,12 +25,20 @@ SCANNED = 129
 
 
 def is_way(region: Region) -> bool:
-    """Whether a region is the way from one prompt to another: one factor, from −1, where claims are made, to 1."""
+    """Whether a region is the way from one prompt to another: one factor, from −1, where claims are made, to 1.
+
+    Args:
+        region: any region.
+    """
     return region.n_factors == 1 and region.anchor is not None and float(region.anchor[0]) == -1.0
 
 
 def has_margin(claim: Claim) -> bool:
-    """Whether a claim is the sign of linear functionals, so that it has a margin at every point."""
+    """Whether a claim is the sign of linear functionals, so that it has a margin at every point.
+
+    Args:
+        claim: what is claimed.
+    """
     return not claim.wants_range and all(f.is_linear for f in claim.functionals)
 
 

@@ -24,7 +24,12 @@ TEMPORARIES = 6
 
 
 def halves(chunk: list[int], error: BaseException) -> list[list[int]]:
-    """The two halves of a chunk that did not fit into memory; the error itself where it is another, or one claim."""
+    """The two halves of a chunk that did not fit into memory; the error itself where it is another, or one claim.
+
+    Args:
+        chunk: the numbers of the claims in the chunk.
+        error: what stopped it.
+    """
     if not is_shortage(error):
         raise error
     if len(chunk) == 1:
@@ -37,7 +42,12 @@ def halves(chunk: list[int], error: BaseException) -> list[list[int]]:
 
 
 def least_memory(problem: Problem, functionals: int = LEAST_FUNCTIONALS) -> int:
-    """About how many bytes the smallest chunk takes: matrices of functionals by factors, and one pass of the model."""
+    """About how many bytes the smallest chunk takes: matrices of functionals by factors, and one pass of the model.
+
+    Args:
+        problem: the model and the region.
+        functionals: how many functionals are bounded together.
+    """
     x = problem.region.center
     wide = max(problem.region.n_factors, x.numel())
     arch = problem.model.architecture

@@ -21,9 +21,11 @@ from prooflens.models import Prompt, Transformer, load
 from prooflens.queries import Circuit, Claim, InsideQuery, Query
 from prooflens.results import Outcome, Subject, Verdict
 from prooflens.results.circuits import CircuitResults
+from prooflens.results.deployed import largest_of
 from prooflens.results.outcome import STRENGTH
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.circuit_files import as_circuit
+from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.question import Place, as_prompt, ask, source_of
 from prooflens.verdicts.settings import Options, Settings
 from prooflens.verdicts.sites import Vectors, by_place
@@ -37,6 +39,7 @@ def circuit(
     *,
     query: str = "top1@-1",
     vectors: Vectors | None = None,
+    deployed: str | None = None,
     **options: Unpack[Options],
 ) -> CircuitResults:
     """Return a verdict for every part of a circuit and for the whole: `holds` is proved for all points at once.
@@ -51,6 +54,8 @@ def circuit(
         circuit: a query with several parts, or heads (a list, a mapping or a JSON file of nodes).
         query: what the heads of a list are asked.
         vectors: the directions and dictionaries that parts about values inside the model name.
+        deployed: `"bfloat16"` or `"float32"`: also measure, as `certify` does, how far each margin moves in that
+            precision; of a conjunction the largest of its parts. That is measured, not proved.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -69,12 +74,13 @@ def circuit(
     settings = Settings.of(**options)
     asked = as_circuit(circuit, query, prompt.roles if isinstance(prompt, Prompt) else ())
     if any(isinstance(part, InsideQuery) for part in asked.parts):
-        return _with_inside(model, prompt, region, asked, vectors, settings)
+        return _with_inside(model, prompt, region, asked, vectors, settings, deployed)
     question = ask(model, prompt, region, queries=[*asked.parts, asked], device=settings.device)
     whole = question.claims[-1]
     if asked.weights is None:  # the parts say it all: nothing is bounded twice
         question = replace(question, claims=question.claims[:-1])
-    outcomes = decide_question(question, settings).outcomes
+    precision = Precision.of(question, deployed)
+    outcomes = decide_question(question, settings, precision=precision).outcomes
     if asked.weights is None:
         outcomes = [*outcomes, _together(outcomes, whole)]
     return CircuitResults.of(outcomes, question.subject)
@@ -87,6 +93,7 @@ def _with_inside(
     asked: Circuit,
     vectors: Vectors | None,
     settings: Settings,
+    deployed: str | None,
 ) -> CircuitResults:
     """A conjunction with parts inside the model: each place is a question of its own, about the same region."""
     if asked.weights is not None:
@@ -109,7 +116,7 @@ def _with_inside(
             source=source_of(model),
             vectors=vectors,
         )
-        found = decide_question(question, settings)
+        found = decide_question(question, settings, precision=Precision.of(question, deployed))
         tables.append(CircuitResults.of(found.outcomes, question.subject))
     outcomes = [outcome for table in tables for outcome in table.outcomes]
     claims = [outcome.claim for outcome in outcomes]
@@ -153,4 +160,5 @@ def _together(parts: Sequence[Outcome], whole: Claim) -> Outcome:
         min(attacks) if attacks else None,
         sum(part.seconds for part in parts),
         tuple(item for part in parts for item in part.asked),
+        largest_of([part.deployed for part in parts if part.deployed is not None]),
     )

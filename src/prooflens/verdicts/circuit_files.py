@@ -58,7 +58,11 @@ def as_circuit(
 
 
 def read_json(path: Path) -> Any:
-    """The content of a circuit file."""
+    """The content of a circuit file.
+
+    Args:
+        path: the file.
+    """
     try:
         return json_files.read_json(path)
     except (OSError, ValueError) as error:
@@ -70,6 +74,9 @@ def read_heads(circuit: Mapping[str, Any] | Sequence[Any]) -> list[tuple[int, in
 
     Read are lists of node names, mappings with `nodes` (name → true, or a mapping whose `in_graph` is not false) and,
     where no node is kept, with `edges` (`a0.h11->m3`); MLPs, embeddings and logits are passed over.
+
+    Args:
+        circuit: what a circuit file holds: nodes by name, or a list of them.
     """
     heads: dict[tuple[int, int], None] = {}
     for name in read_nodes(circuit):
@@ -81,7 +88,11 @@ def read_heads(circuit: Mapping[str, Any] | Sequence[Any]) -> list[tuple[int, in
 
 
 def read_nodes(circuit: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """The names of a circuit's nodes, as its file writes them; a `QueryError` for what is none."""
+    """The names of a circuit's nodes, as its file writes them; a `QueryError` for what is none.
+
+    Args:
+        circuit: what a circuit file holds: nodes by name, or a list of them.
+    """
     names: Iterable[str]
     if isinstance(circuit, Mapping):
         names = _kept(circuit.get("nodes", {} if "edges" in circuit else circuit))

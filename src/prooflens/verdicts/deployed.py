@@ -16,14 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
-from prooflens.models import load
+from prooflens.models import Prompt, Transformer, load
 from prooflens.models.deployed import DeployedModel, checked_precision, own_forward, transformers_module
 from prooflens.problem import Problem
-from prooflens.queries import Claim
+from prooflens.queries import Claim, InsideQuery, Query
+from prooflens.regions import Ball, Region
 from prooflens.results import Outcome
 from prooflens.results.deployed import Difference
 from prooflens.results.outcome import least
-from prooflens.verdicts.question import Question
+from prooflens.verdicts.question import Question, ask
+from prooflens.verdicts.sites import Vectors, by_place
 
 POINTS = 64
 """How many points of the region are drawn."""
@@ -66,7 +68,7 @@ class Precision:
         problem = question.problem
         drawn, _ = problem.region.sample(POINTS)
         points = torch.cat((problem.region.reference[None], drawn))
-        deployed = _deployed(question, checked_precision(precision))
+        deployed = deployed_model(question, checked_precision(precision))
         return cls(problem, deployed, points)
 
     def measured(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -75,27 +77,55 @@ class Precision:
         Args:
             outcomes: how claims ended.
         """
-        reading = [outcome.claim for outcome in outcomes if _reads(outcome.claim)]
+        worst = [worst_point(self.problem, outcome) for outcome in outcomes]
+        found = self.differences([outcome.claim for outcome in outcomes], worst)
+        return [replace(outcome, deployed=one) for outcome, one in zip(outcomes, found, strict=True)]
+
+    def differences(
+        self, claims: Sequence[Claim], worst: Sequence[Float[Tensor, "1 S d"] | None]
+    ) -> list[Difference]:
+        """Return the measured differences of the margins of claims.
+
+        Args:
+            claims: the claims.
+            worst: a point of interest for each of them, which is measured as well; None for none.
+        """
+        reading = [claim for claim in claims if reads_model(claim)]
         shared = iter(self._differences(reading, self.points).tolist() if reading else [])
         made = []
-        for outcome in outcomes:
+        for claim, point in zip(claims, worst, strict=True):
             found = Difference(self.deployed.name, None, None, None)
-            if _reads(outcome.claim):
+            if reads_model(claim):
                 centre, *samples = next(shared)
-                worst = worst_point(self.problem, outcome)
-                away = None if worst is None else float(self._differences([outcome.claim], worst)[0, 0])
+                away = None if point is None else float(self._differences([claim], point)[0, 0])
                 found = Difference(self.deployed.name, centre, away, max(samples, default=None))
-            made.append(replace(outcome, deployed=found))
+            made.append(found)
         return made
+
+    def within(self, region: Region | None) -> Precision:
+        """Return the same measurement with points of another region around the same input.
+
+        Args:
+            region: where points are drawn; None for the clean input alone.
+        """
+        clean = self.points[:1]
+        if region is None:
+            return replace(self, points=clean)
+        drawn, _ = region.sample(POINTS)
+        return replace(self, problem=replace(self.problem, region=region), points=torch.cat((clean, drawn)))
 
     def _differences(self, claims: Sequence[Claim], points: Tensor) -> Float[Tensor, "claims n"]:
         return (
-            _margins(self.problem, claims, points) - _margins(self.problem, claims, points, self.deployed)
+            margins_at(self.problem, claims, points) - margins_at(self.problem, claims, points, self.deployed)
         ).abs()
 
 
-def _reads(claim: Claim) -> bool:
-    """Whether a claim reads anything of the model: what the mask alone decides has no margin."""
+def reads_model(claim: Claim) -> bool:
+    """Whether a claim reads anything of the model: what the mask alone decides has no margin.
+
+    Args:
+        claim: what is claimed.
+    """
     return any(f.rows or f.logits for f in claim.functionals)
 
 
@@ -116,8 +146,33 @@ def worst_point(problem: Problem, outcome: Outcome) -> Float[Tensor, "1 S d"] | 
     return problem.region.point(corners[weakest : weakest + 1].to(problem.region.center))
 
 
-def _deployed(question: Question, precision: str) -> DeployedModel:
-    """Transformers' module where it is the same model, else our own forward pass, which says why."""
+def questions_at(
+    model: Transformer, prompt: Prompt, queries: Sequence[Query], source: str | None, vectors: Vectors | None
+) -> list[Question]:
+    """Bind queries to one prompt: those inside the model by the place that they read, the others together.
+
+    Args:
+        model: the model.
+        prompt: the prompt, at which margins are to be measured; nothing is said of a region.
+        queries: the claims.
+        source: the folder of the model's weights, if it is known.
+        vectors: the directions and dictionaries that queries name.
+    """
+    inside = [query for query in queries if isinstance(query, InsideQuery)]
+    others = [query for query in queries if not isinstance(query, InsideQuery)]
+    groups: list[Sequence[Query]] = [[*others]] if others else []
+    groups += by_place(model, prompt, inside, vectors) if inside else []
+    centred = Ball(1.0)  # only its centre is looked at
+    return [ask(model, prompt, centred, queries=group, source=source, vectors=vectors) for group in groups]
+
+
+def deployed_model(question: Question, precision: str) -> DeployedModel:
+    """Return transformers' module where it is the same model, else our own forward pass, which says why.
+
+    Args:
+        question: the claims, whose margins in float64 say whether it is the same.
+        precision: `bfloat16` or `float32`.
+    """
     model, source = question.problem.model, question.subject.source
     if source is None:
         return own_forward(model, precision, "no folder that transformers reads is known for it")
@@ -128,9 +183,9 @@ def _deployed(question: Question, precision: str) -> DeployedModel:
             )
         same = transformers_module(Path(source), model, "float64")
         clean = question.problem.region.reference[None]
-        claims = [claim for claim in question.claims if _reads(claim)]
-        ours = _margins(question.problem, claims, clean)
-        theirs = _margins(question.problem, claims, clean, same)
+        claims = [claim for claim in question.claims if reads_model(claim)]
+        ours = margins_at(question.problem, claims, clean)
+        theirs = margins_at(question.problem, claims, clean, same)
         if not bool(((ours - theirs).abs() <= SAME * (1.0 + ours.abs())).all()):
             raise ModelError("transformers' module computes other margins, even in float64")
         del same
@@ -139,10 +194,17 @@ def _deployed(question: Question, precision: str) -> DeployedModel:
         return own_forward(model, precision, str(error))
 
 
-def _margins(
+def margins_at(
     problem: Problem, claims: Sequence[Claim], points: Tensor, deployed: DeployedModel | None = None
 ) -> Float[Tensor, "claims n"]:
-    """The margin of each claim at each point, in float64 or as deployed."""
+    """Return the margin of each claim at each point, in float64 or as deployed.
+
+    Args:
+        problem: the float64 model.
+        claims: the claims.
+        points: inputs, shape [n, S, d].
+        deployed: the model in another precision; None for float64.
+    """
     rows = list(dict.fromkeys(row for claim in claims for f in claim.functionals for row in f.rows))
     layers = sorted({row.layer for row in rows})
     output = any(f.logits for claim in claims for f in claim.functionals)

@@ -148,7 +148,12 @@ def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
 
 
 def check_thresholds(necessary: float | None, faithful: float | None) -> None:
-    """Raise a `QueryError` unless thresholds are finite numbers, and that of `faithful` not below 0."""
+    """Raise a `QueryError` unless thresholds are finite numbers, and that of `faithful` not below 0.
+
+    Args:
+        necessary: the size that an effect should have at least; None if that was not asked.
+        faithful: the size that it should have at most; likewise.
+    """
     for kind, delta in (("necessary", necessary), ("faithful", faithful)):
         if delta is not None:
             EffectQuery(kind, "", "", delta)

@@ -81,7 +81,14 @@ class Known:
         return cls(guarantee, lower, upper, [None] * size)
 
     def learn(self, chosen: Sequence[int], bounds: Bounds, first: int, engines: str) -> None:
-        """Take over what is better: entries `first`, … of the bounds are those of the chosen functionals."""
+        """Take over what is better: entries `first`, … of the bounds are those of the chosen functionals.
+
+        Args:
+            chosen: the numbers of the functionals that were asked about.
+            bounds: what an engine proved of them, and perhaps of others.
+            first: the place of the first of them in the bounds.
+            engines: who gave the bounds, by name.
+        """
         here, places = slice(first, first + len(chosen)), torch.tensor(chosen)
         lower, upper, better, _ = tighter(
             (self.lower[places], self.upper[places]),
@@ -192,7 +199,11 @@ class Evidence:
         return torch.stack(found) if found else None
 
     def outcome(self, problem: Problem) -> Outcome:
-        """The claim as it ends."""
+        """The claim as it ends.
+
+        Args:
+            problem: the model and the region.
+        """
         verdict, witness = self.verdict, self.witness
         clean = verdict is Verdict.FAILS and witness is None
         if clean:

@@ -91,4 +91,4 @@ def _distances(model: Transformer, prompt: Prompt, dictionary: Dictionary, posit
     here = read_at(model, dictionary.hook, position, dictionary.weight)
     shift = dictionary.bias - dictionary.weight @ dictionary.center - dictionary.threshold
     with torch.no_grad():
-        return here(prompt).cpu() + shift
+        return dictionary.distances(here(prompt).cpu() + shift)

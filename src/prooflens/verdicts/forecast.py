@@ -12,6 +12,7 @@ from prooflens.durations import asked_time, written_time
 from prooflens.engines import get_engine
 from prooflens.engines.attack import attack_cost
 from prooflens.engines.costs import Priced
+from prooflens.engines.standings import unfolded
 from prooflens.memory import available, written
 from prooflens.problem import Problem
 from prooflens.queries import Claim, Functional
@@ -59,12 +60,14 @@ def is_margin(functional: Functional) -> bool:
 
 
 def form_count(problem: Problem, functionals: Sequence[Functional]) -> int:
-    """Return how many linear forms functionals take: one each, or all differences of a row for what is curved.
+    """Return how many linear forms functionals take: one each, or all differences of a row for what is curved, or of an
+    output to its rivals.
 
     Args:
         problem: the model and the region.
         functionals: what is to be bounded.
     """
+    functionals, _ = unfolded(functionals)
     per_row = problem.n_tokens * (problem.n_tokens + 1) // 2
     return sum(1 if f.is_linear else per_row * len(f.rows) for f in functionals)
 

@@ -159,7 +159,12 @@ def output_radius(
 
 
 def with_head(model: Transformer | str, layers: int | None) -> Transformer:
-    """The model, cut after so many blocks if asked; an error for a model that predicts nothing."""
+    """The model, cut after so many blocks if asked; an error for a model that predicts nothing.
+
+    Args:
+        model: a model, or what `load` takes.
+        layers: how many blocks to keep; None for all.
+    """
     whole = load(model)
     held = whole if layers is None else whole.cut(layers)
     _ = held.head  # raises for a model without one
@@ -167,7 +172,12 @@ def with_head(model: Transformer | str, layers: int | None) -> Transformer:
 
 
 def candidates(whole: Outcome, most: int) -> list[Outcome]:
-    """The margins over the nearest candidates, each as an outcome of its own with the bounds of the whole claim."""
+    """The margins over the nearest candidates, each as an outcome of its own with the bounds of the whole claim.
+
+    Args:
+        whole: how the claim about the answer ended.
+        most: how many candidates are returned.
+    """
     places = [i for i, functional in enumerate(whole.claim.functionals) if not is_tail(functional)]
     return [_candidate(whole, i) for i in places[:most]]
 

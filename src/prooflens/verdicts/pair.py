@@ -126,7 +126,11 @@ class Pair:
         return EffectQuery(kind, self.metric, edit_text(self.first, self.second), threshold, inside)
 
     def metrics(self, x: Tensor) -> tuple[float, float]:
-        """Run a point through both models and measure."""
+        """Run a point through both models and measure.
+
+        Args:
+            x: the point, shape [S, d].
+        """
         assert self.forms.logits is not None
         row = self.forms.logits[0].to(x)
         with torch.no_grad():
@@ -140,7 +144,11 @@ class Pair:
         return self.metrics(self.problem.region.reference)
 
     def point(self, alpha: Tensor | None) -> EffectPoint:
-        """Run the point of some factors through both models."""
+        """Run the point of some factors through both models.
+
+        Args:
+            alpha: factors, shape [n, p], of which the first are run; not None, though the type allows it.
+        """
         assert alpha is not None
         x = self.problem.region.point(alpha[:1])[0]
         first, second = self.metrics(x)

@@ -158,7 +158,11 @@ class StageBoard:
         return cls(settings.options.progress, tuple(stage.engine for stage in stages), ends)
 
     def part(self, place: int) -> Progress:
-        """Return whom one stage tells how far it is."""
+        """Return whom one stage tells how far it is.
+
+        Args:
+            place: the number of the stage.
+        """
         first = self.ends[place - 1] if place else 0.0
 
         def tell(stage: str, share: float) -> None:

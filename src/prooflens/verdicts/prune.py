@@ -38,7 +38,12 @@ Head = tuple[int, int]
 
 
 def prune(model: Transformer, heads: str | Iterable[Head]) -> Transformer:
-    """The model without these heads (`"0.1,1.0"`); the name says which are gone."""
+    """The model without these heads (`"0.1,1.0"`); the name says which are gone.
+
+    Args:
+        model: the model.
+        heads: the heads to take out, as a text or as pairs of layer and head.
+    """
     architecture = model.architecture
     chosen = (
         parse_heads(heads, architecture.n_layers, architecture.n_heads)
@@ -141,7 +146,12 @@ def profile(
 
 
 def choose(profiles: Sequence[HeadProfile], rule: Rule) -> Head:
-    """The head to prune by a rule; ties go to the mass, then to the narrower entropy, then to the first head."""
+    """The head to prune by a rule; ties go to the mass, then to the narrower entropy, then to the first head.
+
+    Args:
+        profiles: what is known of every head that is left.
+        rule: how heads are compared.
+    """
     if rule not in get_args(Rule):
         raise QueryError(f"there is no rule {rule!r}; rules are {', '.join(get_args(Rule))}")
 
@@ -159,7 +169,11 @@ def choose(profiles: Sequence[HeadProfile], rule: Rule) -> Head:
 
 
 def stacked(prompts: Sequence[Prompt]) -> list[Float[Tensor, "n S d"]]:
-    """Inputs of equal length together, in order of first appearance."""
+    """Inputs of equal length together, in order of first appearance.
+
+    Args:
+        prompts: the prompts.
+    """
     by_length: dict[int, list[Tensor]] = {}
     for prompt in prompts:
         by_length.setdefault(len(prompt), []).append(prompt.x)
@@ -167,7 +181,12 @@ def stacked(prompts: Sequence[Prompt]) -> list[Float[Tensor, "n S d"]]:
 
 
 def read_answer(model: Transformer, x: Float[Tensor, "... S d"]) -> Float[Tensor, "... C"]:
-    """The logits of the answer: of the class or, in a language model, of the next token."""
+    """The logits of the answer: of the class or, in a language model, of the next token.
+
+    Args:
+        model: the model.
+        x: inputs, shape [..., S, d].
+    """
     if model.architecture.d_out is None:
         raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
     out = model(x)

@@ -158,7 +158,11 @@ def _layers(model: Transformer, queries: Sequence[Query], chosen: str | None) ->
 
 
 def source_of(model: Transformer | str) -> str | None:
-    """The folder of a model's weights: the given one, or the cache's; None for embedded and converted models."""
+    """The folder of a model's weights: the given one, or the cache's; None for embedded and converted models.
+
+    Args:
+        model: a model, or what `load` takes.
+    """
     name = model if isinstance(model, str) else model.name
     if name in EMBEDDED:
         return None
@@ -169,7 +173,12 @@ def source_of(model: Transformer | str) -> str | None:
 
 
 def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
-    """A prompt of the model, on its device, from a text, a prompt or an input of shape [S, d]."""
+    """A prompt of the model, on its device, from a text, a prompt or an input of shape [S, d].
+
+    Args:
+        model: the model.
+        prompt: any of these.
+    """
     if isinstance(prompt, str):
         prompt = model.prompt(prompt)
     if isinstance(prompt, Tensor):
@@ -189,7 +198,12 @@ def as_prompt(model: Transformer, prompt: Prompt | str | Tensor) -> Prompt:
 
 
 def as_region(place: Place, prompt: Prompt) -> Region:
-    """The region that a ball around the prompt, a hull of paraphrases, or a region is."""
+    """The region that a ball around the prompt, a hull of paraphrases, or a region is.
+
+    Args:
+        place: any of these.
+        prompt: the prompt that a ball stands around.
+    """
     if isinstance(place, Ball):
         ball = _indexed(place, prompt).around(prompt)
         if (largest := float(ball.half_widths().max())) > LARGEST_EPS:
@@ -224,7 +238,12 @@ def _indexed(ball: Ball, prompt: Prompt) -> Ball:
 
 
 def as_queries(queries: str | Query | Sequence[str | Query], slots: Collection[str] = ()) -> list[Query]:
-    """Queries from their short forms; `slots` are the words that are roles."""
+    """Queries from their short forms; `slots` are the words that are roles.
+
+    Args:
+        queries: one query or several, as objects or short forms.
+        slots: the slots of the template that the prompts are members of.
+    """
     given = listed(queries)
     if not given:
         raise QueryError("no query is asked: give at least one, such as 'top1'")

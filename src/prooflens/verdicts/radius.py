@@ -24,6 +24,7 @@ from prooflens.queries import Query
 from prooflens.queries.rows import Token, find_tokens
 from prooflens.regions import Ball, Region, listed
 from prooflens.results import Radii
+from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.question import Heads, Question, ask
 from prooflens.verdicts.radius_search import RadiusSearch
 from prooflens.verdicts.settings import Options, Settings
@@ -55,6 +56,7 @@ def radius(
     between: tuple[float, float] = (SMALLEST, LARGEST),
     nearest: bool | None = None,
     vectors: Vectors | None = None,
+    deployed: str | None = None,
     **options: Unpack[Options],
 ) -> Radii:
     """Return the certified and the attacked radius of every claim: proved for all of the ball of radius `certified`.
@@ -73,6 +75,8 @@ def radius(
         nearest: whether to measure radii by the distance to the nearest other token, a pass over the vocabulary; None
             for where that takes a second or two.
         vectors: the directions and dictionaries that queries about values inside the model name.
+        deployed: `"bfloat16"` or `"float32"`: also measure how far each margin moves in that precision, at the clean
+            input, at the witness, and at 64 points of the ball of the certified radius. That is measured, not proved.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
     Returns:
@@ -112,6 +116,7 @@ def radius(
     places = None if tokens is None else find_tokens(listed(tokens), size, question.subject.tokens)
     moves: list[int | None] = [*(range(size) if places is None else places)] if per_token else [None]
     measured = yardstick(question.problem.model, question.prompt, nearest)
+    precision = Precision.of(question, deployed)
     frames: list[pa.Table] = []
     with shown(settings.progress) as tell:
         if settings.time is not None:
@@ -126,9 +131,11 @@ def radius(
             try:
                 search.run()
             except KeyboardInterrupt:
-                frames.append(search.table(question.subject, token, "; the search was interrupted", shares))
+                found = search.table(question.subject, token, "; the search was interrupted", shares)
+                frames.append(search.measured(found, precision))
                 raise SearchInterrupted(Radii(pa.concat_tables(frames), question.subject)) from None
-            frames.append(search.table(question.subject, token, shares=shares))
+            found = search.table(question.subject, token, shares=shares)
+            frames.append(search.measured(found, precision))
     return Radii(pa.concat_tables(frames), question.subject)
 
 

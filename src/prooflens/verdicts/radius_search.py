@@ -23,10 +23,12 @@ from prooflens.queries import Claim
 from prooflens.regions import Region
 from prooflens.results import Subject
 from prooflens.results.asked import Asked, ways_on
+from prooflens.results.deployed import Difference, with_differences
 from prooflens.results.frame import query_name
 from prooflens.results.outcome import least
 from prooflens.results.tables import RADII, claim_place, finite
 from prooflens.verdicts.chunks import chunks
+from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import gather_evidence
@@ -193,7 +195,14 @@ class RadiusSearch:
         note: str = "",
         shares: Callable[[float], tuple[float | None, float | None]] | None = None,
     ) -> pa.Table:
-        """The rows of all claims; `shares` says what a radius is worth in tokens."""
+        """The rows of all claims; `shares` says what a radius is worth in tokens.
+
+        Args:
+            subject: what the rows are about.
+            token: the token that moved alone; None where all did.
+            note: is added to the reason of every row.
+            shares: returns a radius as a share of the distance to the nearest other token and of a token's length.
+        """
         size = len(self.claims)
         label = "ball" if token is None else f"ball on token {token}"
         columns: dict[str, Any] = subject.columns(size) | {"region": [label] * size}
@@ -217,6 +226,28 @@ class RadiusSearch:
             ],
         }
         return pa.table({name: columns[name] for name in RADII.names}, RADII)
+
+    def measured(self, table: pa.Table, precision: Precision | None) -> pa.Table:
+        """Return the rows with what the deployed precision changes on the ball of each certified radius.
+
+        Args:
+            table: the rows of all claims.
+            precision: measures; None if that was not asked for.
+        """
+        if precision is None:
+            return table
+        found: list[Difference | None] = [None] * len(self.claims)
+        radii = table.column("certified").to_pylist()
+        for eps in dict.fromkeys(radii):
+            chosen = [i for i, one in enumerate(radii) if one == eps]
+            witnesses = [self.witnesses.get(i) for i in chosen]
+            worst = [None if one is None else one.x.to(self.problem.region.center)[None] for one in witnesses]
+            there = precision.within(self.balls(eps) if eps else None)
+            for i, one in zip(
+                chosen, there.differences([self.claims[i] for i in chosen], worst), strict=True
+            ):
+                found[i] = one
+        return with_differences(table, found)
 
     def _missed(self) -> str:
         """What was not done: engines that were not asked, a search that had no time for its end."""

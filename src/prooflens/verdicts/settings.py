@@ -90,6 +90,16 @@ class Settings:
     ) -> Settings:
         """Read settings as people write them: the keyword arguments are those of `Options`.
 
+        Args:
+            engine: `auto`, `attack`, or the name of an engine.
+            memory: bytes that engines may use, as in "2GB"; None for what there is.
+            device: where to run; None for where the model is.
+            progress: show how far it is, or a function that is told.
+            seed: of samples and attacks.
+            budget: how hard to attack: a name, `samples/restarts/steps`, or an `AttackBudget`; None for the default.
+            time: seconds that all may take, or a text such as "5min"; None for as long as it takes.
+            workspace: what calls share; None for a new one.
+
         Raises:
             EngineError: for an engine or a budget that there is not, or an amount of memory or time that is none.
             PromptError: for a device that cannot be used.
@@ -149,6 +159,9 @@ class Settings:
 def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:
     """Read a budget: a row of `BUDGETS` by name, `samples/restarts/steps`, or a budget as it is.
 
+    Args:
+        budget: any of these; None for the default.
+
     Raises:
         EngineError: if it is none of them.
 
@@ -172,6 +185,9 @@ def parse_budget(budget: AttackBudget | str | None) -> AttackBudget | None:
 
 def checked_device(device: str) -> str:
     """Return the device if it can be used.
+
+    Args:
+        device: as torch names it: `cpu`, `cuda`, `cuda:1`.
 
     Raises:
         PromptError: if it cannot, with the first line of why.

@@ -23,6 +23,7 @@ from prooflens.models.reads import find_hook, read_at
 from prooflens.problem import Problem
 from prooflens.queries import (
     AttributionQuery,
+    Circuit,
     Claim,
     Condition,
     InsideQuery,
@@ -31,11 +32,13 @@ from prooflens.queries import (
     Query,
     SiteComparison,
     SiteQuery,
+    Standing,
+    TopFeature,
     resolve,
 )
 from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
-from prooflens.queries.sites import compared_condition, level_condition, sum_error
+from prooflens.queries.sites import compared_condition, level_condition, standing_condition, sum_error
 from prooflens.regions import Region
 
 Vectors = Mapping[str, object]
@@ -46,7 +49,8 @@ Vectors = Mapping[str, object]
 class _Site:
     """One query with its token found: what it reads, and how far its output may be off from what is meant.
 
-    `other` is the readout that it is compared with; None where it is compared with a number.
+    `other` is the readout that it is compared with; None where it is compared with a number. `rivals` are all other
+    features of its dictionary, where it is asked whether it is among the k largest.
     """
 
     query: SiteQuery
@@ -57,10 +61,22 @@ class _Site:
     error: float
     name: str
     other: _Site | None = None
+    rivals: tuple[_Site, ...] = ()
+
+    @property
+    def read(self) -> list[_Site]:
+        """Everything that is read: it itself, and what it is compared with."""
+        return [self, *([] if self.other is None else [self.other]), *self.rivals]
 
     def condition(self, index: Mapping[str, int]) -> Condition:
         """What is wanted of the output that reads it, outputs being numbered by name."""
         query, own = self.query, index[self.name]
+        if isinstance(query, TopFeature):
+            standing = Standing(own, tuple(index[rival.name] for rival in self.rivals), query.k)
+            largest = self.error + max((rival.error for rival in self.rivals), default=0.0)
+            return standing_condition(
+                standing, str(query.comparison), math.nextafter(largest, math.inf), str(query)
+            )
         if self.other is None:
             return level_condition(own, query.comparison, query.threshold, self.error, self.name)
         error = (
@@ -198,7 +214,11 @@ class Readouts:
     wanted: tuple[tuple[SiteQuery, Condition], ...]
 
     def of(self, model: Transformer) -> Transformer:
-        """Return the model whose outputs they are."""
+        """Return the model whose outputs they are.
+
+        Args:
+            model: the model that is read.
+        """
         bias = self.bias if bool(self.bias.any()) else None
         return read_at(model, self.hook, self.position, self.weight, bias, self.names)
 
@@ -221,7 +241,7 @@ def _gathered(sites: Sequence[_Site]) -> Readouts:
     """Sites of one hook and token as one readout: every direction once."""
     names, index = list[str](), dict[str, int]()
     rows, biases = [], []
-    for site in [read for one in sites for read in (one, one.other) if read is not None]:
+    for site in [read for one in sites for read in one.read]:
         if site.name not in index:
             index[site.name] = len(names)
             names.append(site.name)
@@ -257,7 +277,7 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
             row[query.index] = 1.0
             found.append(_Site(placed, hook, position, row, 0.0, 0.0, f"neuron {query.place}.{query.index}"))
         elif query.kind == "feature":
-            found.append(_feature(model, placed, position, _named(query.name, vectors)))
+            found.append(_active(model, placed, position, _named(query.name, vectors)))
         else:
             held = _named(query.name, vectors)
             assert query.place is not None
@@ -275,19 +295,61 @@ def _sites(model: Transformer, prompt: Prompt, query: SiteQuery, vectors: Vector
     return found
 
 
-def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
-    """Two readouts of one hook and one token."""
+@dataclass(frozen=True, eq=False)
+class Crossed:
+    """Two readouts at different hooks or tokens, and what is wanted of both together.
+
+    Attributes:
+        sides: the readouts, one output each.
+        condition: what is wanted of the two outputs, the first and the second.
+    """
+
+    sides: tuple[Readouts, Readouts]
+    condition: Condition
+
+
+def crossed(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors | None) -> Crossed | None:
+    """Return a comparison of readouts at different hooks or tokens; None for every other query.
+
+    Args:
+        model: the model.
+        prompt: its tokens, and the slots that they stand in.
+        query: what is claimed.
+        vectors: directions and dictionaries by name.
+    """
+    if not isinstance(query, SiteComparison):
+        return None
+    (placed,) = _resolved(prompt, [query])
+    assert isinstance(placed, SiteComparison)
+    one, other = _sides(model, prompt, placed, vectors or {})
+    if (one.hook, one.position) == (other.hook, other.position):
+        return None
+    error = math.nextafter(one.error + other.error, math.inf) if one.error or other.error else 0.0
+    condition = compared_condition(0, 1, str(query.comparison), error, str(query))
+    return Crossed((_gathered([one]), _gathered([other])), condition)
+
+
+def _sides(
+    model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors
+) -> tuple[_Site, _Site]:
+    """Both readouts of a comparison, at one token each."""
     first, second = (_sites(model, prompt, side, vectors) for side in query.sides)
     if len(first) != 1 or len(second) != 1:
         raise QueryError(f"{query} reads several tokens: name each by its index")
     one, other = first[0], second[0]
+    if (one.hook, one.position, one.name) == (other.hook, other.position, other.name):
+        raise QueryError(f"{query} compares a readout with itself: name two")
+    return one, other
+
+
+def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
+    """Two readouts of one hook and one token."""
+    one, other = _sides(model, prompt, query, vectors)
     if (one.hook, one.position) != (other.hook, other.position):
         raise QueryError(
             f"one proof reads one hook at one token, {query} compares {one.hook}@{one.position} with "
-            f"{other.hook}@{other.position}: compare each with a number"
+            f"{other.hook}@{other.position}: compare each with a number, or ask it of a family"
         )
-    if one.name == other.name:
-        raise QueryError(f"{query} compares a readout with itself: name two")
     placed = SiteComparison.of(one.query, str(query.comparison), other.query)
     return replace(one, query=placed, other=other)
 
@@ -302,6 +364,44 @@ def _attributed(model: Transformer, prompt: Prompt, query: AttributionQuery) -> 
     hook, row = attribution(model, part, pair, prompt)
     error = attribution_error(model, part, pair, prompt)
     return _Site(query, hook, len(prompt) - 1, row.cpu(), 0.0, error, query.readout)
+
+
+def explicit(query: Query, vectors: Vectors | None) -> Query:
+    """Return a query that says itself what `active` means: of TopK dictionaries, to be among the k largest.
+
+    Args:
+        query: any query.
+        vectors: directions and dictionaries by name.
+    """
+    if isinstance(query, Circuit):
+        return replace(query, parts=tuple(explicit(part, vectors) for part in query.parts))
+    if not isinstance(query, SiteQuery) or query.kind != "feature" or query.name not in (vectors or {}):
+        return query
+    return _ranked(query, Dictionary.adopt((vectors or {})[query.name]))
+
+
+def _ranked(query: SiteQuery, dictionary: Dictionary) -> SiteQuery:
+    if dictionary.k is None or query.comparison is None or isinstance(query, TopFeature):
+        return query
+    if (query.comparison, query.threshold) not in ((">", 0.0), ("<=", 0.0)):
+        raise QueryError(
+            f"{query}: features of a TopK dictionary are active or off, or have a range; write 'active'"
+        )
+    named = (query.kind, query.place, query.name, query.index, query.comparison, 0.0, query.position)
+    return TopFeature(*named, dictionary.k)
+
+
+def _active(model: Transformer, query: SiteQuery, position: int, held: object) -> _Site:
+    """A feature that is active or off, or its range; in a TopK dictionary with all others, its rivals."""
+    dictionary = Dictionary.adopt(held)
+    site = _feature(model, query, position, dictionary)
+    query = _ranked(query, dictionary)
+    if not isinstance(query, TopFeature):
+        return site
+    others = [i for i in range(dictionary.size) if i != query.index]
+    ranges = (SiteQuery("feature", None, query.name, i, position=position) for i in others)
+    rivals = tuple(_feature(model, one, position, dictionary) for one in ranges)
+    return replace(site, query=query, rivals=rivals)
 
 
 def _feature(model: Transformer, query: SiteQuery, position: int, held: object) -> _Site:

@@ -19,12 +19,20 @@ SMALL_WIDTH = 128
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether a problem is small enough for engines that keep one generator per factor."""
+    """Whether a problem is small enough for engines that keep one generator per factor.
+
+    Args:
+        problem: the model and the region.
+    """
     return problem.region.n_factors <= SMALL_FACTORS and problem.model.architecture.d_model <= SMALL_WIDTH
 
 
 def has_few(problem: Problem) -> bool:
-    """Whether a region has so few factors that polynomials in them are affordable: segments, hulls, spans."""
+    """Whether a region has so few factors that polynomials in them are affordable: segments, hulls, spans.
+
+    Args:
+        problem: the model and the region.
+    """
     return problem.region.n_factors <= MOST_FACTORS
 
 
@@ -43,13 +51,22 @@ class Stage:
     """Whether it can add anything at a depth to the stages before it; None: always."""
 
     def applies(self, problem: Problem, depth: int) -> bool:
-        """Whether it has anything to say; depth is the deepest layer read, the number of layers for outputs."""
+        """Whether it has anything to say; depth is the deepest layer read, the number of layers for outputs.
+
+        Args:
+            problem: the model and the region.
+            depth: the deepest layer that is read; the number of layers for outputs.
+        """
         known = self.engine == ATTACK or self.engine in engine_names()
         adds = self.useful is None or self.useful(problem, depth)
         return known and depth in self.depths and adds and self.few in (None, has_few(problem))
 
     def too_large(self, problem: Problem) -> str | None:
-        """Say why a problem is too large for it, whatever the time; None if it is not."""
+        """Say why a problem is too large for it, whatever the time; None if it is not.
+
+        Args:
+            problem: the model and the region.
+        """
         if not self.small_only or is_small(problem):
             return None
         return f"meant for at most {SMALL_FACTORS} factors and width {SMALL_WIDTH}"
@@ -105,6 +122,9 @@ PORTFOLIO: tuple[Stage, ...] = (
 def stages_of(engine: str) -> tuple[Stage, ...]:
     """Return the stages that a name means: the portfolio for `auto`, the attack alone, or one engine and the attack.
 
+    Args:
+        engine: `auto`, `attack`, or the name of an engine.
+
     Raises:
         EngineError: if there is no engine of that name.
     """
@@ -121,5 +141,9 @@ def stages_of(engine: str) -> tuple[Stage, ...]:
 
 
 def default_budget(problem: Problem) -> AttackBudget:
-    """How hard to attack: thorough on small problems, minutes rather than hours on pretrained ones."""
+    """How hard to attack: thorough on small problems, minutes rather than hours on pretrained ones.
+
+    Args:
+        problem: the model and the region.
+    """
     return AttackBudget(2000, 10, 50) if is_small(problem) else AttackBudget(128, 2, 16)

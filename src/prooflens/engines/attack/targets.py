@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.queries import Claim, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Sense
+from prooflens.queries import Claim, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Sense, Standing
 
 FAR_BELOW = 1e5
 """How far below the row's largest score masked keys are put: their weight is 0, and derivatives stay finite."""
@@ -60,6 +60,8 @@ class Targets:
     position: Int[Tensor, " N"]
     keys: Bool[Tensor, "N S"]
     weight: Float[Tensor, " N"]
+    standings: tuple[tuple[int, float, Standing], ...] = ()
+    """Of functionals that are standings: their number, weight and atom."""
 
     @classmethod
     def of_forms(cls, forms: Forms, n_tokens: int) -> Targets:
@@ -95,10 +97,14 @@ class Targets:
         places: list[tuple[int, int, int, int, int]] = []
         weights: list[float] = []
         groups: list[tuple[int, ...]] = []
+        standings: list[tuple[int, float, Standing]] = []
         for number, functional in enumerate(functionals):
             for weight, atom in functional.terms:
                 if isinstance(atom, Logit):
                     logits[number, atom.index] += weight
+                    continue
+                if isinstance(atom, Standing):
+                    standings.append((number, weight, atom))
                     continue
                 assert not isinstance(atom, LargestLogit), "tails are attacked token by token"
                 kind = Kind.SCORE
@@ -114,7 +120,7 @@ class Targets:
             torch.tensor(places, dtype=torch.long).reshape(-1, 5).unbind(-1)
         )
         constants = torch.tensor([f.constant for f in functionals], dtype=torch.float64)
-        about_output = bool(logits.any())
+        about_output = bool(logits.any()) or bool(standings)
         return cls(
             len(claims),
             torch.tensor(owner, dtype=torch.long),
@@ -127,6 +133,7 @@ class Targets:
             position,
             keys,
             torch.tensor(weights, dtype=torch.float64),
+            tuple(standings),
         )
 
     @property
@@ -169,6 +176,7 @@ class Targets:
             self.position[terms],
             self.keys[terms],
             self.weight[terms],
+            tuple((int(number[f]), w, atom) for f, w, atom in self.standings if number[f] >= 0),
         )
 
     def each(self) -> Targets:
@@ -251,6 +259,10 @@ class Targets:
                 total = total + self.logits @ output[0].T
             else:
                 total = total + (output[self.owner] @ self.logits[:, :, None])[..., 0]
+            for function, weight, atom in self.standings:
+                at = output[0 if shared else self.owner[function]]
+                here = torch.tensor([function], device=total.device)
+                total = total.index_add(0, here, weight * atom.value(at)[None])
         if self._one_each:
             return total
         nothing = total.new_full((1, repeats), torch.inf)

@@ -19,6 +19,7 @@ from prooflens.engines.attack import attained
 from prooflens.engines.attack.effects import corners_of
 from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
 from prooflens.engines.attack.targets import Targets
+from prooflens.engines.functionals import bound_functionals
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import Case
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
@@ -27,7 +28,7 @@ from prooflens.models.attribution import attribution
 from prooflens.models.edits import places_of
 from prooflens.models.reads import hooks_of
 from prooflens.problem import Problem
-from prooflens.queries import Functional, Logit, Row, Score
+from prooflens.queries import Functional, Logit, Row, Score, Standing
 
 MOST_FORMS = 200
 """Forms per case."""
@@ -183,6 +184,34 @@ def try_forms(
     low, high = attained(problem, targets, alpha).split(forms.size)
     for name, bounds in answers.items():
         compare(case, name, functionals, bounds, low, -high, report)
+    if problem.model.architecture.read_hook is not None and outputs > 1:
+        asked = [engine for engine in engines if engine.name in answers]
+        _try_standings(case, problem, asked, alpha, choose, report)
+
+
+def _try_standings(
+    case: Case,
+    problem: Problem,
+    engines: Sequence[Engine],
+    alpha: Tensor,
+    choose: random.Random,
+    report: SoundnessReport,
+) -> None:
+    """Ask whether readouts are among the k largest; the points that make forms extreme must lie within the bounds."""
+    outputs = problem.model.architecture.d_out or 0
+    atoms = [
+        Standing(i, tuple(j for j in range(outputs) if j != i), choose.randrange(1, outputs + 1))
+        for i in range(outputs)
+    ]
+    sign = choose.choice((1.0, -1.0))
+    functionals = [Functional(((sign, atom),), name="standing of a readout") for atom in atoms]
+    with torch.no_grad():
+        _, read = problem.values(problem.region.point(alpha), (), True)
+    values = torch.stack([f.value({}, read) for f in functionals])
+    for engine in engines:
+        found = bound_functionals(engine, problem, functionals, widths=True)
+        bounds = FormBounds(found.lower.to(values), found.upper.to(values))
+        compare(case, engine.name, functionals, bounds, values.amin(1), values.amax(1), report)
 
 
 def affordable(engine: Engine, problem: Problem) -> bool:
