@@ -23,7 +23,8 @@ from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models import scores_name
 from prooflens.problem import Problem
 from prooflens.queries import Row
-from tests.engines.cases import MODELS, RANDOM_MODELS, problem_of, tiny_model
+from prooflens.regions import Region
+from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, model_of, problem_of, tiny_model
 from tests.engines.support import assert_contains, attained, random_forms, random_problem
 from tests.engines.taylor.test_hessian import differentiated, output_of
 
@@ -219,3 +220,17 @@ def test_a_network_without_its_own_third_order_is_not_covered(monkeypatch: pytes
     monkeypatch.setattr("prooflens.engines.taylor.own_orders.largest", lambda K: torch.zeros(len(K)).double())
     pairs = [own_and_bound(seed, False, "tanh", 0.2) for seed in range(10)]
     assert any(bool((own > found).any()) for own, found in pairs)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_forms_that_nothing_moves(layer: int) -> None:
+    """The first token of a causal model does not see the last, which alone moves."""
+    x = input_of("gpt2")
+    radius = torch.zeros_like(x)
+    radius[-1] = 1e-2
+    problem = Problem(model_of("gpt2"), Region(x, radius=radius))
+    forms = Forms.of([(0, Row(layer, 0, 0), 0, 1.0)], size=1)
+    walk, half_widths = walked(problem, forms)
+    with torch.no_grad():
+        part = bound_part(walk, problem, forms, ThirdOrder(half_widths, 1))
+    assert float(part.upper - part.lower) < 1e-8

@@ -96,6 +96,8 @@ class MovingCovectors:
 
     def bound(self) -> Float[Tensor, " F"]:
         """Bound |Σ (W_sα)·r_s| over all sites of all chains."""
+        if not self.p:
+            return self.found
         roots: dict[int, Tensor] = {}
         for number in reversed(range(len(self.walk.chains))):
             chain = self.walk.chains[number]
