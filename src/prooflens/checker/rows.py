@@ -58,6 +58,7 @@ class RowChecker:
     """The rows of one run that hold claims; all of them are about one prompt and one region."""
 
     reader: type[QueryReader] = QueryReader
+    prover_kind: type[Prover] = Prover
 
     def __init__(
         self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None, names: list[str]
@@ -76,8 +77,9 @@ class RowChecker:
         """A finding per row; `tell` hears what is done and how much of it, and may raise `OutOfTimeError`."""
         self._run_points()
         found, share = dict[int, Finding](), 0.0
-        self.prover = Prover(self.net, self.region, lambda what: tell(what, share))
-        self.pieces = Pieces(self.net, self.region, lambda what: tell(what, share))
+        told = lambda what: tell(what, share)  # noqa: E731
+        self.prover = self.prover_kind(self.net, self.region, told)
+        self.pieces = Pieces(self.net, self.region, told, self.prover_kind)
         for number, row in enumerate(self.rows):
             share = number / len(self.rows)
             found[row["row"]] = Finding(row["row"], *self._word(row))
