@@ -187,7 +187,6 @@ class EffectChecker(RowChecker):
         need(first != second, "the witness has the same answer in both models")
         return CONFIRMED, f"answers {first} and {second}"
 
-
     def _same_answer(self) -> tuple[str, str]:
         """A second proof that one output is the largest of both networks on the whole region."""
         answers = [_largest(half) for half in np.split(self.clean["logits"], 2)]

@@ -22,7 +22,6 @@ from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.edited import tables_of
 from prooflens.checker.network import Network
 
-
 Site = NormSite | NetworkSite
 Affines = tuple[tuple[Array, Array] | None, ...]
 
@@ -406,9 +405,7 @@ def _apart(first: dict[str, Array], second: dict[str, Array]) -> list[str]:
 def _alike(first: Affines, second: Affines) -> bool:
     """Whether maps are the same ones."""
     pairs = zip(first, second, strict=True)
-    return all(
-        a is b or (a is not None and b is not None and all(map(_equal, a, b))) for a, b in pairs
-    )
+    return all(a is b or (a is not None and b is not None and all(map(_equal, a, b))) for a, b in pairs)
 
 
 def _equal(a: Array, b: Array) -> bool:
