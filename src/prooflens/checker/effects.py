@@ -2,7 +2,8 @@
 
 The edited network is made from the model's weights and from what the run says was changed; its fingerprint must be the
 stated one. Where words such as `without a1.h0` say all of the edit, the network that they describe must have that
-fingerprint, too. Values at the clean input and at witnesses are computed in balls; proofs of effects are not repeated.
+fingerprint, too. Values at the clean input and at witnesses are computed in balls. Effects are proved again on both
+networks side by side (`pair_proofs`), and the same answer on each by itself.
 """
 
 from __future__ import annotations
@@ -216,6 +217,8 @@ def pair_of(net: Network, info: Mapping[str, Any], tensors: Mapping[str, Any]) -
         tensors: the tensors of the run.
     """
     stated = info["edited"]
+    # A cap changes differences of outputs, and no run is about them (`read_at` leaves it out).
+    need(net.arch.get("logit_cap") is None, "the outputs go through a cap, which changes their differences")
     where = f", read at {net.arch['read_hook']}@" if "read_hook" in net.arch else ""
     base = info["model"]["name"].partition(where)[0] if where else info["model"]["name"]
     need(stated["name"].removeprefix(base).strip() == stated["edit"], "the edited model has another name")
