@@ -51,9 +51,9 @@ class HonestEffect(Honest):
         model, query = pl.load(self.name), row["query"]
         part = query.rpartition("without ")[2]
         claims = {
-            name: float(found[1])
+            name: float(stated[1])
             for name, pattern in (("faithful", r"\|<=(\S+)"), ("necessary", r"\)>=(\S+)"))
-            if (found := re.search(pattern, query))
+            if (stated := re.search(pattern, query))
         }
         options: dict[str, Any] = {**claims, "budget": "500/4/40"}
         found = pl.effect(model, part, model.example(self.sample), pl.Ball(eps), METRIC, **options)
