@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flint import arb
 
 from prooflens.checker.depth import Form, Walk, output_form, reading, walk
 from prooflens.checker.depth.shapes import Array
@@ -99,6 +100,40 @@ def test_what_both_share_cancels(family: str, part: str) -> None:
     same = difference(first, replace(first, walk=first.walk.beside(first.net)))
     assert max(map(abs, same.tight_bounds())) <= 0.01 * alone
     assert same.center == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mpnet", "relative_bias"),
+        ("gpt2", "blocks.0.norm1.weight"),
+        ("gpt2", "blocks.1.k.weight"),
+        ("gpt2", "final_norm.weight"),
+        ("encoder", "head.weight"),
+    ],
+)
+def test_no_weight_that_differs_is_taken_for_the_same(family: str, name: str) -> None:
+    """Weights that no edit of today changes, those that stand in no block too."""
+    first, second = pair_of(family, 2, name, eps=0.01, depth=2)
+    assert first.net.sha256 != second.net.sha256
+    assert worst(first, second) <= 1.0
+
+
+@pytest.mark.parametrize("family", ["mpnet", "gpt2", "olmo2"])
+def test_effects_over_the_reals_are_held(family: str) -> None:
+    """Regions so small that rounding is all there is: values in Arb, without tolerance."""
+    first, second = pair_of(family, 7, "o.weight", eps=1e-14, depth=2)
+    form, exact = difference(first, second), np.frompyfunc(arb, 1, 1)
+    alpha = np.sign(np.random.default_rng(0).standard_normal((3, len(form.slope))))
+    c, G = exact(first.walk.center), exact(first.walk.generators)
+    points = [c + np.tensordot(G, exact(one), 1) for one in alpha]
+    outputs = [[at["logits"] for at in case.net.run(points, (), True)] for case in (first, second)]
+    for low, high in (form.bounds(), form.tight_bounds()):
+        assert high - low < 1e-3
+        for one, other in zip(*outputs, strict=True):
+            value = (one[0] - one[1]) - (other[0] - other[1])
+            assert not value < low
+            assert not value > high
 
 
 def test_forms_of_different_depth_are_not_added() -> None:

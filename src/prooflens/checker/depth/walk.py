@@ -286,9 +286,10 @@ class Walk:
         if self.twin is None:
             return None
         other, block = self.twin.layers[number], f"blocks.{number}."
-        behind = tuple(f"{block}{part}." for part in BEHIND_MIXING)
-        others = _apart(self.net.weights, self.twin.net.weights)
-        changed = any(name.startswith(block) and not name.startswith(behind) for name in others)
+        # Weights of other blocks and of the end do not matter here; all others do, those of no block too.
+        unread = (*AT_THE_END, *(f"{block}{part}." for part in BEHIND_MIXING))
+        others = [n for n in _apart(self.net.weights, self.twin.net.weights) if not n.startswith(unread)]
+        changed = any(name.startswith(block) or not name.startswith("blocks.") for name in others)
         known = other.mix is not None and other.behind is not None and other.mix.tokens == tokens
         return other if known and not changed and layer.stream is other.stream else None
 
