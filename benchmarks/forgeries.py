@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,27 +241,28 @@ def judge(honest: Honest, forge: Forge, choose: random.Random, folder: Path) -> 
     return ("true" if truth == row["verdict"] else "false"), report.findings[0].note
 
 
-def main() -> None:
-    """Forge, and count."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def arguments(text: str | None) -> argparse.Namespace:
+    """What the command line asks for; `text` says what is forged."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def count(
+    args: argparse.Namespace, honest: Sequence[Honest], forgeries: Sequence[Forge], folder: Path
+) -> None:
+    """Forge some of the honest runs again and again, in a folder, and tell how that ended."""
     counts, begun = dict[str, Counter[str]](), time.perf_counter()
     false = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        honest = [make(name, sample, eps, folder) for name in MODELS for sample in (0, 1) for eps in EPSILONS]
-        for number in range(args.count):
-            choose = random.Random(f"{args.seed} {number}")
-            forge, chosen = FORGERIES[number % len(FORGERIES)], choose.choice(honest)
-            word, note = judge(chosen, forge, choose, folder)
-            counts.setdefault(forge.__name__, Counter())[word] += 1
-            if word == "false":
-                false.append((forge.__name__, number, chosen.name, chosen.eps, note))
+    for number in range(args.count):
+        choose = random.Random(f"{args.seed} {number}")
+        forge, chosen = forgeries[number % len(forgeries)], choose.choice(honest)
+        word, note = judge(chosen, forge, choose, folder)
+        counts.setdefault(forge.__name__, Counter())[word] += 1
+        if word == "false":
+            false.append((forge.__name__, number, chosen.name, chosen.eps, note))
     line = {"forgeries": args.count, "seed": args.seed, "seconds": round(time.perf_counter() - begun, 1)}
     total = sum(counts.values(), Counter[str]())
     line |= {"total": dict(total), **{name: dict(found) for name, found in counts.items()}, "false": false}
@@ -270,6 +271,15 @@ def main() -> None:
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Forge, and count."""
+    args = arguments(__doc__)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        honest = [make(name, sample, eps, folder) for name in MODELS for sample in (0, 1) for eps in EPSILONS]
+        count(args, honest, FORGERIES, folder)
 
 
 if __name__ == "__main__":

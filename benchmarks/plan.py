@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan.py -o benchmarks/measured/plan.jsonl
 
-The speed of the machine is measured anew before every engine, since other work changes it. One line per engine and
-question; `ratio` is predicted over taken, in seconds of the processor for each thread, as on a machine without other
-work. `--words` cuts the prompt of smollm2 so that `taylor` fits into the memory of a laptop.
+The speed of the machine is measured anew before every engine, since other work changes it. Questions about one prompt
+and radius share a workspace, as `certify` does layer after layer: walks go on. One line per engine and question;
+`ratio` is predicted over taken, in seconds of the processor for each thread, as on a machine without other work.
+`--words` cuts the prompt of smollm2 so that `taylor` fits into the memory of a laptop.
 """
 
 import time
@@ -20,6 +21,7 @@ from prooflens import Ball, load
 from prooflens.engines import get_engine
 from prooflens.engines.functionals import refusal
 from prooflens.evaluation.memory_meter import resident
+from prooflens.problem import Problem
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import forecast
 from prooflens.verdicts.machine import measure_again
@@ -47,17 +49,21 @@ class Case:
 CASES = (
     Case("minilm", CAT, 0, 5e-4, ("layer0", "interval", "crown")),
     Case("minilm", CAT, 1, 5e-4, ("interval", "crown", "taylor")),
+    Case("minilm", CAT, 2, 5e-4, ("interval", "taylor")),
     Case("smollm2", MARY, 0, 1e-4, ("layer0", "interval", "crown")),
     Case("smollm2", MARY, 1, 1e-4, ("interval", "crown", "taylor"), (-1,)),
 )
 
 
-def measure(case: Case, words: int | None, out: Path | None) -> None:
-    """Predict, ask, and write both down, engine by engine."""
+def measure(
+    case: Case, words: int | None, out: Path | None, held: dict[tuple[str, float], tuple[Problem, Settings]]
+) -> None:
+    """Predict, ask, and write both down, engine by engine; `held` has the problem and the workspace of each prompt."""
     model = load(case.model)
     text = " ".join(case.text.split()[:words]) if case.model == "smollm2" else case.text
     question = ask(model, text, Ball(case.eps), layer=case.layer, positions=case.positions)
-    problem, settings = question.problem, Settings()
+    problem, settings = held.setdefault((case.model, case.eps), (question.problem, Settings()))
+    model = problem.model
     functionals = [f for claim in question.claims for f in claim.functionals]
     for name in case.engines:
         speed = measure_again(model.device)
@@ -80,7 +86,7 @@ def measure(case: Case, words: int | None, out: Path | None) -> None:
         before = resident() / 2**30
         with Meter(model.device) as meter:
             start = time.process_time()
-            prove(problem, evidence, get_engine(name))
+            prove(problem, evidence, get_engine(name), settings.options)
             cpu = (time.process_time() - start) / torch.get_num_threads()
         proved = sum(not item.open for item in evidence)
         ratio = None if expected.seconds is None else expected.seconds / cpu
@@ -91,11 +97,14 @@ def measure(case: Case, words: int | None, out: Path | None) -> None:
 def main(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A file that gets the lines, too.")] = None,
     words: Annotated[int | None, typer.Option(help="Words of smollm2's prompt (default: all).")] = None,
+    only: Annotated[str | None, typer.Option(help="One model (default: all).")] = None,
 ) -> None:
     """Ask every engine of every case."""
     tell({"threads": torch.get_num_threads(), "torch": torch.__version__}, out)
+    held: dict[tuple[str, float], tuple[Problem, Settings]] = {}
     for case in CASES:
-        measure(case, words, out)
+        if only in (None, case.model):
+            measure(case, words, out, held)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ import torch
 
 import prooflens as pl
 from prooflens.checker import check
+from prooflens.checker.effects import pair_of
+from prooflens.checker.findings import WrongError
+from prooflens.checker.network import Network
 from prooflens.models.edits import mean_of
 from prooflens.results import Verdict
 from prooflens.results.effects import Effect
-from tests.checker.forging import TOY, edit
+from tests.checker.forging import PACKAGE, TOY, edit
 
 Rows = list[dict[str, Any]]
 Forgery = Callable[[Rows, dict[str, Any]], None]
@@ -31,6 +34,7 @@ def saved(toy: pl.Transformer, out: Path, edits: object, metric: str, **claims: 
         metric,
         vectors={"v": v},
         budget="50/1/5",
+        engine="taylor",
         **claims,
     )
     found.save(out)
@@ -55,7 +59,71 @@ def test_witnesses_of_effects_are_confirmed(
     report = check(tmp_path / "run", TOY)
     assert report.ok, report
     assert report.counts["witness confirmed"] == 1
+    assert report.findings[1].status == "re-proved", report
     assert ("the edit is the stored one" in report.findings[0].note) == (kind in ("mean", "direction"))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("toy", "a0.h1"), ("toy", "m1"), ("toy", "a1.h0.k1"), ("toy-4layer", "a1.h0")]
+)
+def test_claims_about_effects_are_proved_again(name: str, part: str, tmp_path: Path) -> None:
+    """Claims with a little room, and the same answer, of both models; of knocked-out keys the answer says why not."""
+    model, region = pl.load(name), pl.Ball(0.01)
+    asked: Any = (model, part, model.example(), region, "logit0-logit1")
+    low, high = pl.effect(*asked, budget="20/1/2", engine="taylor").ends
+    room = 0.1 * (high - low)
+    wanted: dict[str, Any] = {"necessary": low - room, "faithful": max(high, -low) + room, "sufficient": True}
+    pl.effect(*asked, budget="20/1/2", engine="taylor", **wanted).save(tmp_path / "run")
+    report = check(tmp_path / "run", PACKAGE / "models" / "embedded" / name)
+    assert report.ok, report
+    words = [finding.status for finding in report.findings]
+    if part == "a1.h0.k1":
+        assert words[1:] == ["not checkable"] * 3
+        assert "knocked out" in report.findings[1].note
+    else:
+        assert words[1:] == ["re-proved"] * 3, report
+        ends = [float(end) for end in report.findings[0].note.partition(":")[0].split()[2::2]]
+        assert low - room <= ends[0] <= ends[1] <= high + room
+
+
+def test_a_range_is_proved_again_only_if_it_is_wide_enough(toy: pl.Transformer, tmp_path: Path) -> None:
+    """The honest range moved outward by a tenth of its width, and inward by a thousandth, in row and tensors."""
+    words = []
+    for number, share in enumerate((0.1, -0.001)):
+        out = tmp_path / f"{number}"
+        found = saved(toy, out, "a0.h1", "logit0-logit1")
+
+        def change(
+            rows: Rows, tensors: dict[str, Any], room: float = share * (found.upper - found.lower)
+        ) -> int:
+            for side, sign in (("lower", -1.0), ("upper", 1.0)):
+                tensors[f"row/0/{side}"] = tensors[f"row/0/{side}"] + sign * room
+                rows[0][side] = float(tensors[f"row/0/{side}"][0])
+            return 0
+
+        edit(out, change)
+        words.append(check(out, TOY).findings[0])
+    assert [finding.status for finding in words] == ["re-proved", "not checkable"]
+    assert all(finding.note.startswith("own range 0.042") for finding in words)
+
+
+def test_effects_on_the_way_between_prompts_are_proved_in_pieces(toy: pl.Transformer, tmp_path: Path) -> None:
+    x, end = toy.example().x, toy.example(1).x
+    way = pl.Segment(x, x + 0.5 * (end - x))
+    claimed = pl.effect(
+        toy, "a1.h0", x, way, "logit0-logit1", faithful=0.05, budget="20/1/2", engine="chebyshev"
+    )
+    assert claimed.verdicts == [Verdict.HOLDS]
+    claimed.save(tmp_path / "run")
+    assert check(tmp_path / "run", TOY).findings[1].status == "re-proved"
+
+
+def test_effects_on_capped_outputs_are_none() -> None:
+    net = Network.read(TOY)
+    capped = Network(net.arch | {"logit_cap": 30.0}, net.weights)
+    stated: dict[str, Any] = {"edit": "without a0", "name": "toy without a0"}
+    with pytest.raises(WrongError, match="cap"):
+        pair_of(capped, {"edited": stated, "model": {"name": "toy"}}, {})
 
 
 def test_two_answers_are_confirmed(toy: pl.Transformer, tmp_path: Path) -> None:

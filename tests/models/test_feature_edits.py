@@ -9,22 +9,13 @@ import torch
 
 import prooflens as pl
 from prooflens.checker import check
-from prooflens.engines import get_engine
 from prooflens.errors import ModelError
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
 from prooflens.models.parts import Edit
-from prooflens.problem import Problem
 from tests.checker.forging import TOY
-from tests.engines.test_edit_tables import encloses
+from tests.engines.test_edit_tables import CHEAP, dictionary, features_of
 from tests.models.test_edits import drawn, hooked
-
-
-def dictionary(hook: str, d: int, generator: torch.Generator, kind: str = "standard") -> pl.Dictionary:
-    W, b, c, D, o = (
-        torch.randn(*size, generator=generator).double() for size in ((6, d), (6,), (d,), (d, 6), (d,))
-    )
-    return pl.Dictionary.of(hook, W, b, c, kind=kind, decoder=D, decoder_bias=o)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "encoder", "gemma2"])
@@ -54,25 +45,9 @@ def test_a_feature_is_held_and_the_error_stays_or_goes(family: str, error: bool,
             assert torch.allclose(made(x), hooked(model, x, hook, change), rtol=1e-10, atol=1e-10), hook
 
 
-def edits_of(toy: pl.Transformer) -> list[str | Edit]:
-    one, two = (
-        dictionary(f"blocks.{i}.hook_{h}", 8, torch.Generator().manual_seed(i))
-        for i, h in ((0, "resid_post"), (1, "attn_out"))
-    )
-    return [feature(one, 1, None, (2,)), feature(one, 3, 0.5), feature(two, 2, None, (-1,), error=False)]
-
-
-@pytest.mark.parametrize("engine", ["interval", "crown", "zonotope", "cpz", "taylor", "chebyshev"])
-def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str) -> None:
-    x, end = toy.example().x, toy.example(1).x
-    region = pl.Ball(0.01, tokens=[1]).around(x) if engine != "chebyshev" else pl.Segment(x, end).region()
-    encloses(engine, Problem(toy, region), Problem(pl.edit(toy, edits_of(toy)), region))
-    assert get_engine(engine).name == engine
-
-
 def test_runs_about_features_are_checked(toy: pl.Transformer, tmp_path: Path) -> None:
     sae = dictionary("blocks.0.hook_resid_post", 8, torch.Generator().manual_seed(5))
-    asked: list[list[str | Edit]] = [edits_of(toy), ["feature SAE.1=0.5@-1", "m1@2"], ["decoded SAE.2"]]
+    asked: list[list[str | Edit]] = [features_of(8), ["feature SAE.1=0.5@-1", "m1@2"], ["decoded SAE.2"]]
     for number, edits in enumerate(asked):
         found = pl.effect(
             toy,
@@ -81,8 +56,8 @@ def test_runs_about_features_are_checked(toy: pl.Transformer, tmp_path: Path) ->
             pl.Ball(0.01),
             "logit0-logit1",
             faithful=0.0,
-            budget="20/1/2",
             vectors={"SAE": sae},
+            **CHEAP,
         )
         found.save(tmp_path / f"{number}")
         report = check(tmp_path / f"{number}", TOY)

@@ -19,6 +19,7 @@ from prooflens.engines.bounds import FormBounds
 from prooflens.engines.costs import Cost
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineBase, EngineOptions, OutOfTimeError
+from prooflens.engines.taylor import Taylor
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
 from prooflens.models import Transformer
@@ -27,7 +28,7 @@ from prooflens.queries import Row
 from prooflens.results.asked import Asked, State, explanation, option_sets
 from prooflens.verdicts import machine
 from prooflens.verdicts.evidence import ATTACK, Evidence
-from prooflens.verdicts.forecast import LAYER_SECONDS, deadline_of
+from prooflens.verdicts.forecast import LAYER_SECONDS, deadline_of, forecast
 from prooflens.verdicts.machine import Speed, speed_of
 from prooflens.verdicts.portfolio import gather_evidence
 from prooflens.verdicts.question import ask
@@ -268,6 +269,39 @@ def test_a_plan_names_every_stage_and_what_it_takes(toy: Transformer) -> None:
     short = pl.plan(toy, toy.example(), pl.Ball(0.02), time="1ms")
     assert not any(s.fits for s in short.stages if s.engine == "taylor")
     assert all(s.why for s in short.stages if not s.fits)
+
+
+def test_a_plan_counts_a_walk_that_goes_on_from_layer_to_layer() -> None:
+    """Of all layers in one call, `taylor` walks each once; what a workspace holds is seen, for its own problem only."""
+    model = pl.load("toy-4layer")
+    x, ball = model.example(), pl.Ball(0.01)
+    together = {s.layer: s.seconds or 0.0 for s in pl.plan(model, x, ball).stages if s.engine == "taylor"}
+    apart = {
+        layer: s.seconds or 0.0
+        for layer in range(1, 4)
+        for s in pl.plan(model, x, ball, layer=layer).stages
+        if s.engine == "taylor"
+    }
+    assert together[1] == apart[1]
+    assert together[2] < apart[2] < apart[3]
+    assert together[3] < 0.8 * apart[3]
+    # What is planned is what happens: a call about layer 2 leaves its walk, and the next one is predicted to go on.
+    question, settings = ask(model, x, ball, layer=2), Settings()
+    problem, taylor = question.problem, Taylor()
+    assert taylor.held_layer(problem, settings.workspace) == 0
+    assert taylor.would_hold(problem, 2, settings.options)
+    gather_evidence(
+        problem,
+        [Evidence.about(claim) for claim in question.claims],
+        replace(settings, stages=(Stage("taylor"),)),
+    )
+    assert taylor.held_layer(problem, settings.workspace) == 2
+    assert taylor.held_layer(replace(problem, region=ball.around(x.x)), settings.workspace) == 0
+    deeper = ask(model, x, ball, layer=3).claims
+    fresh, on = (
+        forecast(Stage("taylor"), problem, deeper, settings, passed).seconds or 0.0 for passed in (0, None)
+    )
+    assert on < 0.8 * fresh
 
 
 def test_what_was_asked_is_kept_in_the_run(toy: Transformer, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The edited network is made from the model's weights and from what the run says was changed; its fingerprint must be the
 stated one. Where words such as `without a1.h0` say all of the edit, the network that they describe must have that
-fingerprint, too. Values at the clean input and at witnesses are computed in balls; proofs of effects are not repeated.
+fingerprint, too. Values at the clean input and at witnesses are computed in balls. Effects are proved again on both
+networks side by side (`pair_proofs`), and the same answer on each by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from prooflens.checker.findings import (
     CONFIRMED,
     NOT_CHECKABLE,
     NOTHING_CLAIMED,
+    REPROVED,
     RERUN,
     WRONG,
     Row,
@@ -28,8 +30,10 @@ from prooflens.checker.findings import (
     need,
 )
 from prooflens.checker.network import Balls, Network
+from prooflens.checker.pair_proofs import PairProver
 from prooflens.checker.plain import PlainNetwork
 from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word
+from prooflens.checker.proofs import Prover
 from prooflens.checker.query_reader import Form, QueryReader, same_form
 from prooflens.checker.rows import WORTH, RowChecker
 
@@ -151,16 +155,12 @@ class EffectChecker(RowChecker):
     """The rows of a run about one effect."""
 
     reader = EffectReader
+    prover_kind = PairProver
     net: Any
 
     def _judge(self, row: Row) -> tuple[str, str]:
         word, note = self._answers(row) if row["query"].startswith("same answer") else super()._judge(row)
         return word, note if self.net.named else f"{note}; the edit is the stored one: its name is free text"
-
-    def _prove(self, row: Row, functionals: list[Functional], low: Any, high: Any) -> tuple[str, str]:
-        if row["verdict"] == "holds":
-            return NOT_CHECKABLE, "proofs of effects are not repeated"
-        return NOTHING_CLAIMED, "the verdict is unknown"
 
     def _answers(self, row: Row) -> tuple[str, str]:
         """The claim that both answers are the same: a witness gives two."""
@@ -172,10 +172,11 @@ class EffectChecker(RowChecker):
         unread = self._about(row, [])
         if row["verdict"] == "unknown":
             return NOTHING_CLAIMED, unread or "the verdict is unknown"
-        if row["verdict"] != "fails":
-            return NOT_CHECKABLE, unread or "proofs of answers are not repeated"
         if self.net.arch.get("read_hook") is not None:
             return NOT_CHECKABLE, "the run ends at a hook, in front of the answers"
+        if row["verdict"] == "holds":
+            word, note = self._same_answer()
+            return word, f"{note}; {unread}" if unread else note
         alpha = self.tensors[f"row/{row['row']}/witness_alpha"]
         need(np.all(np.abs(alpha) <= 1.0), "the witness lies outside the region")
         if not self.region.meets(alpha):
@@ -187,6 +188,25 @@ class EffectChecker(RowChecker):
         need(first != second, "the witness has the same answer in both models")
         return CONFIRMED, f"answers {first} and {second}"
 
+    def _same_answer(self) -> tuple[str, str]:
+        """A second proof that one output is the largest of both networks on the whole region."""
+        answers = [_largest(half) for half in np.split(self.clean["logits"], 2)]
+        if answers[0] is None or answers[0] != answers[1]:
+            return NOT_CHECKABLE, "at the clean input no output is seen to be the largest of both"
+        margin = {"constant": 0.0, "terms": [[1.0, "logit", answers[0]], [-1.0, "largest", answers[:1]]]}
+        weakest = np.inf
+        for net in (self.net.first, self.net.second):
+            prover = Prover(net, self.region, self.prover.tell)
+            try:
+                own = prover.bounds(margin, tight=False)
+                own = own if own.low > 0 else prover.bounds(margin, tight=True)
+            except (ValueError, ArithmeticError, MemoryError) as error:
+                return NOT_CHECKABLE, f"the checker's proof failed: {error or type(error).__name__}"
+            if not own.low > 0:
+                return NOT_CHECKABLE, prover.refusal or "the checker's bounds are weaker"
+            weakest = min(weakest, own.low)
+        return REPROVED, f"both answers are {answers[0]}, own bound {weakest:.6g}"
+
 
 def pair_of(net: Network, info: Mapping[str, Any], tensors: Mapping[str, Any]) -> PairNetwork:
     """The network of a run about an effect, beside its edit.
@@ -197,6 +217,8 @@ def pair_of(net: Network, info: Mapping[str, Any], tensors: Mapping[str, Any]) -
         tensors: the tensors of the run.
     """
     stated = info["edited"]
+    # A cap changes differences of outputs, and no run is about them (`read_at` leaves it out).
+    need(net.arch.get("logit_cap") is None, "the outputs go through a cap, which changes their differences")
     where = f", read at {net.arch['read_hook']}@" if "read_hook" in net.arch else ""
     base = info["model"]["name"].partition(where)[0] if where else info["model"]["name"]
     need(stated["name"].removeprefix(base).strip() == stated["edit"], "the edited model has another name")

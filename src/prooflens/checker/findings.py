@@ -13,7 +13,7 @@ REPROVED, CONFIRMED, NOTHING_CLAIMED = "re-proved", "witness confirmed", "nothin
 NOT_CHECKABLE, WRONG = "not checkable", "WRONG"
 WORDS = (REPROVED, CONFIRMED, NOTHING_CLAIMED, NOT_CHECKABLE, WRONG)
 RERUN = "re-run"
-"""A further word, of families of prompts alone: a member was run again, in float64, by the checker's own code."""
+"""A further word, of families of prompts and vocabularies alone: members were run again in float64 by the checker."""
 
 Row = dict[str, Any]
 

@@ -32,10 +32,14 @@ class Pieces:
         net: the network.
         region: a region of at most `MOST_FACTORS` factors.
         tell: called with what is being done; it may raise `OutOfTimeError`.
+        kind: who bounds functionals on a piece.
     """
 
-    def __init__(self, net: Network, region: Region, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, net: Network, region: Region, tell: Callable[[str], None], kind: type[Prover] = Prover
+    ) -> None:
         self.net, self.region, self.tell, self.factors = net, region, tell, region.factors
+        self.kind = kind
         self._provers: dict[Box, Prover] = {}
 
     def bounds(self, functional: Functional, enough: Callable[[Range], bool]) -> tuple[Range, int]:
@@ -74,7 +78,7 @@ class Pieces:
             blur = up(gamma(len(middle) + 4) * length(size)) if any(middle) else np.zeros(len(c))
             # A half-width is a power of two, so G diag(h) is exact but for underflow, which the ball covers as well.
             piece = Region(center=center, generators=np.moveaxis(G * half, -1, 0))
-            self._provers[box] = Prover(self.net, piece, self.tell, blur)
+            self._provers[box] = self.kind(self.net, piece, self.tell, blur)
         return self._provers[box]
 
     def _is_empty(self, box: Box) -> bool:

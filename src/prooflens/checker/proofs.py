@@ -150,7 +150,11 @@ class Prover:
         if self.refusal:
             return -np.inf, np.inf
         key = ("outputs", *sorted(weights.items()))
-        return self._form(key, lambda: output_form(self.walk, weights), tight)
+        return self._form(key, lambda: self._output_form(weights), tight)
+
+    def _output_form(self, weights: dict[int, float]) -> Form:
+        """Σ w·output_index."""
+        return output_form(self.walk, weights)
 
     def _form(self, key: tuple[Any, ...], make: Callable[[], Form], tight: bool) -> tuple[float, float]:
         """The bounds of a form, or its tight ones. What is not finite on the way proves nothing (`Form.bounds`)."""

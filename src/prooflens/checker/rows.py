@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -58,6 +59,7 @@ class RowChecker:
     """The rows of one run that hold claims; all of them are about one prompt and one region."""
 
     reader: type[QueryReader] = QueryReader
+    prover_kind: type[Prover] = Prover
 
     def __init__(
         self, net: Network, tensors: dict[str, Any], rows: list[Row], eps: float | None, names: list[str]
@@ -76,8 +78,9 @@ class RowChecker:
         """A finding per row; `tell` hears what is done and how much of it, and may raise `OutOfTimeError`."""
         self._run_points()
         found, share = dict[int, Finding](), 0.0
-        self.prover = Prover(self.net, self.region, lambda what: tell(what, share))
-        self.pieces = Pieces(self.net, self.region, lambda what: tell(what, share))
+        told = lambda what: tell(what, share)  # noqa: E731
+        self.prover = self.prover_kind(self.net, self.region, told)
+        self.pieces = Pieces(self.net, self.region, told, self.prover_kind)
         for number, row in enumerate(self.rows):
             share = number / len(self.rows)
             found[row["row"]] = Finding(row["row"], *self._word(row))
@@ -216,7 +219,7 @@ class RowChecker:
                 for f, a, b in zip(functionals, low, high, strict=True):
                     self._agrees(f, a, b, self.prover.bounds(f, tight=False))
             return NOTHING_CLAIMED, "the verdict is unknown"
-        proved, weakest = list[bool](), np.inf
+        proved, weakest, ranged = list[bool](), np.inf, ""
         for f, a, b in zip(functionals, low, high, strict=True):
             try:
                 own = self._own(f, a, b)
@@ -228,14 +231,17 @@ class RowChecker:
                 return NOT_CHECKABLE, f"the checker's proof failed: {error or type(error).__name__}"
             proved.append(_shows(f, a, b, own))
             weakest = min(weakest, own.low)
+            if f["sense"] == "range" and np.isfinite([own.low, own.high]).all():
+                ranged = f"own range {_told(own)}"
         if all(proved):
-            return REPROVED, f"own bound {weakest:.6g}" if functionals else "true by the mask"
+            own_bound = ranged or f"own bound {weakest:.6g}"
+            return REPROVED, own_bound if functionals else "true by the mask"
         weaker = (
             "the checker's bounds are weaker"
             if weakest > -np.inf
             else self.prover.refusal or "nothing is known"
         )
-        return NOT_CHECKABLE, note or weaker
+        return NOT_CHECKABLE, note or (f"{ranged}: the stored one is not around it" if ranged else weaker)
 
     def _own(self, f: Functional, a: float, b: float) -> Range:
         """The checker's bounds, the tight ones where the others do not show what is claimed."""
@@ -313,6 +319,15 @@ def _shows(functional: Functional, low: float, high: float, own: Range) -> bool:
     if functional["sense"] == "range":
         return bool(own.low >= low and own.high <= high)
     return _met(functional, own.low, own.high)
+
+
+def _told(own: Range) -> str:
+    """A range in eight digits, rounded outward."""
+    low, high = (
+        Context(prec=8, rounding=toward).create_decimal(Decimal(end))
+        for end, toward in ((own.low, ROUND_FLOOR), (own.high, ROUND_CEILING))
+    )
+    return f"{low} to {high}"
 
 
 def _reads(functionals: list[Functional]) -> tuple[frozenset[int], bool]:

@@ -55,8 +55,9 @@ def check(
         tell: called with what is being done, and the share of rows that are judged.
 
     Returns:
-        Problems of the run as a whole, and one of five words per row: `re-proved`, `witness confirmed`, `nothing
-            claimed`, `not checkable` or `WRONG`. A damaged run is reported as WRONG, not raised.
+        Problems of the run as a whole, and one word per row: `re-proved`, `witness confirmed`, `nothing claimed`,
+            `not checkable` or `WRONG`, and of families of prompts and vocabularies `re-run`. A damaged run is reported
+            as WRONG, not raised.
 
     Example:
         >>> import prooflens as pl, tempfile

@@ -76,6 +76,14 @@ class Workspace:
         """
         return self._held.pop(name, (None, None))[1]
 
+    def look(self, name: str) -> object | None:
+        """Return what is held under a name, which goes on being held; None for nothing.
+
+        Args:
+            name: what it is.
+        """
+        return self._held.get(name, (None, None))[1]
+
     def forget(self, owner: object) -> None:
         """Let go of what was made from an owner.
 

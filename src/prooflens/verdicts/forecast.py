@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from prooflens.durations import asked_time, written_time
 from prooflens.engines import get_engine
 from prooflens.engines.attack import attack_cost
-from prooflens.engines.costs import Priced
+from prooflens.engines.costs import Cost, Priced
+from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.engines.standings import unfolded
 from prooflens.memory import available, written
 from prooflens.problem import Problem
@@ -32,6 +34,41 @@ FIRST_ATTACK_SHARE = 0.2
 
 MARGIN = 1.5
 """By how much the time that is recommended exceeds the predicted one."""
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """An engine whose walk to a layer goes on from its walk to an earlier one, where a caller's workspace holds it."""
+
+    def cost_on(self, problem: Problem, depth: int, size: int, passed: int) -> Cost:
+        """Predict what a call takes that goes on from a held walk.
+
+        Args:
+            problem: the model and the region.
+            depth: the deepest layer whose scores are read, or the number of layers for outputs.
+            size: how many forms are asked.
+            passed: the layer whose scores the held walk ends at; 0 if there is none.
+        """
+        ...
+
+    def held_layer(self, problem: Problem, workspace: Workspace | None) -> int:
+        """Return the layer whose scores a held walk about this problem ends at; 0 if there is none.
+
+        Args:
+            problem: the model and the region.
+            workspace: what the caller's calls share.
+        """
+        ...
+
+    def would_hold(self, problem: Problem, depth: int, options: EngineOptions) -> bool:
+        """Return whether a call about the scores of a layer leaves its walk to later calls.
+
+        Args:
+            problem: the model and the region.
+            depth: the layer.
+            options: the memory that may be used.
+        """
+        ...
 
 
 def depth_of(problem: Problem, claim: Claim) -> int:
@@ -95,14 +132,17 @@ NOTHING_EXPECTED = Forecast()
 """The forecast of a stage of which nobody can tell."""
 
 
-def forecast(stage: Stage, problem: Problem, claims: Sequence[Claim], settings: Settings) -> Forecast:
+def forecast(
+    stage: Stage, problem: Problem, claims: Sequence[Claim], settings: Settings, passed: int | None = None
+) -> Forecast:
     """Predict what a stage takes for claims that are all open.
 
     Args:
         stage: the engine, or the attack.
         problem: the model and the region.
         claims: what is open.
-        settings: the budget of the attack.
+        settings: the budget of the attack, and the workspace that may hold a walk to go on from.
+        passed: the layer whose scores such a walk ends at; None for what the workspace holds.
     """
     left = settings.left
     more = {} if left is None else _more_time(2.0 * left, left, settings)
@@ -118,7 +158,12 @@ def forecast(stage: Stage, problem: Problem, claims: Sequence[Claim], settings: 
     taken, memory = {True: 0.0, False: 0.0}, 0.0
     for linear in taken:
         functionals = [f for claim in claims for f in claim.functionals if is_margin(f) is linear]
-        cost = engine.cost(problem, depth, form_count(problem, functionals))
+        size = form_count(problem, functionals)
+        if isinstance(engine, GoesOn):
+            held = engine.held_layer(problem, settings.workspace) if passed is None else passed
+            cost = engine.cost_on(problem, depth, size, held if held <= depth else 0)
+        else:
+            cost = engine.cost(problem, depth, size)
         curved = CURVED_STEPS * sum(not f.is_linear for f in functionals)
         taken[linear] = speed.seconds(replace(cost, steps=cost.steps + curved)) if functionals else 0.0
         memory = max(memory, cost.memory)

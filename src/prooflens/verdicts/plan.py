@@ -20,7 +20,15 @@ from prooflens.queries.rows import Token
 from prooflens.verdicts.certify import part_of_time
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.evidence import ATTACK, Evidence
-from prooflens.verdicts.forecast import Forecast, deadline_of, depth_of, forecast, obstacle, stage_end
+from prooflens.verdicts.forecast import (
+    Forecast,
+    GoesOn,
+    deadline_of,
+    depth_of,
+    forecast,
+    obstacle,
+    stage_end,
+)
 from prooflens.verdicts.question import Heads, Place, Question, ask
 from prooflens.verdicts.settings import Options, Settings
 from prooflens.verdicts.sites import Vectors
@@ -143,28 +151,37 @@ def plan_question(question: Question, settings: Settings) -> Plan:
     allowed = deadline_of(settings, problem, claims)
     waiting = [chunk for chunk in chunks(problem, claims, settings.memory) if chunk]
     made: list[PlannedStage] = []
-    spent = 0.0
+    spent, passed = 0.0, dict[str, int]()
     while waiting:
         left = None if allowed.allotted is None else allowed.allotted - spent
         now = allowed if left is None else allowed.until(time.monotonic() + left, allowed.allotted)
         share = part_of_time(problem, claims, waiting, now)
         chunk = [claims[i] for i in waiting.pop(0)]
-        stages = _planned(problem, chunk, share)
+        stages = _planned(problem, chunk, share, passed)
         spent += sum(stage.seconds or 0.0 for stage in stages if stage.fits)
         made += stages
     return Plan(tuple(_together(made)), allowed.allotted)
 
 
-def _planned(problem: Problem, claims: Sequence[Claim], settings: Settings) -> list[PlannedStage]:
-    """The stages of one chunk; those that fit take their time from those after them."""
+def _planned(
+    problem: Problem, claims: Sequence[Claim], settings: Settings, passed: dict[str, int]
+) -> list[PlannedStage]:
+    """The stages of one chunk; those that fit take their time from those after them.
+
+    `passed` has the layer that each engine's walk would end at by then, and is brought up to date.
+    """
     depth = max(depth_of(problem, claim) for claim in claims)
     stages = [stage for stage in settings.stages if stage.applies(problem, depth)]
     made = []
     for place, stage in enumerate(stages):
-        expected = forecast(stage, problem, claims, settings)
+        expected = forecast(stage, problem, claims, settings, passed.get(stage.engine, 0))
         why = _why_not(stage, problem, claims, expected, stage_end(stage, stages[place + 1 :], settings))
         gib = None if expected.memory is None else expected.memory / 2**30
         made.append(PlannedStage(depth, stage.engine, len(claims), expected.seconds, gib, not why, why))
+        if not why and stage.engine != ATTACK:
+            engine = get_engine(stage.engine)
+            if isinstance(engine, GoesOn) and engine.would_hold(problem, depth, settings.options):
+                passed[stage.engine] = depth
         if not why and settings.deadline is not None:
             taken = min(expected.seconds or 0.0, max(0.0, settings.left or 0.0))
             settings = settings.until(settings.deadline - taken, settings.allotted)

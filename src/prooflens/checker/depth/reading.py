@@ -12,12 +12,17 @@ output of site s. Two readings, the second only where the first leaves a sign op
 
    m(s) the left-hand side there: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is at most m(s) + Σ(−G_kβ_k + ½D_kβ_k²), which is
    convex in each β_k.
+
+A form of two networks side by side (`Form.plus`) is read likewise. Its slope, its H, and its covectors at whatever the
+two walks share are sums, taken before norms are; only what stands behind the difference is bounded for each alone.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,10 +42,11 @@ from prooflens.checker.depth.shapes import (
     supports,
     top_eigenvalue,
     total,
+    trace,
     up,
 )
-from prooflens.checker.depth.values import ROOT, factor_weights
-from prooflens.checker.depth.walk import End, Layer, Walk
+from prooflens.checker.depth.values import ROOT, Chain, factor_weights
+from prooflens.checker.depth.walk import End, Layer, Site, Walk
 
 Term = tuple[float, int, int, int]
 """A weight, and the head, query and key of a score."""
@@ -48,6 +54,23 @@ Covectors = dict[int, Array]
 """By token."""
 EVEN = 0.05
 """Rows of H shorter than this share of the mean are weighed as if they were not."""
+
+
+class Strand(NamedTuple):
+    """A place of a walk, and covectors at the values that are read there."""
+
+    walk: Walk
+    place: Layer | End
+    seeds: dict[str, Covectors]
+
+
+class Bundle(NamedTuple):
+    """A chain that strands stand on: one of their walks, the sites, and covectors at the sources by name and token."""
+
+    walk: Walk
+    chain: Chain
+    sites: dict[str, Site]
+    found: dict[tuple[str, int], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,34 +122,34 @@ class Form:
     """A linear form of scores or of outputs: f = center + slope·α + Σ_s v_s·r_s + products of moves + noise.
 
     Attributes:
-        walk: the network on the region.
-        place: the chain that the form is read at.
-        number: the number of the layer whose chain that is, or of layers for outputs.
+        strands: where the form is read, in one network or in two, and its covectors there.
+        number: the number of the layer where that is, or of layers for outputs.
         center: f at the centre, as it is computed.
         slope: its linear part [p].
         noise: what rounding makes of `center` and `slope`.
-        seeds: covectors at the values that f reads.
         second: sup of the products of moves, at Aα.
         beyond: what e adds to them.
         products: the products at Aα as quadratic maps of the factors, and their weights.
     """
 
-    walk: Walk
-    place: Layer | End
+    strands: tuple[Strand, ...]
     number: int
     center: float
     slope: Array
     noise: float
-    seeds: dict[str, Covectors]
     second: float = 0.0
     beyond: float = 0.0
     products: tuple[tuple[Quadratic, float], ...] = ()
 
     def bounds(self) -> tuple[float, float]:
         """The first reading: f from below and from above."""
-        found, lost = _at_sources(self.place, self.seeds)
-        shapes = self.place.chain.shapes
-        missed = sum(float(support(shapes[s][t], v)) for (s, t), v in found.items() if s in shapes)
+        bundles, lost = _bundled(self.strands)
+        missed = sum(
+            float(support(bundle.chain.shapes[s][t], v))
+            for bundle in bundles
+            for (s, t), v in bundle.found.items()
+            if s in bundle.chain.shapes
+        )
         far = float(np.abs(self.slope).sum()) * (1.0 + gamma(len(self.slope) + 8)) + missed + lost
         return self._around(
             far + self.second + self.beyond + self.noise, far + self.second + self.beyond + self.noise
@@ -144,29 +167,49 @@ class Form:
         form, rest = Quadric(np.zeros((p, p)), 0.0), self.beyond + self.noise
         for product, w in self.products:
             form = form.plus(product, np.array([w]))
-        place, seeds, number = self.place, self.seeds, self.number
+        strands, number = list(self.strands), self.number
         while True:
-            found, lost = _at_sources(place, seeds)
+            bundles, lost = _bundled(strands)
             rest += lost
-            roots: dict[int, Quadric] = {}
-            for (s, t), v in found.items():
-                if s != ROOT:
-                    site = place.sites[s]
-                    d = site.source.J.shape[-1]
-                    before = roots.get(t) or Quadric(np.zeros((d, d)), 0.0)
-                    roots[t] = before.plus(site.quadratic(t), v, site.source.J[t])
-                    rest += site.rest(v, t)
-            for t, at_root in roots.items():
-                form = form.with_image(at_root, place.chain.N[t])
+            for bundle in bundles:
+                form, lost = _with_sites(bundle, form)
+                rest += lost
             if number == 0:
-                blurred = place.chain.shapes.get(ROOT)
-                if blurred is not None:
-                    rest += sum(float(support(blurred[t], v)) for (s, t), v in found.items() if s == ROOT)
+                rest += sum(
+                    float(support(bundle.chain.shapes[ROOT][t], v))
+                    for bundle in bundles
+                    for (s, t), v in bundle.found.items()
+                    if s == ROOT and ROOT in bundle.chain.shapes
+                )
                 return form, float(up(np.asarray(rest)))
             number -= 1
-            place = self.walk.layers[number]
-            form, lost, seeds = _through(place.mix, {t: v for (s, t), v in found.items() if s == ROOT}, form)
-            rest += lost
+            strands = []
+            for bundle in bundles:
+                place = bundle.walk.layers[number]
+                roots = {t: v for (s, t), v in bundle.found.items() if s == ROOT}
+                form, lost, seeds = _through(place.mix, roots, form)
+                rest += lost
+                strands.append(Strand(bundle.walk, place, seeds))
+
+    def plus(self, other: Form) -> Form:
+        """The sum with a form of the same network, or of one that is walked beside it, read as deep.
+
+        Args:
+            other: the form that is added.
+        """
+        if self.number != other.number:
+            raise ValueError("forms are added that are not read at the same depth")
+        sizes = sum(abs(form.center) + float(np.abs(form.slope).sum()) for form in (self, other))
+        return Form(
+            (*self.strands, *other.strands),
+            self.number,
+            self.center + other.center,
+            self.slope + other.slope,
+            float(up(np.asarray(self.noise + other.noise + gamma(4) * sizes))),
+            self.second + other.second,
+            self.beyond + other.beyond,
+            (*self.products, *other.products),
+        )
 
     def _around(self, below: float, above: float) -> tuple[float, float]:
         """center − below and center + above, rounded outward; nothing where they are not finite."""
@@ -200,7 +243,8 @@ def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
         products.append((Quadratic(np.full((1, n), scores.scale), scores.q.A[i, h], scores.k.A[j, g]), w))
     second, beyond = _moves(scores, terms)
     slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
-    return Form(walk, place, layer, float(sum(values)), slope, noise, seeds, second, beyond, tuple(products))
+    strands = (Strand(walk, place, seeds),)
+    return Form(strands, layer, float(sum(values)), slope, noise, second, beyond, tuple(products))
 
 
 def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
@@ -241,7 +285,8 @@ def output_form(walk: Walk, weights: dict[int, float]) -> Form:
             moved = float(end.value.size[t]) * abs(share)
             noise += (error + gamma(len(covector) + len(rows) + 32) * 4.0 * size) * moved
     noise += gamma(len(rows) + 8) * float(np.abs(w) @ np.abs(bias[rows]))
-    return Form(walk, end, end.number, center, slope, float(up(np.asarray(noise))), {"value": seeds})
+    strands = (Strand(walk, end, {"value": seeds}),)
+    return Form(strands, end.number, center, slope, float(up(np.asarray(noise))))
 
 
 def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: list[int]) -> Array:
@@ -272,6 +317,41 @@ def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: l
             far = far + abs(share) * (moved + (error + gamma(D.shape[1] + 32) * 4.0 * terms) * size)
     found = np.nextafter(lows - up(far), -np.inf)
     return np.where(np.isfinite(found), found, -np.inf)
+
+
+def _bundled(strands: Iterable[Strand]) -> tuple[list[Bundle], float]:
+    """Covectors at the sources of every chain that strands stand on, added up there, and what rounding loses."""
+    bundles, lost = list[Bundle](), 0.0
+    for walk, place, seeds in strands:
+        found, own = _at_sources(place, seeds)
+        lost += own
+        here = next((bundle for bundle in bundles if bundle.chain is place.chain), None)
+        if here is None:
+            bundles.append(Bundle(walk, place.chain, dict(place.sites), found))
+            continue
+        here.sites.update(place.sites)
+        for (s, t), v in found.items():
+            other = here.found.get((s, t))
+            here.found[s, t] = v if other is None else other + v
+            if other is not None and s in place.chain.shapes:
+                size = np.sqrt(trace(place.chain.shapes[s][t]))
+                lost += gamma(4) * float((length(v) + length(other)) * size)
+    return bundles, float(up(np.asarray(lost)))
+
+
+def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
+    """A form with the second orders of a chain's sites, and a bound of what they leave."""
+    roots, rest = dict[int, Quadric](), 0.0
+    for (s, t), v in bundle.found.items():
+        if s != ROOT:
+            site = bundle.sites[s]
+            d = site.source.J.shape[-1]
+            before = roots.get(t) or Quadric(np.zeros((d, d)), 0.0)
+            roots[t] = before.plus(site.quadratic(t), v, site.source.J[t])
+            rest += site.rest(v, t)
+    for t, at_root in roots.items():
+        form = form.with_image(at_root, bundle.chain.N[t])
+    return form, rest
 
 
 def _at_sources(

@@ -1,9 +1,14 @@
-"""Forward through a network: chains of values, and the sites between them."""
+"""Forward through a network: chains of values, and the sites between them.
+
+Two networks that differ in some weights are walked side by side (`Walk.beside`): what stands in front of the first
+difference is one and the same, chains, sites and remainders, so that it cancels in differences of their outputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +22,44 @@ from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.edited import tables_of
 from prooflens.checker.network import Network
 
+Site = NormSite | NetworkSite
+Affines = tuple[tuple[Array, Array] | None, ...]
+
+AT_THE_END = ("final_norm.", "head.", "pooler.", "read.", "embed.")
+"""Weights that no block reads."""
+BEHIND_MIXING = ("up", "gate", "down", "norm1_out", "norm2", "norm2_out")
+"""Parts of a block that stand behind its mixing, where it is not parallel."""
+
+
+class Kept(NamedTuple):
+    """A site and its output, with what they were made from."""
+
+    source: Value
+    weights: Affines
+    name: str
+    site: Site
+    made: Value
+
 
 @dataclass(eq=False)
 class Layer:
-    """A layer's scores, its mixing if the walk goes on, and the chain that both stand at the end of."""
+    """A layer's scores, its mixing if the walk goes on, and the chain that both stand at the end of.
+
+    Attributes:
+        chain: the chain.
+        sites: the sites on it, by name.
+        stream: the stream in front of the layer.
+        scores: the scores.
+        mix: the mixing.
+        behind: the chain that the mixing starts.
+    """
 
     chain: Chain
-    sites: dict[str, NormSite | NetworkSite]
+    sites: dict[str, Site]
+    stream: Value
     scores: ScoreSite
     mix: MixSite | None = None
+    behind: Chain | None = None
 
     @property
     def read(self) -> dict[str, Value]:
@@ -39,7 +73,7 @@ class End:
     """What the outputs read: Σ_t shares_t value_t, which the head maps."""
 
     chain: Chain
-    sites: dict[str, NormSite | NetworkSite]
+    sites: dict[str, Site]
     value: Value
     shares: Array
     head: tuple[Array, Array]
@@ -62,6 +96,8 @@ class Walk:
         generators: G [S, d, p].
         tell: called with a layer's number before it is walked.
         blur: by how much the centre of each token may be off, in the 2-norm [S]; None if it is exact.
+        keeps: whether every site's output is kept, for a walk beside this one.
+        twin: the walk that this one goes beside.
     """
 
     net: Network
@@ -69,14 +105,37 @@ class Walk:
     generators: Array
     tell: Callable[[int], None] = lambda layer: None
     blur: Array | None = None
+    keeps: bool = False
+    twin: Walk | None = None
     layers: list[Layer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
-        self._chain = Chain(self.center, self.generators, off)
-        self._sites: dict[str, NormSite | NetworkSite] = {}
-        self._stream = self._chain.start
+        self._sites: dict[str, Site] = {}
+        self._kept: dict[str, Kept] = {}
         self._end: End | None = None
+        self._finished = len(self.layers)
+        """How many layers have a mixing already."""
+        if self.twin is None:
+            off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
+            self._chain = Chain(self.center, self.generators, off)
+            self._stream = self._chain.start
+        else:
+            start = self.twin.layers[len(self.layers)]
+            self._chain, self._stream, self._sites = start.chain, start.stream, dict(start.sites)
+
+    def beside(self, net: Network) -> Walk:
+        """The walk of a network of the same architecture, which shares all that no other weight of it changes.
+
+        Args:
+            net: the other network; this walk must be one that keeps its sites.
+        """
+        self.end()
+        others = _apart(self.net.weights, net.weights)
+        blocks = [int(name.split(".")[1]) for name in others if name.startswith("blocks.")]
+        last = int(net.arch["n_layers"]) - 1
+        blocks += [0 for name in others if not name.startswith(("blocks.", *AT_THE_END))]
+        alike = self.layers[: min([*blocks, last])]
+        return Walk(net, self.center, self.generators, self.tell, self.blur, twin=self, layers=list(alike))
 
     @staticmethod
     def refuses(net: Network) -> str:
@@ -101,7 +160,7 @@ class Walk:
     def layer(self, number: int) -> Layer:
         """The scores of a layer, walked to if need be."""
         while len(self.layers) <= number:
-            if self.layers:
+            if len(self.layers) > self._finished:
                 self._finish(self.layers[-1], len(self.layers) - 1)
             self.tell(len(self.layers))
             self.layers.append(self._attend(len(self.layers)))
@@ -118,7 +177,7 @@ class Walk:
         q, k = self._queries(number, "q"), self._queries(number, "k")
         held = Heads(q, heads, heads), Heads(k, groups, heads)
         scores = ScoreSite(*held, net.scale(number), net.score_bias(S), net.mask(S, number))
-        return Layer(self._chain, self._sites, scores)
+        return Layer(self._chain, self._sites, self._stream, scores)
 
     def end(self) -> End:
         """The outputs, walked to if need be."""
@@ -157,14 +216,8 @@ class Walk:
             x = self._norm("final_norm", x)
         d = x.c.shape[1]
         if net.arch["pooler"]:
-            site = NetworkSite(
-                x,
-                net.arch.get("pooler_activation", "tanh"),
-                self._weights("pooler"),
-                (np.eye(d), np.zeros(d)),
-            )
-            self._sites["pooler"] = site
-            x = site.made("pooler")
+            function, plain = net.arch.get("pooler_activation", "tanh"), (np.eye(d), np.zeros(d))
+            x = self._neurons("pooler", x, function, self._weights("pooler"), plain)
         shares = np.full(len(tokens), 1.0 / len(tokens))
         head = (np.eye(d), np.zeros(d))
         if net.arch["d_out"] is not None:
@@ -200,8 +253,15 @@ class Walk:
             self._chain, self._sites = layer.mix.next(list(range(len(self.center)))), {}
             self._note(hook, self._chain.start)
             return
-        layer.mix = MixSite(layer.scores, v, stream, W, bias)
-        self._chain, self._sites = layer.mix.next(tokens or list(range(len(self.center)))), {}
+        tokens = tokens or list(range(len(self.center)))
+        same = None if parallel else self._same_mixing(layer, number, tokens)
+        if same is not None:
+            layer.scores, layer.mix, layer.behind = same.scores, same.mix, same.behind
+        else:
+            layer.mix = MixSite(layer.scores, v, stream, W, bias)
+            layer.behind = layer.mix.next(tokens)
+        assert layer.behind is not None
+        self._chain, self._sites = layer.behind, {}
         x = self._chain.start
         if behind:
             d = len(W) // 2
@@ -221,6 +281,18 @@ class Walk:
             x = self._norm(f"{block}.norm2", x)
         self._stream = x if parallel else self._note(f"{block}.hook_normalized_resid_post", x)
 
+    def _same_mixing(self, layer: Layer, number: int, tokens: list[int]) -> Layer | None:
+        """The twin's layer, if its mixing reads the same stream through the same weights."""
+        if self.twin is None:
+            return None
+        other, block = self.twin.layers[number], f"blocks.{number}."
+        # Weights of other blocks and of the end do not matter here; all others do, those of no block too.
+        unread = (*AT_THE_END, *(f"{block}{part}." for part in BEHIND_MIXING))
+        others = [n for n in _apart(self.net.weights, self.twin.net.weights) if not n.startswith(unread)]
+        changed = any(name.startswith(block) or not name.startswith("blocks.") for name in others)
+        known = other.mix is not None and other.behind is not None and other.mix.tokens == tokens
+        return other if known and not changed and layer.stream is other.stream else None
+
     def _behind(self, block: str, added: Value, part: int) -> Value:
         """What a part of a block adds: its output, or the norm of that."""
         normed = self.net.arch["norm_place"] in ("sandwich", "output")
@@ -236,9 +308,21 @@ class Walk:
     def _norm(self, name: str, x: Value, site_name: str | None = None) -> Value:
         arch, weights, d = self.net.arch, self.net.weights, x.c.shape[-1]
         gain, bias = weights.get(f"{name}.weight", np.ones(d)), weights.get(f"{name}.bias", np.zeros(d))
-        site = NormSite(x, gain, bias, float(arch["norm_eps"]), arch["norm_kind"] == "layer")
-        self._sites[site_name or name] = site
-        return site.made(site_name or name)
+        make = lambda: NormSite(x, gain, bias, float(arch["norm_eps"]), arch["norm_kind"] == "layer")  # noqa: E731
+        return self._site(site_name or name, x, ((gain, bias),), make)
+
+    def _site(self, name: str, x: Value, weights: Affines, make: Callable[[], Site]) -> Value:
+        """The output of a site: the twin's, if it reads the same value through the same weights."""
+        kept = None if self.twin is None else self.twin._kept.get(name)
+        if kept is None or kept.source is not x or not _alike(kept.weights, weights):
+            # On a chain that is shared, another remainder needs another name.
+            own = f"{name}, edited" if self.twin is not None and name in x.chain.shapes else name
+            site = make()
+            kept = Kept(x, weights, own, site, site.made(own))
+        if self.keeps:
+            self._kept[name] = kept
+        self._sites[kept.name] = kept.site
+        return kept.made
 
     def _normed_heads(self, name: str, x: Value, width: int) -> Value:
         """The norm of every head by itself: parts of x, normed, side by side again."""
@@ -258,18 +342,21 @@ class Walk:
         gated, hook = bool(self.net.arch["gated"]), self.net.arch.get("read_hook")
         bent = self._weights(f"{block}.{'gate' if gated else 'up'}")
         other = self._weights(f"{block}.up") if gated else None
+        function = self.net.arch["activation"]
         for name, affine in (("hook_pre", bent), ("hook_pre_linear", other)):
             if hook == f"{block}.mlp.{name}" and affine is not None:
                 self._note(hook, x.mapped(*affine))
         if hook == f"{block}.mlp.hook_post":
             n = len(bent[0])
-            self._note(hook, self._neurons(f"{block}.neurons", x, bent, (np.eye(n), np.zeros(n)), other))
-        made = self._neurons(f"{block}.network", x, bent, self._weights(f"{block}.down"), other)
+            each = np.eye(n), np.zeros(n)
+            self._note(hook, self._neurons(f"{block}.neurons", x, function, bent, each, other))
+        made = self._neurons(f"{block}.network", x, function, bent, self._weights(f"{block}.down"), other)
         return self._note(f"{block}.hook_mlp_out", made)
 
-    def _neurons(self, name: str, x: Value, bent: Affine, down: Affine, other: Affine | None) -> Value:
-        self._sites[name] = site = NetworkSite(x, self.net.arch["activation"], bent, down, other)
-        return site.made(name)
+    def _neurons(
+        self, name: str, x: Value, function: str, bent: Affine, down: Affine, other: Affine | None = None
+    ) -> Value:
+        return self._site(name, x, (bent, down, other), lambda: NetworkSite(x, function, bent, down, other))
 
     def _weights(self, name: str) -> tuple[Array, Array]:
         W = self.net.weights[f"{name}.weight"]
@@ -304,3 +391,23 @@ class Walk:
         noise = up(turned.noise + 2.0 * radius * x.size)
         turned = Value(turned.chain, turned.c, turned.jacobians, noise)
         return self._note(f"blocks.{number}.attn.hook_rot_{name}", turned)
+
+
+def _apart(first: dict[str, Array], second: dict[str, Array]) -> list[str]:
+    """The names of weights that two networks do not share."""
+    names = first.keys() | second.keys()
+    return [
+        name
+        for name in names
+        if name not in first or name not in second or not _equal(first[name], second[name])
+    ]
+
+
+def _alike(first: Affines, second: Affines) -> bool:
+    """Whether maps are the same ones."""
+    pairs = zip(first, second, strict=True)
+    return all(a is b or (a is not None and b is not None and all(map(_equal, a, b))) for a, b in pairs)
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return a is b or np.array_equal(a, b)

@@ -60,23 +60,28 @@ def taylor_work(problem: Problem, depth: int) -> float:
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 
 
-WALK_SHARE = 0.65
+WALK_SHARE = 0.85
 """The share of the multiplications that `taylor_work` counts that a walk takes (benchmarks/plan.py)."""
+FIRST_SHARE = 0.6
+"""What the first layer takes of what others do: each token moves by factors of its own there (benchmarks/plan.py)."""
 CAUSAL_SHARE = 0.45
 """The share of that which is left where a mask hides later tokens (benchmarks/laptop.py, smollm2)."""
 
 
-def walk_cost(problem: Problem, depth: int, size: int) -> Cost:
+def walk_cost(problem: Problem, depth: int, size: int, passed: int = 0) -> Cost:
     """Predict what a walk forward takes, and the forms' way back.
 
     Args:
         problem: the model and the region.
         depth: the deepest layer whose scores are read, or the number of layers for outputs.
         size: how many forms are asked.
+        passed: the layer whose scores a walk ends at that this one goes on from; 0 if there is none.
     """
     architecture, p = problem.model.architecture, problem.region.n_factors
     back = 4.0 * size * problem.n_tokens * max(1, depth) * architecture.d_model**2
     memory = needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1), quick=True)
-    steps = 20000.0 * problem.n_tokens * (depth + 1) + FORM_STEPS * size
+    ahead = max(0, depth - passed)
+    steps = 20000.0 * problem.n_tokens * (ahead + 1) + FORM_STEPS * size
     share = WALK_SHARE * (CAUSAL_SHARE if architecture.causal else 1.0)
-    return Cost(share * taylor_work(problem, depth) + back, 8.0 * 8 * size * p, steps, memory)
+    saved = 0.0 if passed or not ahead else (1.0 - FIRST_SHARE) * taylor_work(problem, 1)
+    return Cost(share * (taylor_work(problem, ahead) - saved) + back, 8.0 * 8 * size * p, steps, memory)

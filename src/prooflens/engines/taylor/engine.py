@@ -21,15 +21,16 @@ from prooflens.engines.protocol import (
     EngineBase,
     EngineOptions,
     OutOfTimeError,
+    Workspace,
     allowed_memory,
     behind_solu,
     register,
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
-from prooflens.engines.taylor.cost import least_memory, walk_cost
+from prooflens.engines.taylor.cost import least_memory, needed_memory, walk_cost
 from prooflens.engines.taylor.effects import EffectWalk
-from prooflens.engines.taylor.held import earlier_walk, hold_walk
+from prooflens.engines.taylor.held import earlier_walk, held_layer, hold_walk
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
@@ -114,6 +115,41 @@ class Taylor(EngineBase):
     def cost(self, problem: Problem, depth: int, size: int) -> Cost:
         """Predict a walk forward and the forms' way back; where signs stay open it takes about twice that."""
         return walk_cost(problem, depth, size)
+
+    def cost_on(self, problem: Problem, depth: int, size: int, passed: int) -> Cost:
+        """Predict the same where a walk to the scores of an earlier layer is held.
+
+        Args:
+            problem: the model and the region.
+            depth: the deepest layer whose scores are read, or the number of layers for outputs.
+            size: how many forms are asked.
+            passed: the layer whose scores the held walk ends at; 0 if there is none.
+        """
+        return walk_cost(problem, depth, size, passed)
+
+    def held_layer(self, problem: Problem, workspace: Workspace | None) -> int:
+        """Return the layer whose scores a held walk about this problem ends at; 0 if there is none.
+
+        Args:
+            problem: the model and the region.
+            workspace: what the caller's calls share.
+        """
+        return held_layer(problem, workspace)
+
+    def would_hold(self, problem: Problem, depth: int, options: EngineOptions) -> bool:
+        """Return whether a call about the scores of a layer leaves its walk to later calls, as `hold_walk` decides.
+
+        Args:
+            problem: the model and the region.
+            depth: the layer.
+            options: the memory that may be used.
+        """
+        architecture, p = problem.model.architecture, problem.region.n_factors
+        sizes = (
+            needed_memory(architecture, problem.n_tokens, p, depth, min(depth, 1), quick)
+            for quick in (True, False)
+        )
+        return 0 < depth < architecture.n_layers and sum(sizes) <= allowed_memory(problem, options)
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that their linear parts point to."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineOptions, allowed_memory
+from prooflens.engines.protocol import EngineOptions, Workspace, allowed_memory
 from prooflens.engines.taylor.cost import least_memory
 from prooflens.engines.taylor.segments import Segment
 from prooflens.engines.taylor.walk import TaylorWalk
@@ -61,6 +61,20 @@ def earlier_walk(
     if walk.kept is None or asked.kept is None:
         return walk if walk.kept is asked.kept else None
     return walk if passed & asked.kept <= walk.kept else None
+
+
+def held_layer(problem: Problem, workspace: Workspace | None) -> int:
+    """Return the layer whose scores the held quick walk ends at; 0 if there is none about this problem.
+
+    Args:
+        problem: the model and the region.
+        workspace: what the caller's calls share.
+    """
+    held = None if workspace is None else workspace.look(_place(quick=True))
+    if not isinstance(held, HeldWalk):
+        return 0
+    same = held.problem.model is problem.model and held.problem.region is problem.region
+    return len(held.walk.chains) - 1 if same else 0
 
 
 def hold_walk(options: EngineOptions, problem: Problem, forms: Forms, walk: TaylorWalk) -> None:

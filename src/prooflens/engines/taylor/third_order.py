@@ -52,8 +52,7 @@ def moves_known(walk: TaylorWalk) -> bool:
     if walk.quick or walk.kept is not None:
         return False
     return not any(
-        chain.segment.cap is not None
-        or any(isinstance(site, HeadNormSite) for site in chain.sites.values())
+        chain.segment.cap is not None or any(isinstance(site, HeadNormSite) for site in chain.sites.values())
         for chain in walk.chains
     )
 

@@ -212,7 +212,9 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     answers = {
         engine.name: bound_effects(engine, problem, edited, forms)
         for engine in engines
-        if affordable(engine, problem) and engine.refuses(problem, forms) is None
+        if affordable(engine, problem)
+        and engine.refuses(problem, forms) is None
+        and engine.refuses(edited, forms) is None
     }
     if not answers:
         return

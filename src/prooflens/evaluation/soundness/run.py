@@ -84,13 +84,13 @@ def run(
         tell(f"{report.bounds} bounds, {len(report.violations)} violations", share)
         if "claims" in kinds:
             try_case(random_case(seed + number), proved, budget or AttackBudget(200, 4, 20), report)
+        second = [SecondProof()] if engines is None or SecondProof.name in engines else []
         if "forms" in kinds:
-            second = [SecondProof()] if engines is None or SecondProof.name in engines else []
             try_forms(random_case(seed + number), [*proved, *second], budget or FORMS_BUDGET, report)
         if "reads" in kinds:
             try_forms(random_case(seed + number), proved, budget or FORMS_BUDGET, report, "reads")
         if "effects" in kinds:
-            try_effects(random_case(seed + number), proved, budget or FORMS_BUDGET, report)
+            try_effects(random_case(seed + number), [*proved, *second], budget or FORMS_BUDGET, report)
         if "planted" in kinds:
             try_planted(seed + number, proved, report)
         if "counts" in kinds:

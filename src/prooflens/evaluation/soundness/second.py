@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from prooflens.checker.depth import Form, Walk, output_form, score_form
 from prooflens.checker.network import Network
 from prooflens.engines import FormBounds, Forms, Guarantee
-from prooflens.engines.protocol import EngineBase, EngineOptions
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions
 from prooflens.models.sites import rotary_tables
 from prooflens.problem import Problem
 
@@ -34,20 +36,51 @@ class SecondProof(EngineBase):
 
     def _bound(self, problem: Problem, forms: Forms, options: EngineOptions) -> FormBounds:
         """Bound every form, with the corners that its slope points to."""
-        region = problem.region
-        G = np.moveaxis(region.dense_generators().numpy(), 0, -1) if region.n_factors else None
-        center = region.center.numpy()
-        walk = Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G)
-        found, corners = [], []
+        walk = _walk(problem)
         with np.errstate(all="ignore"):
-            for number in range(forms.size):
-                form = _form(walk, forms, number)
-                low, high = zip(form.bounds(), form.tight_bounds(), strict=True)
-                found.append((max(low), min(high)))
-                corners.append(np.where(form.slope >= 0.0, 1.0, -1.0)[: region.n_factors])
-        lower, upper = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
-        corner = torch.tensor(np.array(corners), dtype=torch.float64)
-        return FormBounds(lower, upper, -corner, corner)
+            return _read([_form(walk, forms, number) for number in range(forms.size)], problem)
+
+    def bound_effects(
+        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+    ) -> FormBounds:
+        """Bound the difference of every form of the outputs of two models, both walked side by side.
+
+        Args:
+            problem: the model and the region.
+            edited: the other model and the same region.
+            forms: what is asked of both.
+            options: not read.
+        """
+        first = _walk(problem, keeps=True)
+        with np.errstate(all="ignore"):
+            second, negative = first.beside(_network(edited)), replace(forms, logits=-_logits(forms))
+            numbers = range(forms.size)
+            pairs = [(_form(first, forms, n), _form(second, negative, n)) for n in numbers]
+            return _read([one.plus(other) for one, other in pairs], problem)
+
+
+def _walk(problem: Problem, keeps: bool = False) -> Walk:
+    region = problem.region
+    G = np.moveaxis(region.dense_generators().numpy(), 0, -1) if region.n_factors else None
+    center = region.center.numpy()
+    return Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G, keeps=keeps)
+
+
+def _read(forms: list[Form], problem: Problem) -> FormBounds:
+    """The better of both readings of every form, and the corners that its slope points to."""
+    found, corners = [], []
+    for form in forms:
+        low, high = zip(form.bounds(), form.tight_bounds(), strict=True)
+        found.append((max(low), min(high)))
+        corners.append(np.where(form.slope >= 0.0, 1.0, -1.0)[: problem.region.n_factors])
+    lower, upper = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
+    corner = torch.tensor(np.array(corners), dtype=torch.float64)
+    return FormBounds(lower, upper, -corner, corner)
+
+
+def _logits(forms: Forms) -> Tensor:
+    assert forms.logits is not None
+    return forms.logits
 
 
 def _network(problem: Problem) -> Network:
