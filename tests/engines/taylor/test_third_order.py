@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prooflens.engines import FormBounds, Forms
+from prooflens.engines.protocol import EngineOptions, OutOfTimeError
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor, bound_part
 from prooflens.engines.taylor.chain import Chain
@@ -234,3 +235,19 @@ def test_forms_that_nothing_moves(layer: int) -> None:
     with torch.no_grad():
         part = bound_part(walk, problem, forms, ThirdOrder(half_widths, 1))
     assert float(part.upper - part.lower) < 1e-8
+
+
+def test_no_time_for_third_orders_loses_nothing() -> None:
+    """Where the time ends inside the fourth reading, what the third found stands."""
+    problem = problem_of("llama", 1e-2)
+    forms = random_forms(problem, 1, 4, seed=3)
+
+    def ended(stage: str, share: float) -> None:
+        if "third orders" in stage:
+            raise OutOfTimeError(stage)
+
+    walk, half_widths = walked(problem, forms)
+    with torch.no_grad():
+        third = bound_part(walk, problem, forms, Hessian(half_widths, forms.size))
+    found = Taylor().bound_forms(problem, forms, EngineOptions(progress=ended))
+    assert torch.allclose(found.upper, third.upper, rtol=1e-9)

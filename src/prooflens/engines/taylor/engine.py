@@ -299,12 +299,14 @@ class Taylor(EngineBase):
         for start in range(0, forms.size, size):
             some = forms.select(torch.arange(start, min(start + size, forms.size)))
             one = reading(half_widths, some.size) if isinstance(reading, type) else reading
-            parts.append(bound_part(walk, problem, some, one))
             try:
+                parts.append(bound_part(walk, problem, some, one))
                 walk.progress(stage, min(1.0, (start + size) / forms.size))
             except OutOfTimeError:
-                if start + size < forms.size:  # after the last part there is nothing to be late for
-                    parts.append(nothing_of(forms.size - start - size, parts[0]))
+                if not parts:
+                    raise
+                if left := forms.size - sum(len(part.lower) for part in parts):
+                    parts.append(nothing_of(left, parts[0]))
                 break
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 

@@ -95,7 +95,7 @@ class MovingCovectors:
         return max(ends, default=len(self.half_widths))
 
     def bound(self) -> Float[Tensor, " F"]:
-        """Bound |Σ (W_sα)·r_s| over all sites of all chains."""
+        """Bound |Σ (W_sα)·r_s| over all sites of all chains; the clock is looked at from token to token."""
         if not self.p:
             return self.found
         roots: dict[int, Tensor] = {}
@@ -109,6 +109,7 @@ class MovingCovectors:
                 W = self._through(chain, t, moves.pop(t, {}))
                 if W is not None:
                     roots[t] = W
+                self.walk.progress("third orders, site by site", 1.0 - (number + 0.5) / len(self.walk.chains))
         blur = self.walk.chains[0].root.blur
         assert blur is not None
         for t, W in roots.items():
