@@ -42,11 +42,13 @@ def test_the_same_question_gets_the_same_rows(folder: Path) -> None:
     key = operator.itemgetter("query", "layer", "head", "position")
     earlier, today = (sorted(found.rows, key=key) for found in (pl.Results.load(folder / "verdicts"), now))
     for old, new in zip(earlier, today, strict=True):
-        assert {name: old[name] for name in SAME} == {name: new[name] for name in SAME}
+        # Which engine bounds a range best has changed since.
+        same = [name for name in SAME if name != "engine" or new["query"] != "entropy"]
+        assert {name: old[name] for name in same} == {name: new[name] for name in same}
         assert new["guarantee"] == ("witness" if new["verdict"] == "fails" else old["guarantee"])
         # Bounds of `taylor` have changed since, in both directions; verdicts have not.
         assert (old["lower"] is None) == (new["lower"] is None)
-        assert old["lower"] is None or old["lower"] == pytest.approx(new["lower"], rel=0.5)
+        assert old["lower"] is None or new["lower"] >= old["lower"] - 0.5 * abs(old["lower"])
         assert new["reason"].startswith(old["reason"])  # since 0.2 it also says how far each engine came
     answer = output("toy", pl.load("toy").example(0), pl.Ball(0.01))
     assert [row["verdict"] for row in read_run(folder / "output").rows.to_pylist()] == [

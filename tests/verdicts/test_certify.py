@@ -370,11 +370,11 @@ def test_no_attack_breaks_what_the_portfolio_proves(seed: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2"])
-def test_auto_asks_taylor_about_layer_0_where_queries_and_keys_are_normed(family: str) -> None:
-    """There `layer0` has no rule; tangents are nearly exact on a small ball."""
+def test_auto_proves_layer_0_where_queries_and_keys_are_normed(family: str) -> None:
+    """`layer0` has a rule for RMS norms of queries and keys; `taylor` is asked about what it leaves open."""
     model = random_model(family, random.Random(1), 2)
     x = torch.randn(4, model.architecture.d_model, generator=torch.Generator().manual_seed(1)).double()
     found = pl.certify(model, x, pl.Ball(0.05), layer=0)
-    assert "taylor" in {
-        engine for row in found.table.column("engine").to_pylist() for engine in row.split("+")
-    }
+    engines = {engine for row in found.table.column("engine").to_pylist() for engine in row.split("+")}
+    assert engines & {"layer0", "taylor"}
+    assert any(row["verdict"] == "holds" and row["engine"] != "mask" for row in found.rows)
