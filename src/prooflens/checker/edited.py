@@ -60,7 +60,16 @@ def _spread(table: Values, x: Values) -> Values:
 
 
 def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int, times: Times) -> Values:
-    """What a block adds, y without the parts that are held at some of n tokens, which are computed from x."""
+    """What a block adds, y without the parts that are held at some of n tokens, which are computed from x.
+
+    Args:
+        weights: all weights.
+        name: the map that writes into the stream.
+        x: what the map reads.
+        y: what the map writes without the held parts.
+        n: how many tokens a prompt has.
+        times: the product of matrices, of balls or of floats.
+    """
     stem = f"{name}.held"
     if f"{stem}.at" not in weights:
         return y
@@ -70,7 +79,16 @@ def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int,
 
 
 def held_at(weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any) -> Values:
-    """A value with its held directions and features."""
+    """A value with its held directions and features.
+
+    Args:
+        weights: all weights.
+        hook: the value's name.
+        x: the value.
+        n: how many tokens a prompt has.
+        times: the product of matrices, of balls or of floats.
+        relu: the function max(0, ·), of balls or of floats.
+    """
     for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
         if f"{stem}.at" not in weights:
             continue
@@ -107,7 +125,15 @@ def without_edges(
     notes: Mapping[str, Values],
     times: Times,
 ) -> Values | None:
-    """The stream x as one receiver reads it (what its tables' names start with, channel, head); None: as all do."""
+    """The stream x as one receiver reads it (what its tables' names start with, channel, head); None: as all do.
+
+    Args:
+        weights: all weights.
+        reader: the receiver: what its tables' names start with, its channel and its head.
+        x: the stream.
+        notes: values by name that senders wrote.
+        times: the product of matrices, of balls or of floats.
+    """
     stem, channel, head = reader
     rows = weights.get(f"{stem}.edges.rows")
     if rows is None:
@@ -141,7 +167,14 @@ def _sent(
 
 
 def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -> Values:
-    """Queries, keys or values [..., G·c] of all heads, of some of them those that others hold: [..., H·c]."""
+    """Queries, keys or values [..., G·c] of all heads, of some of them those that others hold: [..., H·c].
+
+    Args:
+        base: those of all heads.
+        others: those of some heads, by head.
+        n_heads: H.
+        c: the width of a head.
+    """
 
     def spread(y: Values) -> Values:
         apart = y.reshape(*y.shape[:-1], -1, c)
@@ -159,7 +192,14 @@ _EDGE = re.compile(
 
 
 def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
-    """Cut the edge that a name stands for, as `a0.h1->a1.h0.q@3`; False where it stands for none."""
+    """Cut the edge that a name stands for, as `a0.h1->a1.h0.q@3`; False where it stands for none.
+
+    Args:
+        weights: all weights, which are changed.
+        n_heads: how many heads a layer has.
+        d: the width of the stream.
+        name: the edge's name.
+    """
     match = _EDGE.fullmatch(name)
     if match is None:
         return False
@@ -190,7 +230,14 @@ def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
 
 
 def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[int]) -> None:
-    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says."""
+    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says.
+
+    Args:
+        weights: all weights, which are changed.
+        name: the map.
+        some: the columns; None for all that it writes.
+        tokens: where.
+    """
     stem, whole = f"{name}.held", weights[f"{name}.weight"]
     d, width = whole.shape
     if some is None:
