@@ -134,7 +134,14 @@ def _sense(compare: str) -> str:
 
 
 def judged(forms: Sequence[Form], values: Mapping[Any, Any], b: int, reads: Readouts) -> tuple[float, bool]:
-    """The smallest functional of a member, and whether all have the sign that is wanted."""
+    """The smallest functional of a member, and whether all have the sign that is wanted.
+
+    Args:
+        forms: the functionals.
+        values: scores and outputs of members.
+        b: the member's place among them.
+        reads: readouts of members.
+    """
     margins = [
         float(c.mid()) + sum(float(w) * _atom(a, values, b, reads) for a, w in atoms.items())
         for atoms, c, _ in forms
@@ -176,7 +183,14 @@ def _atom(atom: tuple[Any, ...], values: Mapping[Any, Any], b: int, reads: Reado
 
 
 def ball_sign(form: Form, values: Mapping[Any, Any], reads: Readouts, ids: Sequence[int]) -> bool | None:
-    """Whether a functional has the sign that is wanted of it at a member; None if its ball hides that."""
+    """Whether a functional has the sign that is wanted of it at a member; None if its ball hides that.
+
+    Args:
+        form: the functional.
+        values: the member's scores and outputs, in balls.
+        reads: readouts of members.
+        ids: the member's tokens.
+    """
     total = form[1]
     for atom, weight in form[0].items():
         if atom[0] == "site":

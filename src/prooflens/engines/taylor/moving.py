@@ -146,10 +146,10 @@ class MovingCovectors:
         X = c.sqrt()[..., None] * C
         G = X.mT @ X
         error = product_error(self.p + 16, frobenius(X).square())
-        most = grow((largest(0.5 * (G + G.mT)) + error).sqrt())
+        most = grow((largest(0.5 * (G + G.mT)) + error).sqrt()).clamp(min=2.0**-300)
         self.found = grow(self.found + most)
         if self.joint is not None:
-            share = C / most.clamp(min=2.0**-300)[:, None, None]
+            share = C / most[:, None, None]
             torch.baddbmm(self.joint, share, C.mT, out=self.joint)
             self.sizes = grow(self.sizes + frobenius(share) * frobenius(C))
         self.slack += product_error(len(M), frobenius(W) * frobenius(L)) * self.p**0.5
@@ -375,9 +375,9 @@ def _pull_error(site: NormSite | NetworkSite, t: int) -> Tensor:
 
 
 def _seen(mask: Tensor) -> slice:
-    """Return the range of the keys that some head of a query reads."""
+    """Return the range of the keys that some head of a query reads; of a query that reads none, the first one."""
     live = mask.reshape(-1, mask.shape[-1]).any(0).nonzero()[:, 0].tolist()
-    return slice(live[0], live[-1] + 1)
+    return slice(live[0], live[-1] + 1) if live else slice(0, 1)
 
 
 def _put(moves: dict[str, Tensor], name: str, W: Tensor | None) -> None:

@@ -88,5 +88,12 @@ class Eigenvalues(Supports):
     deep = True
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Return the bound of `Supports`, or the site's own bound for this covector if that is less."""
+        """Return the bound of `Supports`, or the site's own bound for this covector if that is less.
+
+        Args:
+            chain: the chain.
+            name: the name of the site's output.
+            v: covectors there, shape [F, n].
+            t: the token.
+        """
         return torch.minimum(super().site(chain, name, v, t), chain.sites[name].bound(v, t))

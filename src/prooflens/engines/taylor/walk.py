@@ -222,6 +222,7 @@ class TaylorWalk:
             for J, shape in value.parts
             for t in weights.nonzero()[:, 0].tolist()
         ]
+        chain.noise = grow(noise)[None]
         B = total([*parts, ball(grow(noise), N.shape[1])])
         return Root(pool(value.u)[None], N, B[None], chain.root.factors)
 
