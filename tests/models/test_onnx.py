@@ -30,6 +30,14 @@ QUICK = ("gpt2 without scale", "llama", "gemma2", "modernbert", "roberta classif
 """Families that are exported in more than one way."""
 
 
+def _copied(graph: Any, kept: Any, source: Any, waits: Any) -> Any:
+    """What `buffer.copy_(values)` writes into a graph: the values. Longrope's frequencies are replaced so."""
+    return source
+
+
+torch.onnx.register_custom_op_symbolic("aten::copy", _copied, 13)  # torch's exporter knows no such operator
+
+
 class Read(nn.Module):
     """A transformers model from ids and mask to its first output, as it is exported."""
 

@@ -14,8 +14,7 @@ def accuracy(model: Transformer | str, task: TokenTask | str, proof: bool = Fals
     Args:
         model: an attention-only model (`prooflens train max-of-4`), or what `load` takes.
         task: the name of a task, `max-of-4` or `induction-2l`, or a task of other sizes.
-        proof: prove it by cells of inputs, over the real numbers, in place of running every input in float64. Known
-            for one layer.
+        proof: prove it by cells of inputs, over the real numbers, in place of running every input in float64.
 
     Returns:
         The count, `enumerated` or `proved`.

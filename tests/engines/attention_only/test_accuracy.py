@@ -147,8 +147,9 @@ def test_refusals() -> None:
         enumerate_task(model.to(dtype=torch.float32), MAX)
     with pytest.raises(ModelError, match="attention-only models with one head"):
         enumerate_task(pl.load("toy"), MAX)
-    with pytest.raises(QueryError, match="enumerate it"):
-        bound_task(model_of(INDUCTION, steps=1), INDUCTION)
+    deeper = replace(INDUCTION, layers=3)
+    with pytest.raises(QueryError, match="no proof for induction by 3 layer"):
+        bound_task(model_of(deeper, steps=1), deeper)
     with pytest.raises(QueryError, match="those are max-of-4, induction-2l"):
         pl.accuracy(model, "max")
 

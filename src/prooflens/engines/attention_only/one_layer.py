@@ -17,33 +17,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prooflens.engines.attention_only.enumeration import Accuracy
-from prooflens.engines.attention_only.tables import OneLayer, check_model
-from prooflens.errors import QueryError
+from prooflens.engines.attention_only.tables import OneLayer
 from prooflens.models import Transformer
 from prooflens.models.tasks import TokenTask
-from prooflens.numerics import check_arithmetic, gamma
+from prooflens.numerics import gamma
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
 TILE = 2**14
 """Cells that are bounded together."""
 
 
-def bound_task(model: Transformer, task: TokenTask) -> Accuracy:
+def bound_largest(model: Transformer, task: TokenTask) -> Accuracy:
     """Prove on how many inputs, at least and at most, a one-layer model names the largest token.
 
     What is proved: over the real numbers, the logit of the largest token is above all others on at least `right` and at
     most `most` inputs.
 
     Args:
-        model: an attention-only model of one layer and one head.
+        model: an attention-only model of one layer and one head, as `check_model` accepts it.
         task: a task that asks for the largest token.
     """
-    check_model(model, task)
-    check_arithmetic(model.device)
-    if task.kind != "max" or task.layers != 1:
-        raise QueryError(
-            f"{task.name} is not a task of one layer that asks for the largest token: enumerate it"
-        )
     started = time.perf_counter()
     tables = OneLayer.of(model, task.length)
     right = wrong = cells = 0
