@@ -53,6 +53,9 @@ CORNERS = 32
 AT_A_TIME = 32
 """How many open forms a CPU tries before it asks whether that paid; it looks at the clock more often."""
 
+SMALL = 2**20
+"""Hessian entries that a CPU works on between two looks at the clock, however many forms that are."""
+
 HESSIAN_BYTES = 2**30
 """On a CPU, how much memory Hessians may take that are worked on together; one may take more."""
 
@@ -269,9 +272,8 @@ class Taylor(EngineBase):
         if not len(chosen):
             return
         at_once = whole or not forms.signs or found.corner.is_cuda
-        for some in chosen[promise.argsort(descending=True)].split(
-            max(1, forms.size) if at_once else AT_A_TIME
-        ):
+        few = max(1, forms.size) if at_once else max(AT_A_TIME, SMALL // max(1, factors) ** 2)
+        for some in chosen[promise.argsort(descending=True)].split(few):
             again = self._parts(walk, problem, forms.select(some.cpu()), reading)
             found.improve(some, again)
             if not at_once and not bool(again.decided().any()):
@@ -285,14 +287,14 @@ class Taylor(EngineBase):
         """
         half_widths = walk.chains[0].root.half_widths
         # A CPU gains nothing from large batches, and between them the time is looked at.
-        on_cpu = half_widths.device.type == "cpu"
+        on_cpu, small = half_widths.device.type == "cpu", SMALL // max(1, len(half_widths)) ** 2
         if isinstance(reading, type):
             size, stage = assembled_batch(walk, reading), STAGES[reading]
             few = max(1, hessian_batch(HESSIAN_BYTES, len(half_widths)))
-            size = min(size, few, AT_A_TIME // 8) if on_cpu else size
+            size = min(size, few, max(AT_A_TIME // 8, small)) if on_cpu else size
         elif reading.deep:
             size, stage = walk.batch(problem.n_tokens), "open functionals"
-            size = min(size, AT_A_TIME // 2) if on_cpu else size
+            size = min(size, max(AT_A_TIME // 2, small)) if on_cpu else size
         else:
             size, stage = walk.wide_batch(), "functionals"
         parts = []
