@@ -13,7 +13,6 @@ comes out contains the exact image in real arithmetic. Radii are sums of nonnega
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -272,17 +271,15 @@ def merge_pairs(
     """Add up generators of equal pairs, so that there is one per pair (`compact`)."""
     if not len(Q):
         return Q, pairs
-    unique, place = torch.unique(pairs, dim=0, return_inverse=True)
+    base = int(pairs.max()) + 1
+    unique, place = torch.unique(pairs[:, 0] * base + pairs[:, 1], return_inverse=True)
     if len(unique) == len(pairs):
         return Q, pairs
     merged = Q.new_zeros(len(unique), *Q.shape[1:])
-    return merged.index_add_(0, place, Q), unique
+    return merged.index_add_(0, place, Q), torch.stack((unique // base, unique % base), -1)
 
 
 def unordered_pairs(ids: Int[Tensor, " k"]) -> tuple[Int[Tensor, "2 m"], Int[Tensor, "m 2"]]:
     """Return all index pairs (i ≤ j) of some factors, and the same pairs as ids."""
-    index = torch.tensor(
-        list(itertools.combinations_with_replacement(range(len(ids)), 2)), dtype=torch.long
-    ).reshape(-1, 2)
-    index = index.to(ids.device)
-    return index.T, ids[index]
+    index = torch.triu_indices(len(ids), len(ids), device=ids.device)
+    return index, ids[index.T]
