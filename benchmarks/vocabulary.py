@@ -50,6 +50,7 @@ def small_models(model: str, task: str, out: Path | None) -> None:
     """Accuracy over all inputs of a task, by enumeration and by proof."""
     held = pl.load(model)
     for proof in (False, True):
+        before = time.process_time()
         try:
             found = pl.accuracy(held, task, proof)
         except QueryError as error:
@@ -65,6 +66,7 @@ def small_models(model: str, task: str, out: Path | None) -> None:
             "smallest margin": found.nearest,
             "threads": torch.get_num_threads(),
             "seconds": round(found.seconds, 1),
+            "processor seconds": round(time.process_time() - before, 1),
         }
         tell(line, out)
 

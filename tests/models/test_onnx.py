@@ -35,7 +35,8 @@ def _copied(graph: Any, kept: Any, source: Any, waits: Any) -> Any:
     return source
 
 
-torch.onnx.register_custom_op_symbolic("aten::copy", _copied, 13)  # torch's exporter knows no such operator
+# torch's exporter knows no such operator.
+torch.onnx.register_custom_op_symbolic("aten::copy", _copied, 13)  # type: ignore[attr-defined]
 
 
 class Read(nn.Module):

@@ -9,7 +9,7 @@ through the head, L_j(t_j), the logits of one layer at the last token are
   of one vector per position, Σ_j e^{a_j} (L_j(t_j) + D(t_n)): one addition per input and output.
 - `one_layer`: a proof without them. The sign of a margin of a cell of inputs is that of a fractional program, whose
   numerator is a sum of independent terms: its least value takes the least of every term.
-- `two_layers`: a proof by cells of the induction task. Scores of the second layer are mixtures of mixtures (`mixtures`).
+- `two_layers`: a proof by cells of the induction task; scores there are mixtures of mixtures (`mixtures`).
 """
 
 from prooflens.engines.attention_only.cells import bound_task

@@ -24,7 +24,7 @@ from prooflens.models import Transformer
 from prooflens.numerics import gamma
 from prooflens.numerics.rounding import UNIT_ROUNDOFF
 
-STEPS = 3
+STEPS = 2
 """Dinkelbach's steps; every λ gives a proof, and they square the distance to the best."""
 
 SPREAD = 600.0
@@ -122,8 +122,13 @@ class FirstLayer:
         return Sizes(largest * (1.0 + 2.0**-20) + off, off)
 
     def by_neighbours(
-        self, forms: Float[Tensor, "F d"], sizes: Sizes, p: int, at: Int[Tensor, " T"]
-    ) -> Float[Tensor, "F T V"]:
+        self,
+        forms: Float[Tensor, "F d"],
+        sizes: Sizes,
+        p: int,
+        at: Int[Tensor, " T"],
+        before: Int[Tensor, " U"],
+    ) -> Float[Tensor, "F T U"]:
         """Bound forms of the stream at one position from below, by the tokens there and before it.
 
         Args:
@@ -131,32 +136,32 @@ class FirstLayer:
             sizes: what `sizes` says of them.
             p: the position. Tokens of a prompt differ, but the last may be one of those before.
             at: the tokens there that are asked about.
+            before: the tokens before it that are asked about.
 
         Returns:
-            out[f, t, u]: f is at least that where at[t] stands at p and u before it, whatever stands further left; ∞
-            where they cannot be so. At the first position it is the same for all u.
+            out[f, t, u]: f is at least that where at[t] stands at p and before[u] before it, whatever stands further
+            left; ∞ where they cannot be so. At the first position it is the same for all u.
         """
         n, V = self.e.shape[:2]
-        shape = (len(at), V)
+        shape = (len(at), len(before))
         through = torch.einsum("fd,jtd->fjt", forms, self.W[: p + 1])
         e, free = self.e[p, at], slice(0, max(0, p - 1))
         own = e[torch.arange(len(at)), p, at]
         known_e, known_f = own[:, None].expand(shape), (own * through[:, p, at])[:, :, None]
         if p:
-            known_e = known_e + e[:, p - 1]
-            known_f = known_f + e[:, p - 1] * through[:, None, p - 1]
+            known_e = known_e + e[:, p - 1, before]
+            known_f = known_f + e[:, p - 1, before] * through[:, None, p - 1, before]
         open_e = e[:, None, free].expand(*shape, -1, V)
         token = torch.arange(V)
-        banned = (token == token[:, None])[None, :, None].expand(*shape, 1, V)
-        twice = at[:, None] == token
+        banned = (token == before[:, None])[None, :, None].expand(*shape, 1, V)
         if p < n - 1:
-            banned = banned | twice[:, None, None]
+            banned = banned | (token == at[:, None])[:, None, None]
         products = (open_e * through[:, None, None, free]).masked_fill(banned, torch.inf)
         found = self.least_mixture(known_e, known_f.expand(-1, *shape), open_e, products, sizes)
         found = found + (forms @ self.X[p, at].T)[..., None] - (sizes.off + gamma(8) * sizes.largest)
         # A stream is its X and a mean of W: no form of it is further from 0 than both together.
         found = found.clamp(min=-2.0 * sizes.largest)
-        return found.masked_fill(twice, torch.inf) if 0 < p < n - 1 else found
+        return found.masked_fill(at[:, None] == before, torch.inf) if 0 < p < n - 1 else found
 
     def least_mixture(
         self,

@@ -105,15 +105,15 @@ class _Cells:
             yield self.select(torch.arange(start, min(start + TILE, len(self))))
 
     def cut(self, V: int) -> _Cells:
-        """Fix the last free position: any token that stands nowhere else and is not the rival."""
+        """Fix the middle free position: any token that stands nowhere else and is not the rival."""
         token = torch.arange(V).repeat(len(self))
         many = self.select(torch.arange(len(self)).repeat_interleave(V))
         fresh = (many.tokens != token[:, None]).all(-1) & (many.rival != token)
         many, token = many.select(fresh.nonzero()[:, 0]), token[fresh]
-        *free, last = self.free
+        place = self.free[len(self.free) // 2]
         tokens = many.tokens.clone()
-        tokens[:, last] = token
-        return replace(many, free=tuple(free), tokens=tokens)
+        tokens[:, place] = token
+        return replace(many, free=tuple(p for p in self.free if p != place), tokens=tokens)
 
     def numbers(self, V: int) -> Int[Tensor, " N"]:
         """One number per input, the same whatever its rival."""
@@ -326,10 +326,11 @@ def _score_tables(first: FirstLayer, forms: Float[Tensor, "V n V d"], sizes: Siz
         mine = forms[a].flatten(0, 1)
         for p in range(n):
             if 0 < p < n - 1:
-                right[a, p - 1] = first.by_neighbours(mine, sizes, p, token)[:, :, a].T.unflatten(-1, (n, V))
+                found = first.by_neighbours(mine, sizes, p, token, token[a : a + 1])
+                right[a, p - 1] = found[..., 0].T.unflatten(-1, (n, V))
             at = token if p < n - 1 else token[a : a + 1]
             least = mine.new_full((n * V, V, V), torch.inf)
-            least[:, at] = first.by_neighbours(-mine, sizes, p, at)
+            least[:, at] = first.by_neighbours(-mine, sizes, p, at, token)
             found = _with_free(least, token[None] == a, p).unflatten(0, (n, V))
             # What the query holds at a free position stands there: v or u is t itself.
             found[p, token, V] = found[p, token, token]
@@ -349,7 +350,7 @@ def _write_table(
     taken = (pairs[..., None] == token).any(1)
     rows = gains.flatten(0, 1)
     found = [
-        _with_free(first.by_neighbours(rows, sizes, p, token), taken, p).unflatten(0, (V, V))
+        _with_free(first.by_neighbours(rows, sizes, p, token, token), taken, p).unflatten(0, (V, V))
         for p in range(len(first.e))
     ]
     return torch.stack(found, 2)
