@@ -71,7 +71,7 @@ class RowChecker:
         need(self.region.eps == eps, "run.json states another ε")
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
-        self.clean = net.run([self.region.reference], *_reads(functionals))[0]
+        self.clean = net.run([self.region.reference], *reads(functionals))[0]
         self.asked = self.reader(net, rows[0]["tokens"], self.clean, names)
 
     def judge_all(self, tell: Callable[[str, float], None]) -> dict[int, Finding]:
@@ -99,7 +99,7 @@ class RowChecker:
         jobs: dict[tuple[frozenset[int], bool], list[tuple[Row, str, Balls]]] = {}
         for row in self.rows:
             functionals = row["claim"]["functionals"]
-            layers, output = _reads(functionals)
+            layers, output = reads(functionals)
             for kind in ("witness_alpha", "ledger/corner", "lower_corner"):
                 alpha = self.tensors.get(f"row/{row['row']}/{kind}")
                 # Margins at layer 0 get corners of the checker's own.
@@ -122,9 +122,7 @@ class RowChecker:
         functionals = row["claim"]["functionals"]
         low, high = (self.tensors[f"row/{row['row']}/{side}"] for side in ("lower", "upper"))
         self._consistent(row, functionals, low, high)
-        clean = [value(f, self.clean) for f in functionals]
-        for v, stored in zip(clean, row["claim"]["clean"], strict=True):
-            need(not abs(v - stored) > 1e-6 * (1 + abs(stored)), "the clean values are not the network's")
+        clean = self._clean(row, functionals)
         unread = self._about(row, functionals)
         known = [self.values.get((row["row"], k)) for k in ("witness_alpha", "ledger/corner", "lower_corner")]
         # Under constraints neither the centre nor a corner need be in the region: they refute nothing there.
@@ -144,6 +142,13 @@ class RowChecker:
         else:
             word, note = self._prove(row, functionals, low, high)
         return word, f"{note}; {unread}" if unread else note
+
+    def _clean(self, row: Row, functionals: list[Functional]) -> list[arb]:
+        """The functionals at the clean input; the stored values must be these."""
+        clean = [value(f, self.clean) for f in functionals]
+        for v, stored in zip(clean, row["claim"]["clean"], strict=True):
+            need(not abs(v - stored) > 1e-6 * (1 + abs(stored)), "the clean values are not the network's")
+        return clean
 
     def _about(self, row: Row, functionals: list[Functional]) -> str:
         """The claim is that of the query and the region the one that is named; else why that cannot be told."""
@@ -170,7 +175,8 @@ class RowChecker:
         need(fit, "the bounds do not fit the claim")
         for column, bound in (("lower", low), ("upper", high)):
             need(
-                row[column] in _least(functionals, bound.tolist()), f"column {column} is not the stored bound"
+                row[column] in least_of(functionals, bound.tolist()),
+                f"column {column} is not the stored bound",
             )
         need(row["eps"] == self.region.eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
@@ -178,7 +184,7 @@ class RowChecker:
         need(same, "the claim is about another row of attention")
         worth = row["verdict"], row["guarantee"]
         need(worth in WORTH, "an estimate or an unknown word is called a verdict")
-        least = _least(functionals, row["claim"]["clean"])
+        least = least_of(functionals, row["claim"]["clean"])
         need(row["clean"] in least, "column clean is not the claim's value")
         first = keys_of(functionals[0]["terms"][0]) if row["top"] is not None else [None]
         need(first == [row["top"]], "column top is not the claim's key")
@@ -202,7 +208,11 @@ class RowChecker:
             return NOT_CHECKABLE, "the witness's factors break the constraints: others may give it"
         for a, b in zip(self.region.point(alpha).ravel(), x.ravel().tolist(), strict=True):
             need(abs(a - b) < 1e-9 * (1 + abs(b)), "the stored witness is not the point of its factors")
-        found = list(zip(functionals, values or (), strict=True))
+        return self._breaks(functionals, values or [])
+
+    def _breaks(self, functionals: list[Functional], values: list[arb]) -> tuple[str, str]:
+        """Whether values of the functionals break the claim."""
+        found = list(zip(functionals, values, strict=True))
         for f, v in found:
             if (f["sense"] == ">0" and v <= 0) or (f["sense"] == ">=0" and v < 0):
                 return CONFIRMED, f"{f['name']} is {float(v):.6g}, claimed {f['sense']}"
@@ -215,7 +225,7 @@ class RowChecker:
         note = self._ledger(row, low) or self._cover(row, low)
         if row["verdict"] != "holds":
             # Nothing is claimed. At layer 0, where a look costs little, the bounds must be true all the same.
-            if _reads(functionals) == (frozenset({0}), False):
+            if reads(functionals) == (frozenset({0}), False):
                 for f, a, b in zip(functionals, low, high, strict=True):
                     self._agrees(f, a, b, self.prover.bounds(f, tight=False))
             return NOTHING_CLAIMED, "the verdict is unknown"
@@ -300,7 +310,7 @@ def _adds_up(bound: float, value: float, penalties: list[float]) -> bool:
     return bool(known and Fraction(bound) <= Fraction(value) - sum(map(Fraction, penalties)))
 
 
-def _least(functionals: list[Functional], values: list[float]) -> tuple[float | None, float | None]:
+def least_of(functionals: list[Functional], values: list[float]) -> tuple[float | None, float | None]:
     """The smallest of some values as a column has it: without what the mask decides, or (in older runs) with it."""
     read = [v for f, v in zip(functionals, values, strict=True) if f["terms"]]
     low, every = min(read, default=np.inf), min(values, default=np.inf)
@@ -330,7 +340,7 @@ def _told(own: Range) -> str:
     return f"{low} to {high}"
 
 
-def _reads(functionals: list[Functional]) -> tuple[frozenset[int], bool]:
+def reads(functionals: list[Functional]) -> tuple[frozenset[int], bool]:
     """Which layers' scores functionals read, and whether they read the output."""
     terms = [term for f in functionals for term in f["terms"]]
     return frozenset(t[2] for t in terms if t[1] not in OUTPUTS), any(t[1] in OUTPUTS for t in terms)

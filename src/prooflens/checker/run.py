@@ -22,6 +22,7 @@ from prooflens.checker.findings import NOT_CHECKABLE, WRONG, CheckReport, Findin
 from prooflens.checker.network import Network, Tables
 from prooflens.checker.prompts import FamilyChecker
 from prooflens.checker.proofs import OutOfTimeError
+from prooflens.checker.radii import judge_radii
 from prooflens.checker.rows import RowChecker
 from prooflens.checker.vocabulary import VocabularyChecker
 
@@ -110,16 +111,20 @@ def check(
             return CheckReport([], [Finding(row["row"], *words[row["row"]]) for row in rows])
         claimed = [row for row in rows if row.get("claim")]
         chosen = [row for row in rows if only is None or row["row"] in only]
-        named = [info["model"]["name"], info["tokens"], info["region"]["label"], 0]
-        columns = ("model", "tokens", "region", "region_id")
-        same = all([row[name] for name in columns] == named for row in claimed)
+        named = {"model": info["model"]["name"], "tokens": info["tokens"]}
+        if info["kind"] != "radii":  # whose rows are about balls of other sizes
+            named |= {"region": info["region"]["label"], "region_id": 0}
+        same = all(row[name] == stated for row in claimed for name, stated in named.items())
         need(same, "run.json and the rows name another model, prompt or region")
         counts, summary = Counter(row.get("verdict") for row in rows), info.get("counts") or {}
         same = all(counts[verdict] == n for verdict, n in summary.items())
         need(same or not info["complete"], "run.json counts other verdicts")
         names = [] if read is None else list(read["names"])
         found: dict[int, Finding] = {}
-        if judged := [row for row in chosen if row.get("claim")]:
+        judged = [row for row in chosen if row.get("claim")]
+        if judged and info["kind"] == "radii":
+            found = judge_radii(net, tensors, judged, names, tell_in_time)
+        elif judged:
             pair: Any = net if info.get("edited") is None else pair_of(net, info, tensors)
             kind = RowChecker if pair is net else EffectChecker
             found = kind(pair, tensors, judged, info["region"]["eps"], names).judge_all(tell_in_time)
@@ -139,4 +144,4 @@ _COUNTED: dict[str, Any] = {
 def _without_claim(row: Row) -> Finding:
     if "verdict" in row:
         return Finding(row["row"], WRONG, "a verdict without the claim that it is about")
-    return Finding(row["row"], NOT_CHECKABLE, "no claim is stored: `certify -o` at its radius writes one")
+    return Finding(row["row"], NOT_CHECKABLE, "no claim is stored: a radius of an older run, or of a sweep")

@@ -279,7 +279,7 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
         keep: where the radii go.
         asked: what `run.json` says was asked for.
     """
-    from prooflens.results.record import save_frame
+    from prooflens.results.record import save_radii
     from prooflens.verdicts.radius import SearchInterrupted
 
     complete = True
@@ -291,7 +291,7 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
         found, complete = stop.radii, False
     show_rows(found, keep)
     if keep.out is not None:  # last: what was found is seen even where it cannot be written
-        save_frame(found, keep.out, asked, "radii", complete)
+        save_radii(found, keep.out, asked, complete)
         tell_written(keep)
     if not complete:
         again = "give the command again" + (", with another folder" if keep.out is not None else "")

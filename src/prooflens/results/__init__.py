@@ -2,6 +2,7 @@
 
 from prooflens.results.frame import Frame, Subject
 from prooflens.results.outcome import Outcome, Verdict
-from prooflens.results.tables import Radii, Results
+from prooflens.results.radii import Radii
+from prooflens.results.tables import Results
 
 __all__ = ["Frame", "Outcome", "Radii", "Results", "Subject", "Verdict"]

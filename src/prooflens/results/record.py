@@ -18,8 +18,8 @@ from torch import Tensor
 from prooflens.certificate.store import Array, RunWriter
 from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score, Standing
 from prooflens.regions import Region
-from prooflens.results import Results
-from prooflens.results.frame import EditedModel, Frame, Subject
+from prooflens.results import Radii, Results
+from prooflens.results.frame import EditedModel, Subject
 from prooflens.results.outcome import Outcome
 from prooflens.version import __version__
 
@@ -163,26 +163,28 @@ def versions() -> dict[str, str]:
     }
 
 
-def save_frame(
-    frame: Frame, path: Path, configuration: Mapping[str, Any], kind: str, complete: bool = True
-) -> None:
-    """Write rows that have no tensors of their own (radii) as a run directory.
+def save_radii(radii: Radii, path: Path, configuration: Mapping[str, Any], complete: bool = True) -> None:
+    """Write radii as a run directory: the rows, their claims, and the points that break them.
 
     Args:
-        frame: the rows; it must have a subject.
+        radii: the rows; they must have a subject.
         path: the directory; it must not hold a run yet.
         configuration: what was asked for, kept in `run.json`.
-        kind: what the rows are, as `run.json` names it.
         complete: mark the run as complete.
     """
-    assert frame.subject is not None
-    writer = RunWriter.create(path, header(frame.subject, configuration, kind))
-    writer.append(
-        frame.table, region_tensors(frame.subject.region, "region/0") | model_tensors(frame.subject)
-    )
+    assert radii.subject is not None
+    writer = RunWriter.create(path, header(radii.subject, configuration, "radii"))
+    table = radii.table
+    tensors = region_tensors(radii.subject.region, "region/0") | model_tensors(radii.subject)
+    if radii.evidence:
+        claims = pa.array([describe(item.claim) for item in radii.evidence], pa.string())
+        table = table.append_column("claim", claims)
+    for number, item in enumerate(radii.evidence):
+        if item.witness is not None:
+            tensors[f"row/{number}/witness"] = _array(item.witness.x.double())
+    writer.append(table, tensors)
     if complete:
-        measured = getattr(frame, "effort", None)
-        writer.finish(**({"effort": measured} if measured else {}))
+        writer.finish(**({"effort": radii.effort} if radii.effort else {}))
 
 
 def region_tensors(region: Region, name: str) -> dict[str, Array]:

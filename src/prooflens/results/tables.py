@@ -1,4 +1,4 @@
-"""The tables that `certify` and `radius` return. They behave in notebooks and never call an estimate a proof."""
+"""The table that `certify` returns. It behaves in notebooks and never calls an estimate a proof."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prooflens.engines.bounds import Guarantee
 from prooflens.errors import QueryError
 from prooflens.queries import Circuit, Claim, Mass, Ranking, RowQuery, TopK
 from prooflens.results.asked import Asked, by_engine, open_rows, option_sets
-from prooflens.results.deployed import said_of_precision, said_of_radii, with_differences
+from prooflens.results.deployed import said_of_precision, with_differences
 from prooflens.results.frame import Frame, Subject, query_name
 from prooflens.results.outcome import STRENGTH, Outcome, Verdict
 
@@ -52,23 +52,6 @@ VERDICTS = pa.schema(
     ]
 )
 """The columns of a verdict; `docs/certify.md` says what each means."""
-
-RADII = pa.schema(
-    [
-        *NAMES,
-        ("token", pa.int32()),
-        ("certified", pa.float64()),
-        ("of_nearest", pa.float64()),
-        ("of_length", pa.float64()),
-        ("attack", pa.float64()),
-        ("clean", pa.float64()),
-        ("engine", pa.string()),
-        ("ms", pa.float64()),
-        ("reason", pa.string()),
-        ("unit", pa.string()),
-    ]
-)
-"""The columns of a radius: certified ≤ true ≤ attack; `of_nearest` and `of_length` are the certified one in tokens."""
 
 
 def claim_key(claim: Claim) -> tuple[object, ...]:
@@ -342,70 +325,3 @@ def _top(claim: Claim) -> int | None:
     )
     terms = claim.conditions[0].functional.terms if asks and claim.conditions else ()
     return getattr(terms[0][1], "key", None) if terms else None
-
-
-class Radii(Frame):
-    """Radii, one row per head × position × query (× token, if one moves at a time): certified ≤ true ≤ attack.
-
-    A `certified` of 0 means that nothing is proved at the smallest ε, an `attack` of None that nothing was broken.
-    `of_nearest` is the certified radius as a share of the distance to the nearest other token, `of_length` as a share
-    of the length (ℓ2) of the shortest token that moves, when all of its coordinates move by that radius.
-
-    Example:
-        >>> import prooflens as pl
-        >>> model = pl.load("toy")
-        >>> options = dict(between=(0.01, 0.02), tolerance=1.0, budget="8/1/2")
-        >>> rad = pl.radius(model, model.example(), "0.1:top1@-1", **options)
-        >>> rad.certified, rad.attack is None
-        (0.02, True)
-    """
-
-    title = "radii"
-    later = ("of_nearest", "of_length")
-    shown = (
-        "layer",
-        "head",
-        "position",
-        "query",
-        "token",
-        "certified",
-        "of_nearest",
-        "of_length",
-        "attack",
-        "clean",
-        "unit",
-        "engine",
-        "reason",
-    )
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """How many rows have a proved radius, and how many a broken one."""
-        certified = self.table.column("certified").to_pylist()
-        return {
-            "rows": len(self),
-            "certified": sum(value is None or value > 0 for value in certified),
-            "broken": len(self) - self.table.column("attack").null_count,
-        }
-
-    @property
-    def precision(self) -> str | None:
-        """How far margins were measured to move in the deployed precision on certified balls; None if not asked."""
-        return said_of_radii(self.table)
-
-    @property
-    def effort(self) -> dict[str, Any]:
-        """What was measured beside the radii, ready for JSON: `precision` where it was asked for."""
-        return {} if self.precision is None else {"precision": self.precision}
-
-    def save(self, path: Path | str, **configuration: object) -> None:
-        """Write a run directory with the rows (`docs/certify.md`).
-
-        Args:
-            path: the directory; it must not hold a run yet.
-            configuration: what was asked for, kept in `run.json`.
-        """
-        from prooflens.results.record import save_frame
-
-        self._subject()
-        save_frame(self, Path(path), configuration, "radii")

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from prooflens.certificate.store import query_tables, write_atomically
 from prooflens.errors import RunError
 from prooflens.json_files import read_json
-from prooflens.results.tables import RADII, VERDICTS
+from prooflens.results.radii import RADII
+from prooflens.results.tables import VERDICTS
 
 SCHEMA = 2
 """Version of the format and of what a task's key is made of."""

@@ -24,6 +24,7 @@ from prooflens.queries import Query
 from prooflens.queries.rows import Token, find_tokens
 from prooflens.regions import Ball, Region, listed
 from prooflens.results import Radii
+from prooflens.results.radii import RadiusEvidence
 from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.question import Heads, Question, ask
 from prooflens.verdicts.radius_search import RadiusSearch
@@ -118,6 +119,7 @@ def radius(
     measured = yardstick(question.problem.model, question.prompt, nearest)
     precision = Precision.of(question, deployed)
     frames: list[pa.Table] = []
+    evidence: list[RadiusEvidence] = []
     with shown(settings.progress) as tell:
         if settings.time is not None:
             settings = settings.until(time.monotonic() + settings.time, settings.time)
@@ -133,10 +135,12 @@ def radius(
             except KeyboardInterrupt:
                 found = search.table(question.subject, token, "; the search was interrupted", shares)
                 frames.append(search.measured(found, precision))
-                raise SearchInterrupted(Radii(pa.concat_tables(frames), question.subject)) from None
+                evidence += search.evidence
+                raise SearchInterrupted(Radii(pa.concat_tables(frames), question.subject, evidence)) from None
             found = search.table(question.subject, token, shares=shares)
             frames.append(search.measured(found, precision))
-    return Radii(pa.concat_tables(frames), question.subject)
+            evidence += search.evidence
+    return Radii(pa.concat_tables(frames), question.subject, evidence)
 
 
 def _grid(between: tuple[float, float], tolerance: float) -> list[float]:

@@ -26,7 +26,8 @@ from prooflens.results.asked import Asked, ways_on
 from prooflens.results.deployed import Difference, with_differences
 from prooflens.results.frame import query_name
 from prooflens.results.outcome import least
-from prooflens.results.tables import RADII, claim_place, finite
+from prooflens.results.radii import RADII, RadiusEvidence
+from prooflens.results.tables import claim_place, finite
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import ATTACK, Evidence
@@ -226,6 +227,11 @@ class RadiusSearch:
             ],
         }
         return pa.table({name: columns[name] for name in RADII.names}, RADII)
+
+    @property
+    def evidence(self) -> list[RadiusEvidence]:
+        """What the rows of `table` are about, in their order."""
+        return [RadiusEvidence(claim, self.witnesses.get(i)) for i, claim in enumerate(self.claims)]
 
     def measured(self, table: pa.Table, precision: Precision | None) -> pa.Table:
         """Return the rows with what the deployed precision changes on the ball of each certified radius.
