@@ -285,7 +285,7 @@ def behind_solu(problem: Problem, forms: Forms, engine: str) -> str | None:
         return None
     if forms.logits is None and max(forms.layers, default=0) == 0:
         return None
-    return f"{engine} has no rule for SoLU networks (activation): ask crown, cpz or interval"
+    return f"{engine} has no rule for SoLU networks (activation): ask taylor, crown or cpz"
 
 
 _REGISTRY: dict[str, Callable[[], Engine]] = {}

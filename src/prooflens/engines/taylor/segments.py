@@ -2,8 +2,8 @@
 
 Between two attentions every step works on one token at a time. The value that a chain starts from is its *root*: the
 input, the residual stream after an attention, or the pooled token. A chain is made of norms, feed-forward networks
-(an affine map, an activation, perhaps a gate, an affine map: one step here), affine maps, rotations and residual
-sums.
+(an affine map, an activation, perhaps a gate, an affine map: one step here), SoLUs, affine maps, rotations and
+residual sums.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
 )
 from prooflens.problem import Problem
 
@@ -51,7 +52,7 @@ class FeedForward:
         return self.up if self.gate is None else self.gate
 
 
-TokenStep = Norm | FeedForward | Affine | Rotary | Shift | Add
+TokenStep = Norm | FeedForward | Solu | Affine | Rotary | Shift | Add
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,7 @@ def segments_of(program: Program) -> list[Segment]:
             swallowed |= network[1]
         elif isinstance(step, Affine) and step.out == OUTPUT:
             here.head, here.final = step, step.inputs[0]
-        elif isinstance(step, Norm | Affine | Rotary | Shift | Add):
+        elif isinstance(step, Norm | Solu | Affine | Rotary | Shift | Add):
             here.steps.append(step)
         elif not isinstance(step, Softmax):
             raise EngineError(f"taylor has no rule for the step that makes {step.out}")
