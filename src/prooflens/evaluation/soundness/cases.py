@@ -23,7 +23,7 @@ NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare",
 MIXED, NETWORKS = "mixed", "networks"
 """Models that draw every step by itself, with attention and without."""
 SOLU = "solu"
-"""GPT-2 with SoLU networks, their neurons normed or not; not every engine has a rule for them."""
+"""GPT-2 with SoLU networks, their neurons normed or not."""
 LATER = (*NAMED, MIXED)
 FAMILIES = FIRST + LATER
 DRAWN = (*FAMILIES, NETWORKS, SOLU)
