@@ -59,6 +59,7 @@ class QueryReader:
         self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, list(names)
         self.size = len(texts)
         self.scales: dict[int, arb] = {}  # of the outputs that read attributions
+        self.moves: list[arb] = []  # how far the stored constants are from those of the query that was read last
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
@@ -82,6 +83,7 @@ class QueryReader:
         # An attribution's threshold is moved by what rounding of its direction may change, to the strict side.
         near = 1e-6 if re.search(r"\bdla\b", query) else 1e-9
         same = [same_form(*pair, near) for pair in zip(stored, found, strict=False)]
+        self.moves = [arb(own["constant"]) - form[1] for own, form in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def forms(self, text: str) -> list[Form]:

@@ -202,7 +202,9 @@ class RowChecker:
             return NOT_CHECKABLE, "the witness's factors break the constraints: others may give it"
         for a, b in zip(self.region.point(alpha).ravel(), x.ravel().tolist(), strict=True):
             need(abs(a - b) < 1e-9 * (1 + abs(b)), "the stored witness is not the point of its factors")
-        found = list(zip(functionals, values or (), strict=True))
+        # A stored threshold may be stricter than the query's: a witness has to break the query itself.
+        moves = self.asked.moves or [arb(0)] * len(functionals)
+        found = [(f, v - over) for f, v, over in zip(functionals, values or (), moves, strict=True)]
         for f, v in found:
             if (f["sense"] == ">0" and v <= 0) or (f["sense"] == ">=0" and v < 0):
                 return CONFIRMED, f"{f['name']} is {float(v):.6g}, claimed {f['sense']}"
