@@ -96,11 +96,14 @@ def check(
             need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")
         net = whole.cut(layers)
         if read is not None:
-            told = info["model"]["name"].endswith(f", read at {read['hook']}@{read['position']}")
+            other = read.get("beside")
+            beside = None if other is None else (other["hook"], other["position"])
+            also = "" if beside is None else f" and {beside[0]}@{beside[1]}"
+            told = info["model"]["name"].endswith(f", read at {read['hook']}@{read['position']}{also}")
             block = read["hook"].startswith(f"blocks.{layers - 1}.")
             need(told and block, "the model ends at another hook than it says")
             held = tensors["read/weight"], tensors.get("read/bias")
-            net = net.read_at(read["hook"], read["position"], *held)
+            net = net.read_at(read["hook"], read["position"], *held, beside)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]

@@ -65,6 +65,7 @@ def start_at(
         window_layers=tuple(local - layer for local in a.window_layers if local >= layer),
         first_norm=a.first_norm or layer > 0,
         read_hook=_moved(a.read_hook, layer),
+        beside_hook=_moved(a.beside_hook, layer),
         d_vocab=None,
         context=None,
         d_embed=None,

@@ -98,7 +98,10 @@ def _read(subject: Subject) -> dict[str, Any]:
     held = subject.readout
     if held is None:
         return {}
-    return {"read": {"hook": held.hook, "position": held.position, "names": list(held.names or ())}}
+    entry: dict[str, Any] = {"hook": held.hook, "position": held.position, "names": list(held.names or ())}
+    if held.beside is not None:
+        entry["beside"] = {"hook": held.beside[0], "position": held.beside[1]}
+    return {"read": entry}
 
 
 def _edited(subject: Subject) -> dict[str, Any]:

@@ -140,6 +140,8 @@ class Walk:
     @staticmethod
     def refuses(net: Network) -> str:
         """Why a network is not one that is known here; empty if it is."""
+        if net.arch.get("beside_hook") is not None:
+            return "values at two places are compared"
         if net.arch.get("score_cap") is not None:
             return "its scores are capped"
         if any(name.endswith(".knocked_out") for name in net.weights):
