@@ -256,6 +256,23 @@ class Network:
                 values["logits"] = x[b] if read else self._read_out(x[b * n : (b + 1) * n])
         return found
 
+    def before(self, x: Balls, layer: int) -> Balls:
+        """The residual stream in front of a block, from an input [S, d].
+
+        Args:
+            x: the input.
+            layer: the block.
+        """
+        found: list[dict[int | str, Balls]] = [{}]
+        notes: dict[str, Balls] = {
+            "input": x,
+            "tokens": np.arange(len(x)),
+            "width": np.asarray(self.head_dim),
+        }
+        for number in range(layer):
+            x = self._block(number, x, found, notes, stop=False)
+        return x
+
     @staticmethod
     def _read(hook: str, notes: dict[str, Balls]) -> Balls:
         """The value of a hook at every token of every point."""

@@ -243,14 +243,14 @@ class QueryReader:
             tokens: the token.
         """
         places = [(self.arch.get("read_hook"), self.arch.get("read_position"))]
-        weight = self.net.weights["read.weight"][index]
+        weight: Array = np.asarray(self.net.weights["read.weight"][index], dtype=np.float64)
         width = len(weight)
         if self.arch.get("beside_hook") is not None:
             places.append((self.arch["beside_hook"], self.arch["beside_position"]))
             width = _width(self.arch, self.arch["read_hook"])
         if not any([position] == tokens for _, position in places):
             raise LookupError("it is read at another token")
-        parts = [weight[:width], weight[width:]]
+        parts: list[Array] = [weight[:width], weight[width:]]
         for number, (name, position) in enumerate(places):
             if [position] == tokens and hook in (None, name) and not np.any(parts[1 - number]):
                 return parts[number]

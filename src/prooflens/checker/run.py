@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from prooflens.checker.network import Network, Tables
 from prooflens.checker.prompts import FamilyChecker
 from prooflens.checker.proofs import OutOfTimeError
 from prooflens.checker.rows import RowChecker
+from prooflens.checker.starts import confirm, tail_of
 from prooflens.checker.vocabulary import VocabularyChecker
 
 SCHEMA = 1
@@ -90,7 +92,12 @@ def check(
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
         whole, layers = Network.read(weights, tables, powers), info.get("layers")
-        read = info.get("read")
+        read, start = info.get("read"), info.get("start")
+        full = whole
+        if start is not None:
+            told = f", from layer {start['layer']}" in info["model"]["name"]
+            need(told, "the model starts at another block than it says")
+            whole = tail_of(whole, start["layer"])
         if layers is not None and layers != whole.arch["n_layers"] and read is None:
             told = info["model"]["name"].endswith(f", first {layers} layers")
             need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")
@@ -125,7 +132,12 @@ def check(
         if judged := [row for row in chosen if row.get("claim")]:
             pair: Any = net if info.get("edited") is None else pair_of(net, info, tensors)
             kind = RowChecker if pair is net else EffectChecker
-            found = kind(pair, tensors, judged, info["region"]["eps"], names).judge_all(tell_in_time)
+            judge = kind(pair, tensors, judged, info["region"]["eps"], names)
+            where = "" if start is None else confirm(full, start, tensors, judge.region)
+            found = {
+                number: replace(finding, note="; ".join(filter(None, (finding.note, where))))
+                for number, finding in judge.judge_all(tell_in_time).items()
+            }
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in chosen])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])

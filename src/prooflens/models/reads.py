@@ -182,10 +182,11 @@ def append_read(builder: Builder, n_tokens: int) -> None:
     hook, *beside = read_hooks(architecture)
     made = {step.out for step in steps}
     weight, source, dims = builder.weights[READ], value_name(made, hook), hook.dims
-    alone = None if len(set(places)) == 1 else n_tokens
+    apart = len(set(places)) > 1
     if beside:
         there, other = value_name(made, beside[0]), weight[:, hook.width :]
-        own = _read_steps("beside", there, (other, None, beside[0].dims), alone and (alone, places[1]))
+        alone = (n_tokens, places[1]) if apart else None
+        own = _read_steps("beside", there, (other, None, beside[0].dims), alone)
         after = next((i for i, step in enumerate(steps, 1) if step.out == there), 0)
         steps[after:after] = own
         weight = weight[:, : hook.width].contiguous()
@@ -198,9 +199,8 @@ def append_read(builder: Builder, n_tokens: int) -> None:
         steps.append(Affine("read.nothing", (stream_name(made, hook.layer),), none, None, 1, (hook.width,)))
         steps.append(Add("read.added", ("read.nothing", source)))
         source = "read.added"
-    steps += _read_steps(
-        "read", source, (weight, builder.weights.get("read.bias"), dims), alone and (alone, places[0])
-    )
+    here = (n_tokens, places[0]) if apart else None
+    steps += _read_steps("read", source, (weight, builder.weights.get("read.bias"), dims), here)
     last = steps[-1].out
     if beside:
         steps.append(Add("read.both", (last, own[-1].out)))

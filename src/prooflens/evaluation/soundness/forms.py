@@ -139,8 +139,8 @@ def _random_pair(problem: Problem, choose: random.Random) -> Transformer:
     first, second = sorted(hooks, key=lambda hook: -hook.layer)
     width = first.width + second.width
     W = torch.tensor([[choose.gauss(0.0, 1.0) for _ in range(width)] for _ in range(DIRECTIONS)])
-    places = ((hook.name, choose.randrange(problem.n_tokens)) for hook in (first, second))
-    return read_beside(problem.model, *places, W.double())
+    here, there = ((hook.name, choose.randrange(problem.n_tokens)) for hook in (first, second))
+    return read_beside(problem.model, here, there, W.double())
 
 
 def _random_attributions(problem: Problem, choose: random.Random) -> Transformer:
