@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flint import arb
 
-from prooflens.checker.depth import Walk, activations, mixing, networks, norms, reading, shapes, values
+from prooflens.checker.depth import Walk, activations, mixing, networks, norms, reading, shapes, solu, values
 from prooflens.checker.depth.activations import Expansion
 from prooflens.engines import get_engine
 from prooflens.engines.forms import Forms
@@ -14,7 +14,7 @@ from prooflens.problem import Problem
 from prooflens.queries import Row
 from prooflens.regions import Region
 from tests.checker.depth.cases import KNOWN, Case, worst
-from tests.checker.depth.test_sites import try_mixing, try_network, try_norm
+from tests.checker.depth.test_sites import try_mixing, try_network, try_norm, try_solu
 
 
 @pytest.mark.parametrize("family", KNOWN)
@@ -73,6 +73,8 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "norms beyond second order left out": (norms.NormSite, "beyond", property(lambda self: (0 * self.q, 0 * self.q))),
     "norms' rest left out": (norms.NormSite, "rest", nothing),
     "networks' rest left out": (networks.NetworkSite, "rest", nothing),
+    "SoLU's rest left out": (solu.SoluSite, "rest", nothing),
+    "SoLU's box left out": (solu.SoluSite, "rest_box", property(lambda self: 0.0 * self.s)),
     "norms' mean kept": (norms.NormSite, "quadratic", lambda self, t: self.projection),
     "largest eigenvalue halved": (reading, "top_eigenvalue", lambda M: 0.5 * shapes.top_eigenvalue(M)),
     "support halved": (reading, "support", half(shapes.support)),
@@ -81,7 +83,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
 
 def tried() -> float:
     """Everything that the tests of this folder try, a little of each."""
-    found = max(max(try_norm(seed), try_network(seed)) for seed in range(12))
+    found = max(max(try_norm(seed), try_network(seed), try_solu(seed)) for seed in range(12))
     found = max(found, *(try_mixing(family, seed) for family in ("encoder", "gpt2") for seed in range(3)))
     cases = [Case.of(family, seed) for family in ("encoder", "bert", "gpt2", "llama") for seed in (5, 6)]
     return max(found, max(map(worst, cases)))

@@ -18,11 +18,12 @@ from prooflens.checker.depth.networks import Affine, NetworkSite
 from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, up
+from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.edited import tables_of
-from prooflens.checker.network import Network
+from prooflens.checker.network import SOLU, Network
 
-Site = NormSite | NetworkSite
+Site = NormSite | NetworkSite | SoluSite
 Affines = tuple[tuple[Array, Array] | None, ...]
 
 AT_THE_END = ("final_norm.", "head.", "pooler.", "read.", "embed.")
@@ -150,10 +151,10 @@ class Walk:
             return "parts of it are held, or patterns frozen"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
-        known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
+        known = (*SMOOTH, *KINKED, SOLU, net.arch.get("pooler_activation", "tanh"))
         if net.arch["activation"] not in known:
             return f"its activation is {net.arch['activation']}"
-        if net.arch.get("network_norm"):
+        if net.arch.get("network_norm") and net.arch["activation"] != SOLU:
             return "its neurons are normed"
         if net.arch["pooler"] and net.arch["pool"] == "mean":
             return "its pooler reads a mean of tokens"
@@ -345,6 +346,8 @@ class Walk:
         bent = self._weights(f"{block}.{'gate' if gated else 'up'}")
         other = self._weights(f"{block}.up") if gated else None
         function = self.net.arch["activation"]
+        if function == SOLU:
+            return self._note(f"{block}.hook_mlp_out", self._softened(block, x))
         for name, affine in (("hook_pre", bent), ("hook_pre_linear", other)):
             if hook == f"{block}.mlp.{name}" and affine is not None:
                 self._note(hook, x.mapped(*affine))
@@ -354,6 +357,14 @@ class Walk:
             self._note(hook, self._neurons(f"{block}.neurons", x, function, bent, each, other))
         made = self._neurons(f"{block}.network", x, function, bent, self._weights(f"{block}.down"), other)
         return self._note(f"{block}.hook_mlp_out", made)
+
+    def _softened(self, block: str, x: Value) -> Value:
+        """A network of SoLU, its neurons normed or not."""
+        h = self._note(f"{block}.mlp.hook_pre", self._affine(f"{block}.up", x))
+        y = self._site(f"{block}.solu", h, (), lambda: SoluSite(h))
+        if self.net.arch.get("network_norm"):
+            y = self._norm(f"{block}.network_norm", self._note(f"{block}.mlp.hook_mid", y))
+        return self._affine(f"{block}.down", self._note(f"{block}.mlp.hook_post", y))
 
     def _neurons(
         self, name: str, x: Value, function: str, bent: Affine, down: Affine, other: Affine | None = None
