@@ -118,8 +118,8 @@ def _steered(stream: Balls, by: dict[str, Any] | None, direction: Array | None) 
     need((by is None) == (direction is None), "a steering vector and its strength are not both stored")
     if by is None or direction is None:
         return stream
-    sound = all(type(t) is int and 0 <= t < len(stream) for t in by["tokens"])
-    need(sound and direction.shape == stream.shape[1:], "a steered token is none of the prompt")
+    sound = all(type(t) is int and 0 <= t < len(stream) for t in by["tokens"]) and np.isfinite(by["c"])
+    need(sound and direction.shape == stream.shape[1:], "a steered token or strength is none")
     moved = stream.copy()
     for t in set(by["tokens"]):
         moved[t] = moved[t] + np.asarray(balls(direction)) * arb(float(by["c"]))

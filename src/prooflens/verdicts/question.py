@@ -31,8 +31,9 @@ from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
 from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, Steer, listed
 from prooflens.results import Subject
+from prooflens.verdicts.lenses import check_cap
 from prooflens.verdicts.settings import checked_device
-from prooflens.verdicts.sites import Vectors, are_inside, check_cap, inside_claims
+from prooflens.verdicts.sites import Vectors, are_inside, inside_claims
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""

@@ -28,7 +28,6 @@ from prooflens.queries import (
     Condition,
     InsideQuery,
     Lens,
-    OutputLevel,
     Query,
     SiteComparison,
     SiteQuery,
@@ -40,6 +39,7 @@ from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
 from prooflens.queries.sites import compared_condition, level_condition, standing_condition, sum_error
 from prooflens.regions import Region
+from prooflens.verdicts.lenses import check_cap, lens_of
 
 Vectors = Mapping[str, object]
 """Directions (tensors of one dimension) and dictionaries (`Dictionary`, folders, SAELens objects) by name."""
@@ -177,34 +177,6 @@ def inside_claims(
     problem = Problem(cut, region)
     setting = problem.setting([], True, prompt.tokens)
     return cut, problem, [replace(claim, query=lens) for lens in lenses for claim in lens.query.bind(setting)]
-
-
-def lens_of(model: Transformer, layer: int) -> Transformer:
-    """Return the model whose final norm and head read the stream behind a block.
-
-    Args:
-        model: the model.
-        layer: the block, from 0.
-
-    Raises:
-        ModelError: if there is no such block, or the model predicts nothing.
-    """
-    cut = model.cut(model.check_layer(layer) + 1)
-    _ = cut.head  # a model that predicts nothing has no outputs to ask about: its error says so
-    return cut
-
-
-def check_cap(model: Transformer, queries: Sequence[Query]) -> None:
-    """Refuse sizes of outputs of a model that caps them.
-
-    Args:
-        model: the model.
-        queries: what is asked.
-    """
-    if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in queries):
-        raise QueryError(
-            "logits of this model go through a cap, and claims are about those before it: compare two"
-        )
 
 
 @dataclass(frozen=True, eq=False)
