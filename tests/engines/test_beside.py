@@ -59,6 +59,10 @@ def test_the_outputs_are_those_of_both_readouts(family: str) -> None:
         found = both(x)
         assert torch.allclose(found, torch.cat([read(x) for read in alone]), rtol=1e-11, atol=1e-12)
         assert both.sha256 != alone[0].sha256
+        read = both.architecture
+        again = pl.read_at(both, str(read.read_hook), int(read.read_position or 0), alone[0].head[0])
+        assert again.architecture.beside_hook is None
+        assert torch.allclose(again(x), found[:1])
         assert torch.allclose(both.with_head(both.head[0].flip(0), both.head[1])(x), found.flip(0))
 
 

@@ -282,6 +282,8 @@ def read_at(
         logit_cap=None,
         read_hook=hook,
         read_position=position,
+        beside_hook=None,
+        beside_position=None,
     )
     return replace(
         cut,
