@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Region,
         Segment,
         Span,
+        Steer,
         direction,
     )
     from prooflens.report import report
@@ -88,6 +89,7 @@ _HOMES = {
     "Hull": "prooflens.regions",
     "Segment": "prooflens.regions",
     "Span": "prooflens.regions",
+    "Steer": "prooflens.regions",
     "direction": "prooflens.regions",
     "OutputResults": "prooflens.results.outputs",
     "output": "prooflens.verdicts.output",
@@ -132,6 +134,7 @@ __all__ = [
     "Results",
     "Segment",
     "Span",
+    "Steer",
     "Swaps",
     "Template",
     "Transformer",

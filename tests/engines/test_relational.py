@@ -20,6 +20,7 @@ from prooflens.engines.taylor.parts import Collected
 from prooflens.errors import EngineError
 from prooflens.evaluation.soundness.cases import FAMILIES, random_model
 from prooflens.evaluation.soundness.effects import random_edits
+from prooflens.models.parts import Edit
 from prooflens.problem import Problem
 from prooflens.regions import Ball, Region, Segment
 
@@ -63,6 +64,21 @@ def test_joint_bounds_hold_on_segments(family: str) -> None:
     engines: tuple[Engine, ...] = (Chebyshev(most_walks=4), get_engine("taylor"))
     for engine in engines:
         check(bound_effects(engine, problem, edited, forms), problem, edited, forms)
+
+
+@pytest.mark.parametrize("end", ["k", "v"])
+def test_an_edge_into_one_head_of_several_that_share_is_bounded_on_segments(end: str) -> None:
+    """Its keys or values are then one for every head, and the others are still shared."""
+    choose = random.Random(3)
+    model = random_model("llama", choose, 2)
+    while model.architecture.kv_heads == model.architecture.n_heads:
+        model = random_model("llama", choose, 2)
+    x = torch.randn(S, model.architecture.d_model, generator=torch.Generator().manual_seed(1)).double()
+    region = Segment(x, 1.02 * x).region()
+    edited = Problem(pl.edit(model, [Edit(f"m0->a1.h0.{end}")]), region)
+    forms = output_forms(torch.eye(model.architecture.d_out or 1, dtype=torch.float64))
+    found = bound_effects(Chebyshev(), Problem(model, region), edited, forms)
+    assert check(found, Problem(model, region), edited, forms) == 2 * forms.size
 
 
 @pytest.mark.parametrize("engine", ["crown", "interval", "zonotope"])

@@ -118,14 +118,11 @@ def test_readouts_of_two_hooks_are_compared(tmp_path: Path) -> None:
     assert check(run, tmp_path / "model", tables=torch_tables, powers=torch_powers).ok
     with pytest.raises(QueryError, match="ask without `deployed`"):
         pl.family(model, TEMPLATE, queries[0], vectors={"D": D, "E": E}, deployed="float32")
-    with pytest.raises(QueryError, match="or ask it of a family"):
-        pl.certify(
-            model,
-            model.prompt([1, 2, 3]),
-            pl.Ball(1e-4),
-            queries=queries[0],
-            vectors={"D": D, "E": E},
-        )
+    prompt = model.prompt([1, 2, 3])
+    region = pl.certify(model, prompt, pl.Ball(1e-6), queries=queries[0], vectors={"D": D, "E": E})
+    _, cache = model.run_with_cache(prompt)
+    held = bool(cache[first][-1] @ D > cache[second][-1] @ E)
+    assert region.table["verdict"].to_pylist() == ["holds" if held else "fails"]
 
 
 def test_deployed_precision_is_measured_there_too() -> None:

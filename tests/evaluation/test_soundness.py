@@ -100,6 +100,16 @@ def test_no_readout_and_no_effect_is_broken() -> None:
     assert {"readout", "readout margin", "effect on weighted output"} <= queries
 
 
+def test_families_can_be_chosen() -> None:
+    report = run(3, seed=40, engines=["interval"], kinds=["forms"], families=[SOLU, "qwen3"])
+    assert report.cases == {"forms": 3}
+    assert {family for family, _, _ in report.attacked} <= {SOLU, "qwen3"}
+    with pytest.raises(EngineError, match="no family 'gpt5' to draw"):
+        run(1, families=["gpt5"])
+    with pytest.raises(EngineError, match="of no family: leave out"):
+        run(1, kinds=["counts"], families=[SOLU])
+
+
 def test_a_model_of_one_part_is_edited() -> None:
     kind = {"has_network": False, "n_heads": 1, "n_layers": 1}
     model = tiny_model(0, **kind)

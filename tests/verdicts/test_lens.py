@@ -236,7 +236,6 @@ def test_slots_of_a_template_are_looked_up() -> None:
         ("dla m7 logit1-logit2>0", "layers are 0"),
         ("dla 1.0 logit1-logit999999>0", "no output 999999"),
         ("dla 1.0 logit{A}-logit{B}>0", "not a template's member"),
-        ("neuron 0.1@-1>neuron 1.1@-1", "compares blocks.0"),
         ("neuron 0.1@-1>neuron 0.1@-1", "with itself"),
         ("lens 9 argmax", "layer"),
         ("lens 0 logit999999>logit1", "no output 999999"),
@@ -300,6 +299,27 @@ def test_another_query_is_seen(runs: dict[str, Path], run: str, query: str, tmp_
 
     edit(tmp_path / "run", renamed)
     assert check(tmp_path / "run", runs["weights"]).counts["WRONG"] >= 1
+
+
+def test_a_witness_has_to_break_the_query_itself(runs: dict[str, Path], tmp_path: Path) -> None:
+    """A stored threshold may be stricter than the query's, so a point between the two breaks the stored one alone."""
+    model = reader("gpt2")
+    export(model, tmp_path / "model")
+    prompt = model.prompt(TEXT)
+    place = "dla m1 logit1-logit2"
+    at = pl.certify(model, prompt, pl.Ball(1e-9), queries=[place]).table["clean"].to_pylist()[0]
+    run = tmp_path / "run"
+    pl.certify(model, prompt, pl.Ball(1e-9), queries=[f"{place}>{at + 3e-7!r}"], out=run)
+    assert check(run, tmp_path / "model").counts["witness confirmed"] == 1
+
+    def lower(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        rows[0]["query"] = f"{place}>{at - 3e-7!r}"
+        return 0
+
+    edit(run, lower)
+    report = check(run, tmp_path / "model")
+    assert report.counts["WRONG"] == 1
+    assert "does not break" in report.findings[0].note
 
 
 def test_reports_show_them(runs: dict[str, Path], tmp_path: Path) -> None:

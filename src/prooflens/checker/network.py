@@ -102,8 +102,23 @@ class Network:
         kept = {name: t for name, t in self.weights.items() if not name.startswith(gone)}
         return Network(self.arch | {"n_layers": layers}, kept, self.tables)
 
-    def read_at(self, hook: str, position: int, weight: Array, bias: Array | None) -> Network:
-        """The network that ends at a hook: its outputs are weight · value + bias at one token."""
+    def read_at(
+        self,
+        hook: str,
+        position: int,
+        weight: Array,
+        bias: Array | None,
+        beside: tuple[str, int] | None = None,
+    ) -> Network:
+        """The network that ends at a hook: its outputs are weight · value + bias at one token.
+
+        Args:
+            hook: the value.
+            position: the token.
+            weight: one row for each output; the columns of the value beside it stand behind.
+            bias: what is added; None for 0.
+            beside: the hook and token of another value; None for none.
+        """
         gone = ("head.", "pooler.", "final_norm.", "read.")
         kept = {name: t for name, t in self.weights.items() if not name.startswith(gone)}
         kept["read.weight"] = np.ascontiguousarray(weight, dtype=np.float64)
@@ -111,7 +126,9 @@ class Network:
             kept["read.bias"] = np.ascontiguousarray(bias, dtype=np.float64)
         arch = {name: value for name, value in self.arch.items() if name != "logit_cap"}
         arch |= {"d_out": len(weight), "pool": "first", "pooler": False}
-        return Network(arch | {"read_hook": hook, "read_position": position}, kept, self.tables, self)
+        arch |= {"read_hook": hook, "read_position": position}
+        arch |= {} if beside is None else {"beside_hook": beside[0], "beside_position": beside[1]}
+        return Network(arch, kept, self.tables, self)
 
     @property
     def sha256(self) -> str:
@@ -226,7 +243,11 @@ class Network:
             for layer in range(last + 1):
                 x = self._block(layer, x, found, notes, stop=layer == last and not output)
             if output and (hook := self.arch.get("read_hook")) is not None:
-                x = self._affine("read", self._read(hook, notes)[self.arch["read_position"] :: n])
+                here = self._read(hook, notes)[self.arch["read_position"] :: n]
+                if (beside := self.arch.get("beside_hook")) is not None:
+                    there = self._read(beside, notes)[self.arch["beside_position"] :: n]
+                    here = np.concatenate((here, there), -1)
+                x = self._affine("read", here)
             if output and "read.weight" not in self.weights:
                 cut = edited.without_edges(self.weights, ("final_norm", 4, -1), x, notes, _product)
                 x = x if cut is None else np.asarray(cut)
@@ -234,6 +255,23 @@ class Network:
                 read = "read.weight" in self.weights
                 values["logits"] = x[b] if read else self._read_out(x[b * n : (b + 1) * n])
         return found
+
+    def before(self, x: Balls, layer: int) -> Balls:
+        """The residual stream in front of a block, from an input [S, d].
+
+        Args:
+            x: the input.
+            layer: the block.
+        """
+        found: list[dict[int | str, Balls]] = [{}]
+        notes: dict[str, Balls] = {
+            "input": x,
+            "tokens": np.arange(len(x)),
+            "width": np.asarray(self.head_dim),
+        }
+        for number in range(layer):
+            x = self._block(number, x, found, notes, stop=False)
+        return x
 
     @staticmethod
     def _read(hook: str, notes: dict[str, Balls]) -> Balls:

@@ -20,7 +20,7 @@ from flint import arb
 
 from prooflens.checker.attribution import attribution
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
-from prooflens.checker.network import Network
+from prooflens.checker.network import Array, Network
 
 Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
 """Weights of atoms, constant, sense."""
@@ -59,6 +59,9 @@ class QueryReader:
         self.net, self.arch, self.texts, self.clean, self.names = net, net.arch, texts, clean, list(names)
         self.size = len(texts)
         self.scales: dict[int, arb] = {}  # of the outputs that read attributions
+        self.moves: list[
+            arb
+        ] = []  # how far the stored constants are from those of the query that was read last
 
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are); ValueError where it does not say enough."""
@@ -82,6 +85,7 @@ class QueryReader:
         # An attribution's threshold is moved by what rounding of its direction may change, to the strict side.
         near = 1e-6 if re.search(r"\bdla\b", query) else 1e-9
         same = [same_form(*pair, near) for pair in zip(stored, found, strict=False)]
+        self.moves = [arb(own["constant"]) - form[1] for own, form in zip(stored, found, strict=False)]
         return "" if all(same) and len(stored) == len(found) else "the claim is not what its query asks for"
 
     def forms(self, text: str) -> list[Form]:
@@ -185,7 +189,9 @@ class QueryReader:
         sides = []
         for text in (part["one"], part["two"]):
             readout, _, at = text.rpartition("@") if re.search(r"@[^@)]*$", text) else (text, "", None)
-            sides.append(self._output({"level": readout, "at": at, "compare": None, "than": None}))
+            sides.append(
+                self._output({"level": readout, "at": at, "compare": None, "than": None, "text": text})
+            )
         held = [self.scales[side] for side in sides if side in self.scales]
         if len(held) == 2 and not abs(held[0] - held[1]) < 1e-9 * abs(held[0]):
             raise LookupError("two attributions are read at two scales")
@@ -207,28 +213,48 @@ class QueryReader:
         if kind.startswith("logit"):
             return int(kind.removeprefix("logit"))
         given = re.match(rf"read\(([\w.]+)@({_ITEM}),", part["level"])
-        hook, at = self.arch.get("read_hook"), given[2] if given else part["at"]
-        if self._tokens(at or "-1") != [self.arch.get("read_position")]:
-            raise LookupError("it is read at another token")
+        tokens = self._tokens((given[2] if given else part["at"]) or "-1")
         if kind.startswith("read("):
-            if given is None or given[1] != hook:
-                raise LookupError("another hook is read")
-            return self._named(kind.removesuffix(")").rpartition(",")[2])
+            hook = "" if given is None else given[1]
+            index = self._named(kind.removesuffix(")").rpartition(",")[2], part)
+            self._row(index, hook, tokens)
+            return index
         if kind == "feature":
-            return self._named(name)
+            index = self._named(name, part)
+            self._row(index, None, tokens)
+            return index
         if kind in ("dla", "dla-live"):
             return self._attributed(kind, name, part)
         layer, _, neuron = name.partition(".")
-        index, row = self._named(part["level"]), np.zeros(int(self.arch["d_ff"]))
+        index, row = self._named(part["level"], part), np.zeros(int(self.arch["d_ff"]))
         row[int(neuron)] = 1.0
         bias = self.net.weights.get("read.bias", np.zeros(len(self.names)))[index]
-        if (
-            hook != f"blocks.{layer}.mlp.hook_pre"
-            or bias
-            or np.any(self.net.weights["read.weight"][index] != row)
-        ):
+        stored = self._row(index, f"blocks.{layer}.mlp.hook_pre", tokens)
+        if bias or stored.shape != row.shape or np.any(stored != row):
             raise LookupError("another neuron is read")
         return index
+
+    def _row(self, index: int, hook: str | None, tokens: list[int]) -> Array:
+        """The direction by which an output reads a hook at a token; LookupError where it reads anything else.
+
+        Args:
+            index: the output.
+            hook: the value; None for any.
+            tokens: the token.
+        """
+        places = [(self.arch.get("read_hook"), self.arch.get("read_position"))]
+        weight: Array = np.asarray(self.net.weights["read.weight"][index], dtype=np.float64)
+        width = len(weight)
+        if self.arch.get("beside_hook") is not None:
+            places.append((self.arch["beside_hook"], self.arch["beside_position"]))
+            width = _width(self.arch, self.arch["read_hook"])
+        if not any([position] == tokens for _, position in places):
+            raise LookupError("it is read at another token")
+        parts: list[Array] = [weight[:width], weight[width:]]
+        for number, (name, position) in enumerate(places):
+            if [position] == tokens and hook in (None, name) and not np.any(parts[1 - number]):
+                return parts[number]
+        raise LookupError("another hook is read")
 
     def _attributed(self, kind: str, name: str, part: Mapping[str, Any]) -> int:
         """The output that reads a direct logit attribution: its direction is that of the weights, times a scale > 0."""
@@ -237,8 +263,8 @@ class QueryReader:
         place, _, pair = name.partition(" ")
         first, second = (int(side) for side in re.findall(r"logit(\d+)", pair))
         hook, wanted = attribution(self.net, place, first, second)
-        index = self._named(f"dla {name}")
-        stored = self.net.weights["read.weight"][index]
+        index = self._named(f"dla {name}", part)
+        stored = self._row(index, hook, [self.size - 1])
         largest = int(np.argmax([abs(float(w)) for w in wanted]))
         scale = arb(stored[largest]) / wanted[largest]
         near = 1e-9 * abs(stored[largest])
@@ -246,13 +272,15 @@ class QueryReader:
             abs(s - scale * w) < near for s, w in zip(stored.tolist(), wanted, strict=True)
         )
         bias = self.net.weights.get("read.bias", np.zeros(len(self.names)))[index]
-        last = self.arch["read_position"] == self.size - 1
-        if hook != self.arch.get("read_hook") or bias or not last or not scale > 0 or not same:
+        if bias or not scale > 0 or not same:
             raise LookupError("another attribution is read")
         self.scales[index] = scale
         return index
 
-    def _named(self, name: str) -> int:
+    def _named(self, name: str, part: Mapping[str, Any]) -> int:
+        """The output of a name; where two places are read, outputs are called as their readouts are written."""
+        if self.arch.get("beside_hook") is not None:
+            name = part.get("text") or name
         if name not in self.names:
             raise LookupError(f"no output is called {name}")
         return self.names.index(name)
@@ -293,6 +321,16 @@ class QueryReader:
         if answer is None and any(value(f, self.clean) < 0 for f in left[: len(forms)]):
             raise LookupError("the claim is not about the clean answer")
         return forms
+
+
+def _width(arch: Mapping[str, Any], hook: str) -> int:
+    """How many numbers a token has at a hook."""
+    if ".mlp." in hook:
+        return int(arch["d_ff"])
+    if ".attn." not in hook:
+        return int(arch["d_model"])
+    each, shared = arch["d_head"] or arch["d_model"] // arch["n_heads"], arch["n_kv_heads"] or arch["n_heads"]
+    return int(each * (arch["n_heads"] if hook.endswith(("_q", "_z")) else shared))
 
 
 def _parts(query: str, between: str) -> Iterator[Mapping[str, Any]]:

@@ -211,8 +211,12 @@ class RowChecker:
         return self._breaks(functionals, values or [])
 
     def _breaks(self, functionals: list[Functional], values: list[arb]) -> tuple[str, str]:
-        """Whether values of the functionals break the claim."""
-        found = list(zip(functionals, values, strict=True))
+        """Whether values of the functionals break the claim of the row that was read last.
+
+        A stored threshold may be stricter than the query's: a witness has to break the query itself.
+        """
+        moves = self.asked.moves or [arb(0)] * len(functionals)
+        found = [(f, v - over) for f, v, over in zip(functionals, values, moves, strict=True)]
         for f, v in found:
             if (f["sense"] == ">0" and v <= 0) or (f["sense"] == ">=0" and v < 0):
                 return CONFIRMED, f"{f['name']} is {float(v):.6g}, claimed {f['sense']}"

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from prooflens.checker.network import Network, Tables
 from prooflens.checker.prompts import FamilyChecker
 from prooflens.checker.proofs import OutOfTimeError
 from prooflens.checker.radii import judge_radii
+from prooflens.checker.region import Region
 from prooflens.checker.rows import RowChecker
+from prooflens.checker.starts import confirm, tail_of
 from prooflens.checker.vocabulary import VocabularyChecker
 
 SCHEMA = 1
@@ -91,17 +94,25 @@ def check(
         for name in info["files"]:
             tensors |= load_file(run / name) if name.startswith("tensors/") else {}
         whole, layers = Network.read(weights, tables, powers), info.get("layers")
-        read = info.get("read")
+        read, start = info.get("read"), info.get("start")
+        full = whole
+        if start is not None:
+            told = f", from layer {start['layer']}" in info["model"]["name"]
+            need(told, "the model starts at another block than it says")
+            whole = tail_of(whole, start["layer"])
         if layers is not None and layers != whole.arch["n_layers"] and read is None:
             told = info["model"]["name"].endswith(f", first {layers} layers")
             need(told and 0 < layers < whole.arch["n_layers"], "the model was cut and does not say so")
         net = whole.cut(layers)
         if read is not None:
-            told = info["model"]["name"].endswith(f", read at {read['hook']}@{read['position']}")
+            other = read.get("beside")
+            beside = None if other is None else (other["hook"], other["position"])
+            also = "" if beside is None else f" and {beside[0]}@{beside[1]}"
+            told = info["model"]["name"].endswith(f", read at {read['hook']}@{read['position']}{also}")
             block = read["hook"].startswith(f"blocks.{layers - 1}.")
             need(told and block, "the model ends at another hook than it says")
             held = tensors["read/weight"], tensors.get("read/bias")
-            net = net.read_at(read["hook"], read["position"], *held)
+            net = net.read_at(read["hook"], read["position"], *held, beside)
         stated = {info["model"]["sha256"], *(row["model_sha256"] for row in rows)}
         need({net.sha256} == stated, "the weights do not have the fingerprint that the run states")
         numbers = [row["row"] for row in rows]
@@ -122,12 +133,15 @@ def check(
         names = [] if read is None else list(read["names"])
         found: dict[int, Finding] = {}
         judged = [row for row in chosen if row.get("claim")]
+        where = "" if start is None or not judged else confirm(full, start, tensors, Region.of(tensors))
         if judged and info["kind"] == "radii":
             found = judge_radii(net, tensors, judged, names, tell_in_time)
         elif judged:
             pair: Any = net if info.get("edited") is None else pair_of(net, info, tensors)
             kind = RowChecker if pair is net else EffectChecker
             found = kind(pair, tensors, judged, info["region"]["eps"], names).judge_all(tell_in_time)
+        if where:
+            found = {n: replace(finding, note=f"{finding.note}; {where}") for n, finding in found.items()}
         return CheckReport([], [found.get(row["row"]) or _without_claim(row) for row in chosen])
     except DAMAGE as error:
         return CheckReport([f"WRONG: {error or type(error).__name__}"], [])

@@ -31,13 +31,19 @@ def soundness(
         list[str] | None,
         typer.Option(help="Only cases of these kinds: claims, forms, planted, counts, effects, reads."),
     ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only models of these families, as the dashboard names them (solu, qwen3, gemma2, mixed, …)."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder for the dashboard, renewed every minute.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Random models, regions and queries: attack every proved bound. Exit code 3 if one is broken."""
-    from prooflens.evaluation.soundness import KINDS, run
+    from prooflens.evaluation.soundness import KINDS, OWN_MODELS, run
     from prooflens.report.soundness import write_soundness
 
     def keep(report: SoundnessReport) -> None:
@@ -46,8 +52,9 @@ def soundness(
 
     most = cases if cases is not None else 200 if hours is None else 10**9
     seconds = float("inf") if hours is None else 3600.0 * hours
+    kinds = kind or [name for name in KINDS if family is None or name not in OWN_MODELS]
     with shown(True) as tell:
-        found = run(most, seed, engine, None, seconds, tell, kind or KINDS, keep)
+        found = run(most, seed, engine, None, seconds, tell, kinds, keep, family)
     if as_json:
         print_json(found.to_dict())
     else:

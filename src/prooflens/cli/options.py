@@ -167,9 +167,13 @@ class InputOptions:
         if self.tokens is not None:
             raise RegionError("--tokens is for balls: between prompts the tokens that differ move")
         if self.to is not None:
-            return Segment(prompt, other_prompt(model, self.to))
+            return Segment(prompt, self.other(model, self.to))
         assert self.hull is not None
-        return Hull([prompt, *(other_prompt(model, text) for text in prompts_of(self.hull))])
+        return Hull([prompt, *(self.other(model, text) for text in prompts_of(self.hull))])
+
+    def other(self, model: Transformer, text: str) -> Prompt:
+        """Another prompt of the model."""
+        return other_prompt(model, text)
 
 
 @dataclass(frozen=True)
@@ -185,9 +189,62 @@ class SlottedOptions(InputOptions):
     slot: Annotated[
         list[str] | None, typer.Option("--slot", help='What stands in a slot of --template: "A= Mary".')
     ] = None
+    from_layer: Annotated[
+        int | None,
+        typer.Option(
+            help="Start inside the model: the region is around the residual stream in front of this block, and layer 0 "
+            "is this block (docs/sites.md)."
+        ),
+    ] = None
+    steer: Annotated[
+        Path | None,
+        typer.Option(help="With --from-layer, a vector (.npy, .safetensors) that is added to the stream."),
+    ] = None
+    strengths: Annotated[
+        str, typer.Option(help="The range of strengths of --steer; --tokens says where (default: the last).")
+    ] = "0,8"
 
     def load(self, tell: Progress, held: Transformer | None = None) -> tuple[Transformer, Prompt]:
-        """The model and the prompt that were asked for, with the slots of its template as roles."""
+        """The model and the prompt that were asked for; inside a model, its tail and the stream in front of that."""
+        model, prompt = self._whole(tell, held)
+        if self.from_layer is None:
+            if self.steer is not None:
+                raise RegionError("--steer adds to the stream in front of a block: name it with --from-layer")
+            return model, prompt
+        return self._inside(model, prompt)
+
+    def region(self, eps: float | None, model: Transformer, prompt: Prompt) -> Place:
+        """Where claims are to hold: as for other prompts, or a range of strengths of a steering vector."""
+        if self.steer is None:
+            return super().region(eps, model, prompt)
+        from prooflens.models.dictionaries import Dictionary, read_vector
+        from prooflens.regions import Steer
+
+        if eps is not None or self.to is not None or self.hull is not None:
+            raise RegionError("--steer is a region of its own: give no --eps, --to and --hull")
+        direction, tokens = read_vector(str(self.steer)), self.moving(prompt)
+        ends = [_number(text) for text in self.strengths.split(",")]
+        if len(ends) != 2 or isinstance(direction, Dictionary):
+            raise RegionError("--steer needs a vector and two --strengths, as in 0,8")
+        return Steer(prompt, direction, (ends[0], ends[1]), (-1,) if tokens is None else tokens)
+
+    def other(self, model: Transformer, text: str) -> Prompt:
+        """Another prompt of the model, or its stream in front of the block."""
+        if self.from_layer is None:
+            return super().other(model, text)
+        whole = loaded(self.model, None, lambda stage, share: None)
+        return self._inside(whole, other_prompt(whole, text))[1]
+
+    def _inside(self, model: Transformer, prompt: Prompt) -> tuple[Transformer, Prompt]:
+        from prooflens.models.tails import start_at
+
+        assert self.from_layer is not None
+        tail, stream = start_at(model, self.from_layer, prompt)
+        assert stream is not None
+        return tail, stream
+
+    def _whole(self, tell: Progress, held: Transformer | None) -> tuple[Transformer, Prompt]:
+        """The whole model and the prompt, with the slots of its template as roles."""
         if self.template is None:
             if self.slot:
                 raise PromptError("--slot is for --template")
@@ -319,6 +376,14 @@ def loaded(name: str, device: str | None, tell: Progress) -> Transformer:
 
     held = load(name, tell)
     return held if device is None else held.to(device)
+
+
+def _number(text: str) -> float:
+    """A number of an option."""
+    try:
+        return float(text)
+    except ValueError:
+        raise RegionError(f"{text!r} is no number: write two, as in 0,8") from None
 
 
 def other_prompt(model: Transformer, text: str) -> Prompt:

@@ -117,9 +117,10 @@ def selection(question: Question) -> str:
     ]
     architecture = question.problem.model.architecture
     if architecture.read_hook is not None:
-        named.append(
-            f"{architecture.d_out} readouts of {architecture.read_hook}@{architecture.read_position}"
-        )
+        beside = architecture.beside_hook
+        also = "" if beside is None else f" and {beside}@{architecture.beside_position}"
+        where = f"{architecture.read_hook}@{architecture.read_position}{also}"
+        named.append(f"{architecture.d_out} readouts of {where}")
     elif any(f.logits for claim in question.claims for f in claim.functionals):
         named.append("the output")
     places = {row.position for claim in question.claims for row in claim.rows}

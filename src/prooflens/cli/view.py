@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -262,7 +263,7 @@ def _weights_of(run: Path) -> Path:
     """The folder that the run's model was read from: stated, embedded, or in the cache."""
     try:
         model = read_json(run / "run.json")["model"]
-        name, source = str(model["name"]).partition(", first ")[0], model["source"]
+        name, source = re.split(r", (?:first|from layer|read at) ", str(model["name"]))[0], model["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{run} is not a run: its run.json cannot be read ({error})") from error
     return _folder_of(name, source)

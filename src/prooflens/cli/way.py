@@ -18,7 +18,6 @@ from prooflens.cli.options import (
     SlottedOptions,
     limit_memory,
     named_tokens,
-    other_prompt,
 )
 from prooflens.errors import RegionError
 from prooflens.progress import shown
@@ -39,23 +38,29 @@ def way(
 ) -> None:
     """How far along the way to another prompt (--to) claims are proved, and where they break first.
 
+    With --from-layer and --steer it is the way from the least strength of a steering vector to the largest.
+
     Exit code: 0 all hold on the whole way, 1 error, 2 some unknown, 3 some fail.
     """
+    from prooflens.regions import Steer
     from prooflens.report.ways import way_picture
     from prooflens.report.written import slug, write_drawings
     from prooflens.verdicts.way import way as walk
 
-    if given.to is None or given.hull is not None or given.tokens is not None:
+    steered = given.steer is not None
+    if (given.to is None and not steered) or given.hull is not None or (given.tokens and not steered):
         raise RegionError(
             "a way goes from --text to another prompt: give it with --to, and neither --hull nor --tokens"
         )
     with shown(not as_json) as tell:
         held, prompt = given.load(tell)
+        place = given.region(None, held, prompt)
         limit_memory(memory)
+        first, last = place.ends() if isinstance(place, Steer) else (prompt, given.other(held, str(given.to)))
         found = walk(
             held,
-            prompt,
-            other_prompt(held, given.to),
+            first,
+            last,
             claims.queries,
             claims.heads,
             layer=claims.layer,

@@ -272,22 +272,6 @@ def unknown_steps(architecture: Architecture, engine: str) -> str | None:
     return None
 
 
-def behind_solu(problem: Problem, forms: Forms, engine: str) -> str | None:
-    """Say why an engine without a rule for SoLU cannot bound forms; None if they read nothing behind a SoLU network.
-
-    Args:
-        problem: the model and the region.
-        forms: what is asked.
-        engine: the name of the engine, for the message.
-    """
-    architecture = problem.model.architecture
-    if architecture.activation != "solu" or not architecture.has_network:
-        return None
-    if forms.logits is None and max(forms.layers, default=0) == 0:
-        return None
-    return f"{engine} has no rule for SoLU networks (activation): ask crown, cpz or interval"
-
-
 _REGISTRY: dict[str, Callable[[], Engine]] = {}
 
 

@@ -57,6 +57,8 @@ class Architecture:
         channels: colours of an image.
         read_hook: the value that a readout reads (`models.reads`); None for a whole model.
         read_position: the token at which it reads it.
+        beside_hook: another value, of the same block or an earlier one, that a readout reads too; None for none.
+        beside_position: the token at which it reads that.
     """
 
     family: str
@@ -106,6 +108,8 @@ class Architecture:
     channels: int = 3
     read_hook: str | None = None
     read_position: int | None = None
+    beside_hook: str | None = None
+    beside_position: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window_layers", tuple(self.window_layers))
@@ -135,6 +139,12 @@ class Architecture:
             raise ModelError("head_positions needs a context, and queries and keys without norms")
         if (self.read_hook is None) != (self.read_position is None):
             raise ModelError("a readout has a hook and a position: one of them is missing")
+        if (self.beside_hook is None) != (self.beside_position is None) or (
+            self.beside_hook is not None and self.read_hook is None
+        ):
+            raise ModelError(
+                "what is read beside a readout has a hook and a position: one of them is missing"
+            )
         if self.parallel and self.norm_place == "post":
             raise ModelError("parallel blocks have no norm behind a sum: norm_place cannot be 'post'")
 
@@ -249,6 +259,7 @@ class Architecture:
                 f"logits capped at {self.logit_cap}": self.logit_cap is not None,
                 f"patches of {self.patch} × {self.patch}": self.patch is not None,
                 f"read at {self.read_hook}@{self.read_position}": self.read_hook is not None,
+                f"read at {self.beside_hook}@{self.beside_position}": self.beside_hook is not None,
             }.items()
             if there
         ]

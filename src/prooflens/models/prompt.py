@@ -42,6 +42,38 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Steering:
+    """What was added to a residual stream: c·v at some tokens.
+
+    Attributes:
+        c: the strength.
+        direction: v, shape [d].
+        tokens: the tokens, counted from 0.
+    """
+
+    c: float
+    direction: Float[Tensor, " d"]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What a residual stream inside a model was computed from.
+
+    Attributes:
+        layer: the block in front of which the stream stands.
+        x: the input of the whole model, shape [S, d].
+        ids: the token ids of that input; None if it was given as a tensor.
+        steering: what was added to the stream; None for nothing.
+    """
+
+    layer: int
+    x: Float[Tensor, "S d"] = field(repr=False)
+    ids: tuple[int, ...] | None = None
+    steering: Steering | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """One input: its tokens and its post-embedding vectors.
 
@@ -51,6 +83,7 @@ class Prompt:
         ids: the token ids; None for an input that was not embedded from ids.
         text: the text; None for an input that was given as ids or as a tensor.
         roles: parts that queries may name, as `{A}` or `{B.2}`: the slots of the template that it is a member of.
+        origin: of a residual stream that stands for an input (`models.tails`), what it was computed from.
     """
 
     x: Float[Tensor, "S d"] = field(repr=False)
@@ -58,6 +91,7 @@ class Prompt:
     ids: tuple[int, ...] | None = None
     text: str | None = None
     roles: Roles = field(default_factory=dict)
+    origin: Origin | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

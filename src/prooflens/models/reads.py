@@ -5,6 +5,10 @@
 is the output of the model that ends there. A probe, a neuron, a feature of a dictionary and a direction of the residual
 stream are rows of W. Whatever can be asked of outputs can be asked of such a model: it has a name and a fingerprint of
 its own, and every engine walks its program.
+
+Two values may be read at once, y = W h + W' h' + b, each at its own hook and token (`read_beside`): the columns of W'
+stand behind those of W. The program runs to the later hook, and W' h' is carried beside the stream from the earlier one
+on, so that both are functions of the same factors.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch import Tensor
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.program_blocks import Builder
-from prooflens.models.sites import Add, Affine, Pool
+from prooflens.models.sites import Add, Affine, AnyStep, Pool, Rotary
 
 if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
@@ -148,25 +152,44 @@ def value_name(made: Collection[str], hook: Hook) -> str:
     return hook.name
 
 
+def read_hooks(architecture: Architecture) -> list[Hook]:
+    """Return the values that a readout reads, in the order of its columns: one or two.
+
+    Args:
+        architecture: that of a readout.
+    """
+    names = (architecture.read_hook, architecture.beside_hook)
+    return [find_hook(architecture, name) for name in names if name is not None]
+
+
 def append_read(builder: Builder, n_tokens: int) -> None:
     """Append the steps that read a hook: the affine map of every token, and the choice of one.
 
-    What attention adds is read as the sum of it and of 0 times the stream, since tokens meet in a residual sum.
+    What attention adds is read as the sum of it and of 0 times the stream, since tokens meet in a residual sum. A
+    second readout begins where its value is made, so that few numbers are carried on from there.
 
     Args:
         builder: holds the steps of all blocks.
         n_tokens: how many tokens there are.
     """
     architecture, steps = builder.architecture, builder.steps
-    assert architecture.read_hook is not None
     assert architecture.read_position is not None
-    if architecture.read_position >= n_tokens:
-        raise ModelError(
-            f"the model is read at position {architecture.read_position}, the input has {n_tokens} tokens"
-        )
-    hook = find_hook(architecture, architecture.read_hook)
+    places = [architecture.read_position]
+    places += [] if architecture.beside_position is None else [architecture.beside_position]
+    for place in places:
+        if place >= n_tokens:
+            raise ModelError(f"the model is read at position {place}, the input has {n_tokens} tokens")
+    hook, *beside = read_hooks(architecture)
     made = {step.out for step in steps}
     weight, source, dims = builder.weights[READ], value_name(made, hook), hook.dims
+    apart = len(set(places)) > 1
+    if beside:
+        there, other = value_name(made, beside[0]), weight[:, hook.width :]
+        alone = (n_tokens, places[1]) if apart else None
+        own = _read_steps("beside", there, (other, None, beside[0].dims), alone)
+        after = next((i for i, step in enumerate(steps, 1) if step.out == there), 0)
+        steps[after:after] = own
+        weight = weight[:, : hook.width].contiguous()
     if hook.is_mixed:
         if dims > 1:
             same = torch.eye(hook.width, dtype=weight.dtype, device=weight.device)
@@ -176,12 +199,34 @@ def append_read(builder: Builder, n_tokens: int) -> None:
         steps.append(Affine("read.nothing", (stream_name(made, hook.layer),), none, None, 1, (hook.width,)))
         steps.append(Add("read.added", ("read.nothing", source)))
         source = "read.added"
-    steps.append(
-        Affine("read.each", (source,), weight, builder.weights.get("read.bias"), dims, (len(weight),))
-    )
+    here = (n_tokens, places[0]) if apart else None
+    steps += _read_steps("read", source, (weight, builder.weights.get("read.bias"), dims), here)
+    last = steps[-1].out
+    if beside:
+        steps.append(Add("read.both", (last, own[-1].out)))
+        last = "read.both"
     chosen = weight.new_zeros(n_tokens)
-    chosen[architecture.read_position] = 1.0
-    steps.append(Pool("read", ("read.each",), chosen))
+    chosen[places] = 1.0
+    steps.append(Pool("read", (last,), chosen))
+
+
+def _read_steps(
+    name: str, source: str, by: tuple[Tensor, Tensor | None, int], alone: tuple[int, int] | None
+) -> list[AnyStep]:
+    """Return the steps of an affine map of every token, 0 at all but one of so many if `alone` names it."""
+    weight, bias, dims = by
+    each = f"{name}.each"
+    if alone is None:
+        return [Affine(each, (source,), weight, bias, dims, (len(weight),))]
+    n_tokens, position = alone
+    here = weight.new_zeros(n_tokens, len(weight))
+    here[position] = 1.0
+    same = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+    return [
+        Affine(each, (source,), weight, bias, dims, (1, len(weight))),
+        Rotary(f"{name}.alone", (each,), here, torch.zeros_like(here)),
+        Affine(f"{name}.here", (f"{name}.alone",), same, None, 2, (len(weight),)),
+    ]
 
 
 def read_at(
@@ -237,6 +282,8 @@ def read_at(
         logit_cap=None,
         read_hook=hook,
         read_position=position,
+        beside_hook=None,
+        beside_position=None,
     )
     return replace(
         cut,
@@ -245,6 +292,53 @@ def read_at(
         name=f"{model.name}, read at {hook}@{position}",
         outputs=None if names is None else tuple(names),
     )
+
+
+def read_beside(
+    model: Transformer,
+    first: tuple[str, int],
+    second: tuple[str, int],
+    directions: Float[Tensor, "F n"],
+    bias: Float[Tensor, " F"] | None = None,
+    names: Sequence[str] | None = None,
+) -> Transformer:
+    """Return the model whose outputs are linear readouts of two values together, each at its own hook and token.
+
+    Args:
+        model: the model to read.
+        first: the hook of the one value, and its token counted from 0.
+        second: those of the other; its block is the same or an earlier one.
+        directions: one row for each output, the columns of the second value behind those of the first, shape [F, n].
+        bias: added to the outputs, shape [F]; None for 0.
+        names: what results call the outputs; None for `logit0`, `logit1`, ….
+
+    Raises:
+        ModelError: if there is no such hook, the second is of a later block, or the directions do not fit.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> places = ("blocks.1.hook_resid_post", 3), ("blocks.0.hook_resid_post", 1)
+        >>> both = read_beside(model, *places, torch.ones(1, 2 * model.architecture.d_model))
+        >>> _, cache = model.run_with_cache(model.example())
+        >>> bool(torch.allclose(both(model.example())[0], sum(cache[hook][t].sum() for hook, t in places)))
+        True
+    """
+    one, other = (find_hook(model.architecture, hook) for hook, _ in (first, second))
+    if other.layer > one.layer:
+        raise ModelError(f"{other.name} is of a later block than {one.name}: name the later one first")
+    if directions.ndim != 2 or directions.shape[1] != one.width + other.width:
+        raise ModelError(
+            f"directions at {one.name} and {other.name} have shape [F, {one.width} + {other.width}], "
+            f"got {list(directions.shape)}"
+        )
+    if second[1] < 0:
+        raise ModelError(f"positions of a readout count from 0, got {second[1]}")
+    ends = read_at(model, *first, directions[:, : one.width], bias, names)
+    architecture = replace(ends.architecture, beside_hook=second[0], beside_position=second[1])
+    weights = {**ends.weights, READ: directions.to(device=model.device, dtype=model.dtype).contiguous()}
+    name = f"{ends.name} and {second[0]}@{second[1]}"
+    return replace(ends, architecture=architecture, weights=weights, name=name)
 
 
 def read_by(

@@ -13,7 +13,7 @@ import torch
 
 from prooflens.errors import ModelError
 from prooflens.models.edges import ROWS
-from prooflens.models.prompt import Prompt
+from prooflens.models.prompt import Origin, Prompt
 from prooflens.models.reads import stream_name
 from prooflens.models.transformer import Transformer
 
@@ -65,6 +65,7 @@ def start_at(
         window_layers=tuple(local - layer for local in a.window_layers if local >= layer),
         first_norm=a.first_norm or layer > 0,
         read_hook=_moved(a.read_hook, layer),
+        beside_hook=_moved(a.beside_hook, layer),
         d_vocab=None,
         context=None,
         d_embed=None,
@@ -80,7 +81,10 @@ def start_at(
         return tail, None
     held = model.prompt(prompt) if isinstance(prompt, str) else prompt
     stream = _stream(model, held, layer)
-    return tail, Prompt(stream, held.tokens)
+    origin = (
+        None if held.origin is not None else Origin(layer, held.x, held.ids)
+    )  # a tail's tail names neither
+    return tail, Prompt(stream, held.tokens, origin=origin)
 
 
 def _moved(hook: str | None, layer: int) -> str | None:

@@ -13,7 +13,7 @@ from prooflens.models.edges import FINAL, ROWS, check_edges
 from prooflens.models.frozen import check_frozen
 from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
-from prooflens.models.reads import READ, find_hook
+from prooflens.models.reads import READ, read_hooks
 
 Shape = tuple[int, ...]
 
@@ -52,7 +52,7 @@ def required_shapes(architecture: Architecture) -> dict[str, Shape]:
     if a.pooler:
         shapes["pooler.weight"] = (a.d_model, a.d_model)
     if a.read_hook is not None and a.d_out is not None:
-        shapes[READ] = (a.d_out, find_hook(a, a.read_hook).width)
+        shapes[READ] = (a.d_out, sum(hook.width for hook in read_hooks(a)))
     return shapes
 
 

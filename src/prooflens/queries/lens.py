@@ -77,7 +77,7 @@ class AttributionQuery(SiteQuery):
 
 @dataclass(frozen=True)
 class SiteComparison(SiteQuery):
-    """Claim that one readout stays above another of the same hook and token.
+    """Claim that one readout stays above another, of the same hook and token or of others.
 
     Attributes:
         first: the readout that should be larger, without a threshold.

@@ -1,6 +1,6 @@
 """Input sets: where a claim is to hold."""
 
-from prooflens.regions.hulls import Hull, Segment, Span, direction
+from prooflens.regions.hulls import Hull, Segment, Span, Steer, direction
 from prooflens.regions.named import Ball, Paraphrases, listed
 from prooflens.regions.pixels import Pixels
 from prooflens.regions.region import Constraints, Region
@@ -14,6 +14,7 @@ __all__ = [
     "Region",
     "Segment",
     "Span",
+    "Steer",
     "direction",
     "listed",
 ]

@@ -6,6 +6,7 @@ The hull of x₀, …, x_p is { x₀ + Σ βᵢ(xᵢ − x₀) | β ≥ 0, Σβ 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from prooflens.errors import RegionError
-from prooflens.models.prompt import Prompt
+from prooflens.models.prompt import Prompt, Steering
 from prooflens.regions.region import Constraints, Region, numbers, positive
+from prooflens.regions.starts import starts_of
 
 if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
@@ -72,7 +74,9 @@ class Hull:
             constraints = Constraints.of(p, A_ub=torch.ones(1, p), b_ub=torch.tensor([2.0 - p]))
         center = points[0] + torch.stack(ways).sum(0)
         anchor = -torch.ones(p, dtype=torch.float64)
-        return Region(center, None, torch.stack(ways), constraints, str(self), anchor)
+        corners = [anchor, *(anchor + 2.0 * one for one in torch.eye(p, dtype=torch.float64))]
+        starts = starts_of(self._several(), corners)
+        return Region(center, None, torch.stack(ways), constraints, str(self), anchor, starts=starts)
 
     def _several(self) -> list[Given]:
         if isinstance(self.prompts, str | Prompt) or len(self.prompts) < 2:
@@ -169,13 +173,76 @@ class Span:
         if len(given) != len(ways):
             raise RegionError(f"{len(given)} radii for {len(ways)} directions: give one, or one for each")
         far = [positive(r, "the radius") for r in given]
-        return Region(
-            x, None, torch.stack([r * way.to(x) for r, way in zip(far, ways, strict=True)]), None, str(self)
-        )
+        moved = torch.stack([r * way.to(x) for r, way in zip(far, ways, strict=True)])
+        return Region(x, None, moved, None, str(self), starts=starts_of([self.prompt], [None]))
 
     def __str__(self) -> str:
         far = f"{self.radius:g}" if isinstance(self.radius, int | float) else list(self.radius)
         return f"span of {len(self.directions)} directions, radius {far}"
+
+
+@dataclass(frozen=True, eq=False)
+class Steer:
+    """A residual stream h steered by every strength of a range: h + c·v at some tokens, c₀ ≤ c ≤ c₁.
+
+    Claims are made at c₀.
+
+    Attributes:
+        prompt: h: the stream in front of a block (`start_at`), or an input [S, d].
+        direction: v, shape [d].
+        c: the least and the largest strength.
+        at: the tokens that are steered, by index; None for all.
+
+    Example:
+        >>> import torch
+        >>> h, v = torch.zeros(2, 3).double(), torch.tensor([1.0, 0.0, 2.0]).double()
+        >>> region = Steer(h, v, (0.0, 4.0)).region()
+        >>> region.label, region.point(torch.ones(1).double()).tolist()
+        ('steering by 0.0 to 4.0 at tokens [1]', [[0.0, 0.0, 0.0], [4.0, 0.0, 8.0]])
+    """
+
+    prompt: Prompt | Tensor
+    direction: Tensor
+    c: tuple[float, float] = (0.0, 8.0)
+    at: Sequence[int] | None = (-1,)
+
+    def ends(self) -> tuple[Prompt, Prompt]:
+        """Return the streams at both ends of the range; each says what it was computed from, if the stream does.
+
+        Raises:
+            RegionError: if the direction does not fit the stream, a token does not exist, or the range is none.
+        """
+        h, v = _point(self.prompt), numbers(self.direction, "the steering vector")
+        if v.shape != h.shape[1:] or not bool(v.isfinite().all()):
+            raise RegionError(f"a steering vector here is a tensor of {h.shape[1]} finite numbers")
+        if not (math.isfinite(self.c[0]) and math.isfinite(self.c[1]) and self.c[0] < self.c[1]):
+            raise RegionError(f"strengths go from a smaller to a larger number, got {self.c}")
+        tokens = self._tokens(len(h))
+        named = self.prompt if isinstance(self.prompt, Prompt) else None
+        origin = None if named is None else named.origin
+        found = []
+        for c in self.c:
+            x = h.clone()
+            x[list(tokens)] += float(c) * v.to(h)
+            steering = Steering(float(c), v.to(h), tokens)
+            made = None if origin is None or origin.steering else replace(origin, steering=steering)
+            words = tuple(f"x{i}" for i in range(len(h))) if named is None else named.tokens
+            found.append(Prompt(x, words, origin=made))
+        return found[0], found[1]
+
+    def _tokens(self, size: int) -> tuple[int, ...]:
+        asked = range(size) if self.at is None else self.at
+        if not asked or any(not -size <= t < size for t in asked):
+            raise RegionError(f"steered tokens are between {-size} and {size - 1}, got {list(asked)}")
+        return tuple(dict.fromkeys(t % size for t in asked))
+
+    def region(self) -> Region:
+        """Return the range of streams as a region of one factor."""
+        return replace(Hull(self.ends()).region(), label=str(self))
+
+    def __str__(self) -> str:
+        tokens = list(self._tokens(len(_point(self.prompt))))
+        return f"steering by {float(self.c[0])!r} to {float(self.c[1])!r} at tokens {tokens}"
 
 
 def direction(x: Prompt | Tensor, token: int, vector: Tensor) -> Tensor:

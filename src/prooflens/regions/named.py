@@ -16,6 +16,7 @@ from torch import Tensor
 from prooflens.errors import RegionError
 from prooflens.models.prompt import Prompt
 from prooflens.regions.region import Constraints, Region, numbers, positive
+from prooflens.regions.starts import starts_of
 
 if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
@@ -73,7 +74,7 @@ class Ball:
         if not bool((per_token > 0).any()):
             raise RegionError("no token moves: give at least one token with ε > 0")
         radius = per_token.to(x)[:, None].expand(x.shape).clone()
-        return Region(x, radius=radius, label=str(self))
+        return Region(x, radius=radius, label=str(self), starts=starts_of([prompt], [None]))
 
     def __str__(self) -> str:
         where = "" if self.tokens is None else f" on tokens {listed(self.tokens)}"
@@ -137,7 +138,11 @@ class Paraphrases:
             )
         kind = "convex hull" if self.convex else "hull"
         return Region(
-            center, generators=stack - center, constraints=constraints, label=f"{kind} of {len(points)} texts"
+            center,
+            generators=stack - center,
+            constraints=constraints,
+            label=f"{kind} of {len(points)} texts",
+            starts=starts_of(self.prompts, list(torch.eye(len(points), dtype=torch.float64))),
         )
 
     @staticmethod

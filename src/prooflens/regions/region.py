@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import RegionError
+from prooflens.regions.starts import Start
 
 FEASIBILITY = 1e-9
 """How far outside a constraint a sampled point may be. Samples serve the attack and are never part of a proof."""
@@ -115,6 +116,7 @@ class Region:
         label: the name that results and reports show.
         anchor: the factors of the input that claims are made at, shape [p]; None for the centre.
         image: the image that tokens were made of, pixels in [0, 1] of shape [C, H, W]; reports draw on it.
+        starts: points that are residual streams of a model, with what they were computed from; the check asks for them.
         moving: the flat indices of the coordinates that move, of a region with radii.
 
     Example:
@@ -133,6 +135,7 @@ class Region:
     label: str = "region"
     anchor: Float[Tensor, " p"] | None = None
     image: Float[Tensor, "C H W"] | None = None
+    starts: tuple[Start, ...] = ()
     moving: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -289,7 +292,14 @@ class Region:
             held = Constraints(*(t.to(device=device, dtype=dtype) for t in vars(held).values()))
         center = self.center.to(device=device, dtype=dtype)
         return Region(
-            center, move(self.radius), move(self.generators), held, self.label, move(self.anchor), self.image
+            center,
+            move(self.radius),
+            move(self.generators),
+            held,
+            self.label,
+            move(self.anchor),
+            self.image,
+            self.starts,
         )
 
     def sample(

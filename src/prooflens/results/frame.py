@@ -39,8 +39,9 @@ class Readout:
         hook: the name of the value.
         position: the token.
         names: what the outputs are called; None if they have numbers only.
-        weight: one direction for each output.
+        weight: one direction for each output; those of the other value stand behind.
         bias: what is added to them; None for 0.
+        beside: the hook and token of another value that is read too; None for none.
     """
 
     hook: str
@@ -48,6 +49,7 @@ class Readout:
     names: tuple[str, ...] | None
     weight: Tensor
     bias: Tensor | None
+    beside: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, model: Transformer) -> Readout | None:
@@ -59,7 +61,9 @@ class Readout:
         hook, position = model.architecture.read_hook, model.architecture.read_position
         if hook is None or position is None:
             return None
-        return cls(hook, position, model.outputs, model.weights[READ], model.weights.get("read.bias"))
+        other, there = model.architecture.beside_hook, model.architecture.beside_position
+        beside = None if other is None or there is None else (other, there)
+        return cls(hook, position, model.outputs, model.weights[READ], model.weights.get("read.bias"), beside)
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,6 +71,7 @@ def header(subject: Subject, configuration: Mapping[str, Any], kind: str = "verd
         "text": subject.text,
         "tokens": list(subject.tokens),
         "region": {"label": subject.region.label, "eps": subject.eps},
+        **_started(subject.region),
         **_read(subject),
         **_edited(subject),
     }
@@ -98,7 +99,42 @@ def _read(subject: Subject) -> dict[str, Any]:
     held = subject.readout
     if held is None:
         return {}
-    return {"read": {"hook": held.hook, "position": held.position, "names": list(held.names or ())}}
+    entry: dict[str, Any] = {"hook": held.hook, "position": held.position, "names": list(held.names or ())}
+    if held.beside is not None:
+        entry["beside"] = {"hook": held.beside[0], "position": held.beside[1]}
+    return {"read": entry}
+
+
+def _started(region: Region) -> dict[str, Any]:
+    """What `run.json` says of a region inside a model: the block, and what the streams there were computed from."""
+    if not region.starts:
+        return {}
+    points = []
+    for factors, origin in region.starts:
+        held = origin.steering
+        points.append(
+            {
+                "factors": None if factors is None else factors.tolist(),
+                "ids": None if origin.ids is None else list(origin.ids),
+                "steering": None if held is None else {"c": held.c, "tokens": list(held.tokens)},
+            }
+        )
+    return {"start": {"layer": region.starts[0].origin.layer, "points": points}}
+
+
+def start_tensors(region: Region) -> dict[str, Array]:
+    """Return the inputs that streams were computed from, where they have no token ids, and steering vectors.
+
+    Args:
+        region: the region of a run.
+    """
+    found: dict[str, Array] = {}
+    for number, (_, origin) in enumerate(region.starts):
+        if origin.ids is None:
+            found[f"start/{number}/input"] = _array(origin.x.double())
+        if origin.steering is not None:
+            found[f"start/{number}/direction"] = _array(origin.steering.direction.double())
+    return found
 
 
 def _edited(subject: Subject) -> dict[str, Any]:
@@ -143,7 +179,7 @@ def model_tensors(subject: Subject) -> dict[str, Array]:
         The directions and biases of a model that ends at a hook, named `read/…`, and the weights of an edited model
         that have other numbers, named `edited/…`.
     """
-    found: dict[str, Array] = {}
+    found = start_tensors(subject.region)
     if subject.readout is not None:
         found["read/weight"] = _array(subject.readout.weight)
         if subject.readout.bias is not None:

@@ -29,15 +29,16 @@ from prooflens.queries import (
 )
 from prooflens.queries.attention import RowQuery
 from prooflens.queries.rows import Token, find_token
-from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, listed
+from prooflens.regions import Ball, Hull, Paraphrases, Pixels, Region, Segment, Span, Steer, listed
 from prooflens.results import Subject
+from prooflens.verdicts.lenses import check_cap
 from prooflens.verdicts.settings import checked_device
-from prooflens.verdicts.sites import Vectors, are_inside, check_cap, inside_claims
+from prooflens.verdicts.sites import Vectors, are_inside, inside_claims
 
 Heads = str | tuple[int, int] | Sequence[str | tuple[int, int]] | None
 """`"2.4"`, `"0-2"`, a pair (layer, head), a list of such; None for all."""
 
-Place = Ball | Region | Paraphrases | Pixels | Segment | Hull | Span
+Place = Ball | Region | Paraphrases | Pixels | Segment | Hull | Span | Steer
 """Where a claim is to hold."""
 
 
@@ -209,16 +210,22 @@ def as_region(place: Place, prompt: Prompt) -> Region:
         if (largest := float(ball.half_widths().max())) > LARGEST_EPS:
             raise RegionError(f"ε = {largest:g} is too large: give one of at most {LARGEST_EPS:g}")
         return ball
-    region = place.region() if isinstance(place, Paraphrases | Segment | Hull | Span) else place
+    region = place.region() if isinstance(place, Paraphrases | Segment | Hull | Span | Steer) else place
     if not isinstance(region, Region):
         raise RegionError(f"{place!r} is no region: give one, such as pl.Ball(0.01)")
     if len(region.center) != len(prompt):
         raise RegionError(f"the region has {len(region.center)} tokens, the prompt {len(prompt)}")
-    if isinstance(place, Segment | Hull | Span):
-        away = (region.reference - prompt.x.to(region.center)).abs().amax()
+    if isinstance(place, Segment | Hull | Span | Steer):
+        first = _stream(place) if isinstance(place, Steer) else region.reference
+        away = (first - prompt.x.to(first)).abs().amax()
         if float(away) > 1e-9 * (1.0 + float(prompt.x.abs().amax())):
             raise RegionError(f"the {region.label} starts at another prompt: give the first prompt to both")
     return region
+
+
+def _stream(place: Steer) -> Tensor:
+    """The stream that is steered."""
+    return place.prompt.x if isinstance(place.prompt, Prompt) else place.prompt
 
 
 def _indexed(ball: Ball, prompt: Prompt) -> Ball:

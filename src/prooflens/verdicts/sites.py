@@ -1,8 +1,8 @@
 """Claims about values inside a model, as claims about the outputs of the model that ends there.
 
 Queries that read one hook at one token become one readout (`models.reads`): a row of directions for each of them, and a
-condition on that output. Lenses at one layer are claims about the model cut there. The proofs, the attack, the run and
-its check are those of outputs.
+condition on that output. Comparisons of values at two places become a readout of both together. Lenses at one layer are
+claims about the model cut there. The proofs, the attack, the run and its check are those of outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
 from prooflens.models.attribution import attribution, attribution_error
 from prooflens.models.dictionaries import Dictionary
-from prooflens.models.reads import find_hook, read_at
+from prooflens.models.reads import find_hook, read_at, read_beside
 from prooflens.problem import Problem
 from prooflens.queries import (
     AttributionQuery,
@@ -28,7 +28,6 @@ from prooflens.queries import (
     Condition,
     InsideQuery,
     Lens,
-    OutputLevel,
     Query,
     SiteComparison,
     SiteQuery,
@@ -40,9 +39,13 @@ from prooflens.queries.base import make_claim
 from prooflens.queries.rows import find_token, suggestion
 from prooflens.queries.sites import compared_condition, level_condition, standing_condition, sum_error
 from prooflens.regions import Region
+from prooflens.verdicts.lenses import check_cap, lens_of
 
 Vectors = Mapping[str, object]
 """Directions (tensors of one dimension) and dictionaries (`Dictionary`, folders, SAELens objects) by name."""
+
+Place = tuple[str, int]
+"""A hook and a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,17 @@ class _Site:
     def read(self) -> list[_Site]:
         """Everything that is read: it itself, and what it is compared with."""
         return [self, *([] if self.other is None else [self.other]), *self.rivals]
+
+    @property
+    def place(self) -> Place:
+        """The hook and the token that it is read at."""
+        return self.hook, self.position
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places that are read: one, or that of the later block and the other one."""
+        found = [*dict.fromkeys(site.place for site in self.read)]
+        return tuple(sorted(found, key=lambda place: -int(place[0].split(".")[1])))
 
     def condition(self, index: Mapping[str, int]) -> Condition:
         """What is wanted of the output that reads it, outputs being numbered by name."""
@@ -116,20 +130,20 @@ def by_place(
         queries: what is asked, all about values inside the model.
         vectors: directions and dictionaries by name.
     """
-    groups: dict[tuple[str, int], list[InsideQuery]] = {}
+    groups: dict[tuple[Place, ...], list[InsideQuery]] = {}
     for query in _resolved(prompt, queries):
         if isinstance(query, Lens):
-            groups.setdefault(("lens", query.layer), []).append(query)
+            groups.setdefault((("lens", query.layer),), []).append(query)
             continue
         for site in _sites(model, prompt, query, vectors or {}):
-            groups.setdefault((site.hook, site.position), []).append(site.query)
+            groups.setdefault(site.places, []).append(site.query)
     return list(groups.values())
 
 
 def inside_claims(
     model: Transformer, prompt: Prompt, region: Region, queries: Sequence[Query], vectors: Vectors | None
 ) -> tuple[Transformer, Problem, list[Claim]]:
-    """Bind queries about values inside a model, all of one hook and one token or of one lens.
+    """Bind queries about values inside a model, all of one hook and one token, of the same two, or of one lens.
 
     Args:
         model: the model.
@@ -165,45 +179,18 @@ def inside_claims(
     return cut, problem, [replace(claim, query=lens) for lens in lenses for claim in lens.query.bind(setting)]
 
 
-def lens_of(model: Transformer, layer: int) -> Transformer:
-    """Return the model whose final norm and head read the stream behind a block.
-
-    Args:
-        model: the model.
-        layer: the block, from 0.
-
-    Raises:
-        ModelError: if there is no such block, or the model predicts nothing.
-    """
-    cut = model.cut(model.check_layer(layer) + 1)
-    _ = cut.head  # a model that predicts nothing has no outputs to ask about: its error says so
-    return cut
-
-
-def check_cap(model: Transformer, queries: Sequence[Query]) -> None:
-    """Refuse sizes of outputs of a model that caps them.
-
-    Args:
-        model: the model.
-        queries: what is asked.
-    """
-    if model.architecture.logit_cap and any(isinstance(query, OutputLevel) for query in queries):
-        raise QueryError(
-            "logits of this model go through a cap, and claims are about those before it: compare two"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Readouts:
-    """Linear readouts of one hook at one token, and what is wanted of them.
+    """Linear readouts of one hook at one token, or of two together, and what is wanted of them.
 
     Attributes:
         hook: the name of the value.
         position: the token.
         names: what the outputs are called.
-        weight: a row of directions for each output, shape [F, n].
+        weight: a row of directions for each output, shape [F, n]; those of the other place stand behind.
         bias: what is added to each, shape [F].
         wanted: queries, and conditions on the outputs.
+        beside: the hook and token of the other value; None for none.
     """
 
     hook: str
@@ -212,6 +199,7 @@ class Readouts:
     weight: Float[Tensor, "F n"]
     bias: Float[Tensor, " F"]
     wanted: tuple[tuple[SiteQuery, Condition], ...]
+    beside: Place | None = None
 
     def of(self, model: Transformer) -> Transformer:
         """Return the model whose outputs they are.
@@ -220,6 +208,9 @@ class Readouts:
             model: the model that is read.
         """
         bias = self.bias if bool(self.bias.any()) else None
+        if self.beside is not None:
+            here = self.hook, self.position
+            return read_beside(model, here, self.beside, self.weight, bias, self.names)
         return read_at(model, self.hook, self.position, self.weight, bias, self.names)
 
 
@@ -238,18 +229,22 @@ def readouts(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors 
 
 
 def _gathered(sites: Sequence[_Site]) -> Readouts:
-    """Sites of one hook and token as one readout: every direction once."""
+    """Sites of one hook and token, or of the same two, as one readout: every direction once."""
     names, index = list[str](), dict[str, int]()
     rows, biases = [], []
+    (first, *others), widths = sites[0].places, {site.place: len(site.row) for site in sites[0].read}
     for site in [read for one in sites for read in one.read]:
         if site.name not in index:
             index[site.name] = len(names)
             names.append(site.name)
-            rows.append(site.row)
+            parts = [torch.zeros(widths[place], dtype=torch.float64) for place in (first, *others)]
+            parts[0 if site.place == first else 1] = site.row.to(torch.float64)
+            rows.append(torch.cat(parts))
             biases.append(site.bias)
     bias = torch.tensor(biases, dtype=torch.float64)
     wanted = tuple((site.query, site.condition(index)) for site in sites)
-    return Readouts(sites[0].hook, sites[0].position, tuple(names), torch.stack(rows), bias, wanted)
+    beside = others[0] if others else None
+    return Readouts(*first, tuple(names), torch.stack(rows), bias, wanted, beside)
 
 
 def _resolved(prompt: Prompt, queries: Sequence[Query]) -> list[InsideQuery]:
@@ -322,7 +317,7 @@ def crossed(model: Transformer, prompt: Prompt, query: Query, vectors: Vectors |
     (placed,) = _resolved(prompt, [query])
     assert isinstance(placed, SiteComparison)
     one, other = _sides(model, prompt, placed, vectors or {})
-    if (one.hook, one.position) == (other.hook, other.position):
+    if one.place == other.place:
         return None
     error = math.nextafter(one.error + other.error, math.inf) if one.error or other.error else 0.0
     condition = compared_condition(0, 1, str(query.comparison), error, str(query))
@@ -337,20 +332,17 @@ def _sides(
     if len(first) != 1 or len(second) != 1:
         raise QueryError(f"{query} reads several tokens: name each by its index")
     one, other = first[0], second[0]
-    if (one.hook, one.position, one.name) == (other.hook, other.position, other.name):
+    if (one.place, one.name) == (other.place, other.name):
         raise QueryError(f"{query} compares a readout with itself: name two")
     return one, other
 
 
 def _compared(model: Transformer, prompt: Prompt, query: SiteComparison, vectors: Vectors) -> _Site:
-    """Two readouts of one hook and one token."""
+    """Two readouts; at two places they are called as they are written, since one name may stand at both."""
     one, other = _sides(model, prompt, query, vectors)
-    if (one.hook, one.position) != (other.hook, other.position):
-        raise QueryError(
-            f"one proof reads one hook at one token, {query} compares {one.hook}@{one.position} with "
-            f"{other.hook}@{other.position}: compare each with a number, or ask it of a family"
-        )
     placed = SiteComparison.of(one.query, str(query.comparison), other.query)
+    if one.place != other.place:
+        one, other = (replace(side, name=str(side.query)) for side in (one, other))
     return replace(one, query=placed, other=other)
 
 

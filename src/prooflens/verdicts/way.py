@@ -27,7 +27,7 @@ from prooflens.problem import Problem
 from prooflens.progress import shown
 from prooflens.queries import Claim, Logit, Query
 from prooflens.queries.rows import Token, find_tokens
-from prooflens.regions import Segment
+from prooflens.regions import Segment, Steer
 from prooflens.results.ways import Stretch, Way, Ways
 from prooflens.verdicts.breaks import first_break, margins_at
 from prooflens.verdicts.question import Heads, Question, as_prompt, ask
@@ -220,16 +220,11 @@ def steer(
         >>> 0.0 <= found[0].proved <= 1.0
         True
     """
-    tail, stream = start_at(held := load(model), layer, as_prompt(load(model), prompt))
+    held = load(model)
+    tail, stream = start_at(held, layer, as_prompt(held, prompt))
     assert stream is not None
-    if direction.shape != (held.architecture.d_model,) or not bool(direction.isfinite().all()):
-        raise RegionError(f"a steering vector here is a tensor of {held.architecture.d_model} finite numbers")
-    if not (math.isfinite(c[0]) and math.isfinite(c[1]) and c[0] < c[1]):
-        raise RegionError(f"strengths go from a smaller to a larger number, got {c}")
-    steered = range(len(stream)) if at is None else find_tokens(at, len(stream), stream.tokens)
-    move = torch.zeros_like(stream.x)
-    move[list(steered)] = direction.to(stream.x)
-    ends = [replace(stream, x=stream.x + strength * move) for strength in c]
+    steered = None if at is None else find_tokens(at, len(stream), stream.tokens)
+    ends = Steer(stream, direction, c, steered).ends()
     return way(
         tail,
         ends[0],

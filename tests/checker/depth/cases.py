@@ -10,7 +10,7 @@ import torch
 
 from prooflens.checker.depth import Form, Walk, output_form, score_form
 from prooflens.checker.network import Network
-from prooflens.evaluation.soundness.cases import FAMILIES, random_model
+from prooflens.evaluation.soundness.cases import FAMILIES, SOLU, random_model
 from prooflens.models.sites import rotary_tables
 from prooflens.problem import Problem
 from prooflens.regions import Ball
@@ -18,7 +18,7 @@ from prooflens.regions import Ball
 Evaluate = Callable[[Any, Any], Any]
 """A form of scores by layer and of outputs."""
 
-KNOWN = tuple(family for family in FAMILIES if family not in ("gemma2", "mixed"))
+KNOWN = (*(family for family in FAMILIES if family not in ("gemma2", "mixed")), SOLU)
 """Families that no network of is refused."""
 
 

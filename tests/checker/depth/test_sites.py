@@ -11,6 +11,7 @@ from prooflens.checker.depth.mixing import tail
 from prooflens.checker.depth.networks import NetworkSite
 from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.shapes import Array, ball, supports
+from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import ROOT, Chain
 from prooflens.checker.network import _ACTIVATIONS
 from prooflens.checker.plain import PlainNetwork
@@ -68,12 +69,12 @@ def chain(seed: int, d: int, p: int, far: float, off: float) -> tuple[Chain, Arr
     return held, alpha, e
 
 
-def used(site: NormSite | NetworkSite, out: Array, alpha: Array, e: Array, seed: int) -> float:
+def used(site: NormSite | NetworkSite | SoluSite, out: Array, alpha: Array, e: Array, seed: int) -> float:
     """The largest share that is used of a site's ellipsoid, and of its bounds of what second order leaves."""
     held, most = site.source.chain, 0.0
     linear = np.einsum("sdp,bp->bsd", held.N, alpha)
     u = linear + e
-    output = site.output if isinstance(site, NormSite) else site.post @ site.down[0].T + site.down[1]
+    output = site.post @ site.down[0].T + site.down[1] if isinstance(site, NetworkSite) else site.output
     r = out - output - np.einsum("sod,bsd->bso", site.jacobian, u)
     rng = np.random.default_rng(seed)
     for t in range(2):
@@ -120,6 +121,22 @@ def try_network(seed: int) -> float:
     post = post if gate is None else post * (x @ gate[0].T + gate[1])
     with np.errstate(all="ignore"):
         return used(site, post @ maps[2][0].T + maps[2][1], alpha, e, seed)
+
+
+def try_solu(seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    n, p = int(rng.integers(1, 7)), int(rng.integers(1, 8))
+    held, alpha, e = chain(seed, n, p, 10.0 ** rng.uniform(-3, 0), 10.0 ** rng.uniform(-4, -1))
+    x = held.c + np.einsum("sdp,bp->bsd", held.N, alpha) + e
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    with np.errstate(all="ignore"):
+        return used(SoluSite(held.start), x * weights / weights.sum(-1, keepdims=True), alpha, e, seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_solu(seed: int) -> None:
+    assert try_solu(seed) <= 1.0
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,15 +6,28 @@ import numpy as np
 import pytest
 from flint import arb
 
-from prooflens.checker.depth import Walk, activations, mixing, networks, norms, reading, shapes, values
+from prooflens.checker.depth import (
+    Walk,
+    activations,
+    mixing,
+    networks,
+    norms,
+    reading,
+    shapes,
+    solu,
+    values,
+    walk,
+)
 from prooflens.checker.depth.activations import Expansion
+from prooflens.checker.depth.carried import parted
 from prooflens.engines import get_engine
 from prooflens.engines.forms import Forms
+from prooflens.models.reads import hooks_of
 from prooflens.problem import Problem
 from prooflens.queries import Row
 from prooflens.regions import Region
 from tests.checker.depth.cases import KNOWN, Case, worst
-from tests.checker.depth.test_sites import try_mixing, try_network, try_norm
+from tests.checker.depth.test_sites import try_mixing, try_network, try_norm, try_solu
 
 
 @pytest.mark.parametrize("family", KNOWN)
@@ -73,6 +86,8 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "norms beyond second order left out": (norms.NormSite, "beyond", property(lambda self: (0 * self.q, 0 * self.q))),
     "norms' rest left out": (norms.NormSite, "rest", nothing),
     "networks' rest left out": (networks.NetworkSite, "rest", nothing),
+    "SoLU's rest left out": (solu.SoluSite, "rest", nothing),
+    "SoLU's box left out": (solu.SoluSite, "rest_box", property(lambda self: 0.0 * self.s)),
     "norms' mean kept": (norms.NormSite, "quadratic", lambda self, t: self.projection),
     "largest eigenvalue halved": (reading, "top_eigenvalue", lambda M: 0.5 * shapes.top_eigenvalue(M)),
     "support halved": (reading, "support", half(shapes.support)),
@@ -81,7 +96,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
 
 def tried() -> float:
     """Everything that the tests of this folder try, a little of each."""
-    found = max(max(try_norm(seed), try_network(seed)) for seed in range(12))
+    found = max(max(try_norm(seed), try_network(seed), try_solu(seed)) for seed in range(12))
     found = max(found, *(try_mixing(family, seed) for family in ("encoder", "gpt2") for seed in range(3)))
     cases = [Case.of(family, seed) for family in ("encoder", "bert", "gpt2", "llama") for seed in (5, 6)]
     return max(found, max(map(worst, cases)))
@@ -114,6 +129,44 @@ HOOKS = (
     *("ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post"),
     *("mlp.hook_pre_linear", "hook_normalized_resid_post"),
 )
+
+
+PAIRS = (
+    ("hook_resid_post", "hook_resid_pre"),
+    ("mlp.hook_pre", "attn.hook_v"),
+    ("attn.hook_k", "mlp.hook_post"),
+    ("hook_resid_mid", "hook_mlp_out"),
+)
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt2", "llama", "olmo2"])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_values_at_two_places(family: str, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds against the network's own values in balls; a walk that forgets some of what it carries is caught."""
+    case, wrong = Case.of(family, 4, eps=0.01, depth=2), 0
+    rng, widths = np.random.default_rng(0), hook_widths(case)
+    if forgets:
+        monkeypatch.setattr(
+            walk, "parted", lambda root, d: (parted(root, d)[0], parted(root, d)[1].mapped(np.eye(2) * 0.9))
+        )
+    for late, early in PAIRS:
+        hooks = f"blocks.1.{late}", f"blocks.0.{early}"
+        if not set(hooks) <= widths.keys():
+            continue
+        weight = rng.standard_normal((2, sum(widths[hook] for hook in hooks)))
+        net = case.net.read_at(hooks[0], 1, weight, rng.standard_normal(2), (hooks[1], 0))
+        form = reading.output_form(Walk(net, case.walk.center, case.walk.generators), {0: 1.0, 1: -0.5})
+        ends = form.bounds(), form.tight_bounds()
+        for alpha in case.samples(4, form.slope):
+            point = case.walk.center + case.walk.generators @ alpha
+            found = net.run([np.vectorize(arb, otypes=[object])(point)], (), True)[0]["logits"]
+            f = float((found[0] - 0.5 * found[1]).mid())
+            wrong += sum(not low - 1e-12 <= f <= high + 1e-12 for low, high in ends)
+    assert (wrong > 0) == forgets
+
+
+def hook_widths(case: Case) -> dict[str, int]:
+    return {hook.name: hook.width for hook in hooks_of(case.problem.model.architecture)}
 
 
 @pytest.mark.parametrize("family", ["encoder", "gpt2", "llama", "olmo2", "pythia"])

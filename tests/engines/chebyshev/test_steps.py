@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from prooflens.engines.chebyshev import attention, mixing, norms, tokens
+from prooflens.engines.chebyshev import solu as solus
 from prooflens.engines.chebyshev.attention import capped, scores, softmax
 from prooflens.engines.chebyshev.grid import Finer, Grid
 from prooflens.engines.chebyshev.mixing import mix
 from prooflens.engines.chebyshev.norms import norm
+from prooflens.engines.chebyshev.solu import solu
 from prooflens.engines.chebyshev.tokens import affine, elementwise, opened, product
 from prooflens.engines.chebyshev.values import Atom, Piece, Value
 from prooflens.engines.relaxations.ellipsoids import gram
 from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softcap, Softmax
+from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softcap, Softmax, Solu
 
 DTYPE = torch.float64
 Truth = Callable[[Tensor], Tensor]
@@ -110,6 +112,26 @@ def network_case(setup: Setup, function: Activation, gated: bool) -> tuple[Value
     return affine(down, act), down(true)
 
 
+def solu_case(setup: Setup, normed: bool) -> tuple[Value, Tensor]:
+    n = setup.value.box.shape[-1]
+    up, down = (
+        Affine(
+            name,
+            ("x",),
+            2.0 * random(i, *shape) / shape[1] ** 0.5,
+            0.1 * random(i + 3, shape[0]),
+            1,
+            (shape[0],),
+        )
+        for i, (name, shape) in enumerate((("up", (8, n)), ("down", (n, 8))))
+    )
+    made, true = solu(Solu("y", ("x",)), affine(up, setup.value)), Solu("y", ("x",))(up(setup.x))
+    if normed:
+        step = Norm("z", ("y",), 1.0 + 0.3 * random(5, 8), None, 1e-5, True)
+        made, true = norm(step, made), step(true)
+    return affine(down, made), down(true)
+
+
 def attention_case(setup: Setup, causal: bool, cap: float | None = None) -> tuple[Value, Tensor]:
     n = setup.value.box.shape[-1]
     c = 3
@@ -139,6 +161,8 @@ CASES: dict[str, Callable[[Setup], tuple[Value, Tensor]]] = {
     "tanh": lambda setup: network_case(setup, "tanh", False),
     "gated silu": lambda setup: network_case(setup, "silu", True),
     "gated gelu_tanh": lambda setup: network_case(setup, "gelu_tanh", True),
+    "solu": lambda setup: solu_case(setup, False),
+    "normed solu": lambda setup: solu_case(setup, True),
     "attention": lambda setup: attention_case(setup, False),
     "causal attention": lambda setup: attention_case(setup, True),
     "capped attention": lambda setup: attention_case(setup, False, 1.5),
@@ -190,6 +214,12 @@ MUTANTS: dict[str, tuple[str, float, list[Any]]] = {
     "no defect of gates": ("gated silu", 0.0, BLIND),
     "no defect in attention": ("attention", 0.0, BLIND),
     "no defect under a cap": ("capped attention", 0.0, BLIND),
+    "no defect of solu": ("solu", 0.0, BLIND),
+    "weights of solu stay": (
+        "solu",
+        1e-2,
+        [patch.object(solus, "weight_range", lambda p, r, lift: (p, 0.0 * p)), *BLIND],
+    ),
     "products of p and v": ("attention", 0.0, [patch.object(Grid, "defect", no_defect)]),
     "kinks do not bend": ("relu", 0.3, [still(tokens, "_kinked")]),
     "curvature is not read": ("gelu", 1e-2, [patch.object(tokens, "second", zero_like(1)), *BLIND]),

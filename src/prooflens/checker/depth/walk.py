@@ -13,16 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from prooflens.checker.depth.activations import KINKED, SMOOTH
+from prooflens.checker.depth.carried import parted, placed, stacked
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.networks import Affine, NetworkSite
 from prooflens.checker.depth.norms import NormSite
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, up
+from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.edited import tables_of
-from prooflens.checker.network import Network
+from prooflens.checker.network import SOLU, Network
 
-Site = NormSite | NetworkSite
+Site = NormSite | NetworkSite | SoluSite
 Affines = tuple[tuple[Array, Array] | None, ...]
 
 AT_THE_END = ("final_norm.", "head.", "pooler.", "read.", "embed.")
@@ -113,6 +115,8 @@ class Walk:
         self._sites: dict[str, Site] = {}
         self._kept: dict[str, Kept] = {}
         self._end: End | None = None
+        self._carried: Value | None = None
+        self._seen = set[str]()
         self._finished = len(self.layers)
         """How many layers have a mixing already."""
         if self.twin is None:
@@ -129,6 +133,8 @@ class Walk:
         Args:
             net: the other network; this walk must be one that keeps its sites.
         """
+        if self.net.arch.get("beside_hook") is not None:
+            raise ValueError("effects on values at two places are not proved here")
         self.end()
         others = _apart(self.net.weights, net.weights)
         blocks = [int(name.split(".")[1]) for name in others if name.startswith("blocks.")]
@@ -140,6 +146,8 @@ class Walk:
     @staticmethod
     def refuses(net: Network) -> str:
         """Why a network is not one that is known here; empty if it is."""
+        if str(net.arch.get("beside_hook")).endswith(("attn.hook_z", "hook_attn_out")):
+            return "what attention makes is compared with a later value"
         if net.arch.get("score_cap") is not None:
             return "its scores are capped"
         if any(name.endswith(".knocked_out") for name in net.weights):
@@ -148,10 +156,10 @@ class Walk:
             return "parts of it are held, or patterns frozen"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
-        known = (*SMOOTH, *KINKED, net.arch.get("pooler_activation", "tanh"))
+        known = (*SMOOTH, *KINKED, SOLU, net.arch.get("pooler_activation", "tanh"))
         if net.arch["activation"] not in known:
             return f"its activation is {net.arch['activation']}"
-        if net.arch.get("network_norm"):
+        if net.arch.get("network_norm") and net.arch["activation"] != SOLU:
             return "its neurons are normed"
         if net.arch["pooler"] and net.arch["pool"] == "mean":
             return "its pooler reads a mean of tokens"
@@ -186,13 +194,29 @@ class Walk:
         return self._end
 
     def _note(self, hook: str, x: Value) -> Value:
-        """A value, kept if the network ends at it."""
-        if self.net.arch.get("read_hook") == hook:
+        """A value, kept if the network ends at it, or carried on if it reads two."""
+        if self.net.arch.get("beside_hook") is not None:
+            self._carry(hook, x)
+        elif self.net.arch.get("read_hook") == hook:
             token = np.zeros(len(x.c))
             token[int(self.net.arch["read_position"])] = 1.0
             mixings = len([layer for layer in self.layers if layer.mix is not None])
             self._end = End(self._chain, self._sites, x, token, self._weights("read"), mixings)
         return x
+
+    def _carry(self, hook: str, x: Value) -> None:
+        """Add what the outputs read of a value to what is carried; the network ends where both are there."""
+        arch, (W, bias) = self.net.arch, self._weights("read")
+        part = None if hook in self._seen else placed(arch, W, hook, x)
+        if part is None:
+            return
+        self._seen.add(hook)
+        self._carried = part if self._carried is None else self._carried.plus(part)
+        if self._seen == {arch["read_hook"], arch["beside_hook"]}:
+            tokens = np.zeros(len(x.c))
+            tokens[[int(arch["read_position"]), int(arch["beside_position"])]] = 1.0
+            mixings = len([layer for layer in self.layers if layer.mix is not None])
+            self._end = End(self._chain, self._sites, self._carried, tokens, (np.eye(len(W)), bias), mixings)
 
     def _read_at_hook(self) -> End:
         """The end of a network that ends at a hook of its last block."""
@@ -247,12 +271,16 @@ class Walk:
             # What attention makes, and nothing of the stream: the new root is the value itself.
             (W, bias), width = self._weights(f"{block}.o"), heads * net.head_dim
             W, bias = (W, bias) if hook.endswith("out") else (np.eye(width), np.zeros(width))
-            layer.mix = MixSite(
-                layer.scores, v, self._stream.mapped(np.zeros((len(W), self.center.shape[1]))), W, bias
-            )
+            nothing, width = self._stream.mapped(np.zeros((len(W), self.center.shape[1]))), len(W)
+            if self._carried is not None:
+                nothing, W, bias = stacked(nothing, W, bias, self._carried)
+            layer.mix = MixSite(layer.scores, v, nothing, W, bias)
             self._chain, self._sites = layer.mix.next(list(range(len(self.center)))), {}
-            self._note(hook, self._chain.start)
+            self._note(hook, self._off_the_root(width))
             return
+        width = len(W)
+        if self._carried is not None:
+            stream, W, bias = stacked(stream, W, bias, self._carried)
         tokens = tokens or list(range(len(self.center)))
         same = None if parallel else self._same_mixing(layer, number, tokens)
         if same is not None:
@@ -262,9 +290,9 @@ class Walk:
             layer.behind = layer.mix.next(tokens)
         assert layer.behind is not None
         self._chain, self._sites = layer.behind, {}
-        x = self._chain.start
+        x = self._off_the_root(width)
         if behind:
-            d = len(W) // 2
+            d = width // 2
             added = x.mapped(np.eye(d, 2 * d, d))
             x = x.mapped(np.eye(d, 2 * d)).plus(self._behind(block, added, 1))
         if not parallel:
@@ -280,6 +308,14 @@ class Walk:
         if feeds and place == "post":
             x = self._norm(f"{block}.norm2", x)
         self._stream = x if parallel else self._note(f"{block}.hook_normalized_resid_post", x)
+
+    def _off_the_root(self, width: int) -> Value:
+        """The stream behind a mixing; what is carried beside it goes on."""
+        root = self._chain.start
+        if self._carried is None:
+            return root
+        x, self._carried = parted(root, width)
+        return x
 
     def _same_mixing(self, layer: Layer, number: int, tokens: list[int]) -> Layer | None:
         """The twin's layer, if its mixing reads the same stream through the same weights."""
@@ -339,19 +375,30 @@ class Walk:
         return found
 
     def _network(self, block: str, x: Value) -> Value:
-        gated, hook = bool(self.net.arch["gated"]), self.net.arch.get("read_hook")
+        gated = bool(self.net.arch["gated"])
+        hooks = {self.net.arch.get(name) for name in ("read_hook", "beside_hook")}
         bent = self._weights(f"{block}.{'gate' if gated else 'up'}")
         other = self._weights(f"{block}.up") if gated else None
         function = self.net.arch["activation"]
+        if function == SOLU:
+            return self._note(f"{block}.hook_mlp_out", self._softened(block, x))
         for name, affine in (("hook_pre", bent), ("hook_pre_linear", other)):
-            if hook == f"{block}.mlp.{name}" and affine is not None:
+            if (hook := f"{block}.mlp.{name}") in hooks and affine is not None:
                 self._note(hook, x.mapped(*affine))
-        if hook == f"{block}.mlp.hook_post":
+        if (hook := f"{block}.mlp.hook_post") in hooks:
             n = len(bent[0])
             each = np.eye(n), np.zeros(n)
             self._note(hook, self._neurons(f"{block}.neurons", x, function, bent, each, other))
         made = self._neurons(f"{block}.network", x, function, bent, self._weights(f"{block}.down"), other)
         return self._note(f"{block}.hook_mlp_out", made)
+
+    def _softened(self, block: str, x: Value) -> Value:
+        """A network of SoLU, its neurons normed or not."""
+        h = self._note(f"{block}.mlp.hook_pre", self._affine(f"{block}.up", x))
+        y = self._site(f"{block}.solu", h, (), lambda: SoluSite(h))
+        if self.net.arch.get("network_norm"):
+            y = self._norm(f"{block}.network_norm", self._note(f"{block}.mlp.hook_mid", y))
+        return self._affine(f"{block}.down", self._note(f"{block}.mlp.hook_post", y))
 
     def _neurons(
         self, name: str, x: Value, function: str, bent: Affine, down: Affine, other: Affine | None = None

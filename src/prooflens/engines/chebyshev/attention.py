@@ -26,6 +26,9 @@ from prooflens.numerics import gamma
 LEAST = 2.0**-1021
 """What a weight may be that is computed as 0, or with fewer digits than others have."""
 
+FAR = 300.0
+"""Scores that move further are not given to exponentials."""
+
 TURN = 1.57
 """Below π/2: an exponential has a positive real part while its score turns no further than this."""
 
@@ -224,25 +227,17 @@ def softmax(given: ScoreValue) -> Weights:
     # differences of scores round by a few units of the largest score
     off = off + gamma(K + 8) * plain.abs().amax(1).amax(-1, keepdim=True)
     p0 = torch.softmax(coefficients[:, 0].masked_fill(~mask, -torch.inf), -1)
-    lift = (1.0 + LIBM * (2.0 + coefficients[:, 0].abs().amax(-1, keepdim=True))) ** 2
-    high = p0 + LEAST  # a weight that underflows is none of its own, and e^r brings it back
+    lift = weight_lift(coefficients[:, 0])
     R = grid.moves(coefficients, off)
-    r = grow(R + given.error).masked_fill(~mask, 0.0)
-    big, small = torch.exp(r) * (1.0 + LIBM), torch.exp(-r) * (1.0 - LIBM)
-    most = grow(high * big / (p0 * small).sum(-1, keepdim=True)).clamp(max=1.0) * lift
-    least = p0 * small / (p0 * big).sum(-1, keepdim=True) / lift * (1.0 - 2.0**-32)
-    change = grow(torch.maximum(most - p0, p0 - least)) + gamma(8) * p0
+    most, change = weight_range(p0, grow(R + given.error).masked_fill(~mask, 0.0), lift)
     fine = grid.finer
     places, loose = fine.at(shifted)
     apart = fine.apart(runs, torch.softmax(places.masked_fill(~mask, -torch.inf), -1)).masked_fill(~mask, 0.0)
     apart = apart + fine.grid.lebesgue * 2.0 * loose.amax(-1, keepdim=True) * most
     far = fine.grid.on_ellipses(fine.padded(coefficients).abs(), off).masked_fill(~mask, 0.0)
-    sure = far.clamp(max=300.0)
-    small = torch.exp(-sure) * torch.cos(sure.clamp(max=TURN)) * (1.0 - LIBM)
-    bottom = (p0 * torch.where(sure <= TURN, small, -torch.exp(sure) * (1.0 + LIBM))).sum(-1, keepdim=True)
-    top = grow(high * torch.exp(sure) * (1.0 + LIBM) / bottom.clamp(min=2.0**-100) * lift)
-    bound = torch.where((bottom > 2.0**-40) & (far < 300.0), _second_order(top, sure), torch.inf)
-    real = _second_order(most, R.masked_fill(~mask, 0.0))
+    top, known = weights_on_discs(p0, far, lift)
+    bound = torch.where(known, second_order(top, far.clamp(max=FAR)), torch.inf)
+    real = second_order(most, R.masked_fill(~mask, 0.0))
     defect = fine.grid.defect(bound, real) + apart
     size = 1.0 + plain.abs().amax(1).amax(-1, keepdim=True)
     rounding = grid.lebesgue * (gamma(K + 128) * size * runs.amax(1) + LEAST)
@@ -250,7 +245,51 @@ def softmax(given: ScoreValue) -> Weights:
     return Weights(given, runs, p0, most.masked_fill(~mask, 0.0), change.masked_fill(~mask, 0.0), defect)
 
 
-def _second_order(p: Tensor, R: Tensor) -> Tensor:
+def weight_lift(scores: Float[Tensor, "*b K"]) -> Float[Tensor, "*b 1"]:
+    """Return by which factor a computed weight may be off, more than twice over.
+
+    Args:
+        scores: what the softmax was taken of.
+    """
+    return (1.0 + LIBM * (2.0 + scores.abs().amax(-1, keepdim=True))) ** 2
+
+
+def weight_range(
+    p0: Float[Tensor, "*b K"], r: Float[Tensor, "*b K"], lift: Float[Tensor, "*b 1"]
+) -> tuple[Float[Tensor, "*b K"], Float[Tensor, "*b K"]]:
+    """Bound weights, and how far they may be from p₀, where scores move by at most r.
+
+    A weight that underflows is none of its own, and e^r brings it back.
+
+    Args:
+        p0: weights at the centre, as computed.
+        r: how far each score may move.
+        lift: by which factor p₀ may be off.
+    """
+    big, small = torch.exp(r) * (1.0 + LIBM), torch.exp(-r) * (1.0 - LIBM)
+    most = grow((p0 + LEAST) * big / (p0 * small).sum(-1, keepdim=True)).clamp(max=1.0) * lift
+    least = p0 * small / (p0 * big).sum(-1, keepdim=True) / lift * (1.0 - 2.0**-32)
+    return most, grow(torch.maximum(most - p0, p0 - least)) + gamma(8) * p0
+
+
+def weights_on_discs(
+    p0: Float[Tensor, "*b K"], far: Float[Tensor, "k r *b K"], lift: Float[Tensor, "*b 1"]
+) -> tuple[Float[Tensor, "k r *b K"], Bool[Tensor, "k r *b K"]]:
+    """Bound |p| where scores move in complex discs, and say where that is known: the sum of exponentials is not 0.
+
+    Args:
+        p0: weights at the centre, as computed.
+        far: the radii of the discs.
+        lift: by which factor p₀ may be off.
+    """
+    sure = far.clamp(max=FAR)
+    small = torch.exp(-sure) * torch.cos(sure.clamp(max=TURN)) * (1.0 - LIBM)
+    bottom = (p0 * torch.where(sure <= TURN, small, -torch.exp(sure) * (1.0 + LIBM))).sum(-1, keepdim=True)
+    top = grow((p0 + LEAST) * torch.exp(sure) * (1.0 + LIBM) / bottom.clamp(min=2.0**-100) * lift)
+    return top, (bottom > 2.0**-40) & (far < FAR)
+
+
+def second_order(p: Tensor, R: Tensor) -> Tensor:
     """½ sup |d²p_j/dt²| along scores that move by at most R: p_j((w_j − w̄)² − var w), each part bounded."""
     mean = (p * R).sum(-1, keepdim=True)
     return grow(0.5 * p * ((R + mean).square() + (p * R.square()).sum(-1, keepdim=True) + mean.square()))

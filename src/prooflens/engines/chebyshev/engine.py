@@ -25,7 +25,6 @@ from prooflens.engines.protocol import (
     EngineBase,
     EngineOptions,
     allowed_memory,
-    behind_solu,
     register,
 )
 from prooflens.errors import EngineError
@@ -87,8 +86,6 @@ class Chebyshev(EngineBase):
         k = problem.region.n_factors
         if k > MOST_FACTORS:
             return f"chebyshev is for regions of at most {MOST_FACTORS} factors (segments, hulls, spans), not {k}"
-        if reason := behind_solu(problem, forms, self.name):
-            return reason
         need = piece_memory(problem, grid_of(problem, self.degree), first_moving(problem))
         if need > (allowed := allowed_memory(problem, options)):
             return (

@@ -140,16 +140,24 @@ def _crossed(
 ) -> Float[Tensor, "b T n n"]:
     """The shape of what the errors of other tokens' keys and values become: Σ_{j≠i} (g_j q·e_k + p_j e_v)."""
     b, T = pull.shape[:2]
-    c, G = q0.shape[-1], k.heads
+    c, n_k = q0.shape[-1], k.box.shape[-1]
     pair = Value("", piece, torch.cat((k.runs, v.runs), -1), {}, torch.cat((k.box, v.box), -1) * 0.0, 1)
     for name in k.terms | v.terms:
-        sides = [_dense(value, name) for value in (k, v)]
-        S = max(side.shape[1] for side in sides)
-        lead = max(side.shape[0] for side in sides)
-        pair.terms[name] = torch.cat([side.expand(lead, S, *side.shape[2:]) for side in sides], 2)
-    M = pair.shape.reshape(b, T, 2, G, c, 2, G, c)
-    group = torch.arange(H, device=M.device) * G // H
-    Mkk, Mkv, Mvv = (M[:, :, x, :, :, y][:, :, group][:, :, :, :, group] for x, y in ((0, 0), (0, 1), (1, 1)))
+        maps = [_dense(value, name) for value in (k, v)]
+        S = max(part.shape[1] for part in maps)
+        lead = max(part.shape[0] for part in maps)
+        pair.terms[name] = torch.cat([part.expand(lead, S, *part.shape[2:]) for part in maps], 2)
+    M = pair.shape
+    # An edge that is cut at one head's values gives every head values of its own; keys are still shared.
+    sides = {"k": (slice(n_k), k.heads), "v": (slice(n_k, None), v.heads)}
+    group = {name: torch.arange(H, device=M.device) * heads // H for name, (_, heads) in sides.items()}
+
+    def block(x: str, y: str) -> Tensor:
+        (rows, a), (columns, e) = sides[x], sides[y]
+        split = M[:, :, rows, columns].reshape(b, T, a, c, e, c)
+        return split[:, :, group[x]][:, :, :, :, group[y]]
+
+    Mkk, Mkv, Mvv = block("k", "k"), block("k", "v"), block("v", "v")
     others = 1.0 - torch.eye(T, dtype=M.dtype, device=M.device)
     pull, weight = pull * others[None, :, :, None, None], weight * others[None, :, :, None]
     read = torch.einsum("bihc,bjhcgd->bijhgd", q0, Mkv)
@@ -168,7 +176,7 @@ def _crossed(
         length(pull.flatten(-2)) * length(q0.flatten(-2))[:, :, None]
         + weight.square().sum(-1).sqrt() * c**0.5
     )
-    size = (w * size.square() * (H / G) * frobenius(pair.shape)[:, None]).sum(-1)
+    size = (w * size.square() * (H / min(k.heads, v.heads)) * frobenius(pair.shape)[:, None]).sum(-1)
     shape = raised(found.reshape(b, T, n, n), product_error(8 * n + T, 16.0 * size))
     return shape
 

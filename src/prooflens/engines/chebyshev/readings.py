@@ -61,7 +61,8 @@ def piece_memory(problem: Problem, grid: Grid, first: int) -> int:
     wide = architecture.d_ff if architecture.has_network else d
     keys = problem.n_tokens * architecture.n_heads * architecture.head_dim
     runs = grid.size * (30 * wide + 6 * keys) + grid.finer.grid.size * 6 * wide
-    return 8 * tokens * (5 * wide * d + 16 * d * d + runs)
+    neurons = 16 * wide * wide if architecture.activation == "solu" else 0  # their errors are dense
+    return 8 * tokens * (5 * wide * d + 16 * d * d + neurons + runs)
 
 
 @dataclass(eq=False)

@@ -19,6 +19,7 @@ from prooflens.engines.chebyshev.attention import (
 from prooflens.engines.chebyshev.grid import Grid
 from prooflens.engines.chebyshev.mixing import mix
 from prooflens.engines.chebyshev.norms import norm
+from prooflens.engines.chebyshev.solu import solu
 from prooflens.engines.chebyshev.tokens import added, affine, elementwise, opened, product, rotary, shifted
 from prooflens.engines.chebyshev.values import Atom, Piece, Value
 from prooflens.engines.relaxations.ellipsoids import total_along
@@ -39,6 +40,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
 )
 from prooflens.numerics import gamma
 
@@ -122,6 +124,8 @@ class ChebyshevWalk:
                 return norm(step, x)
             case Elementwise(), [Value() as x]:
                 return elementwise(step.out, step.function, x)
+            case Solu(), [Value() as x]:
+                return solu(step, x)
             case Product(), [Value() as x, Value() as y]:
                 return product(step.out, x, y)
             case Scores(), [Value() as q, Value() as k]:

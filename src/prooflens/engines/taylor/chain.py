@@ -16,6 +16,7 @@ from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import Segment
+from prooflens.engines.taylor.solu import SoluSite
 from prooflens.engines.taylor.values import Root, Value
 from prooflens.models.sites import Affine, Pool, Rotary
 from prooflens.numerics import gamma
@@ -33,7 +34,7 @@ class Chain:
         root: where the chain starts.
         values: its values by name.
         shapes: the shapes of all remainders by the name of their source.
-        sites: norms and networks by the name of their output.
+        sites: norms, networks and SoLUs by the name of their output.
         scores: the site that makes scores, if the chain ends in an attention.
         mix: the softmax mixing, if there is one.
         mixed: the shapes of the mixing's remainder, by token of the next root.
@@ -48,7 +49,7 @@ class Chain:
     root: Root
     values: dict[str, Value] = field(default_factory=dict)
     shapes: dict[str, Tensor] = field(default_factory=dict)
-    sites: dict[str, NormSite | HeadNormSite | NetworkSite] = field(default_factory=dict)
+    sites: dict[str, NormSite | HeadNormSite | NetworkSite | SoluSite] = field(default_factory=dict)
     scores: ScoreSite | None = None
     mix: MixSite | None = None
     mixed: Tensor | None = None

@@ -41,6 +41,8 @@ def needed_memory(
     H, c, f, groups = architecture.n_heads, architecture.head_dim, architecture.d_ff, architecture.kv_heads
     rows = 2 if architecture.score_cap is None else 3
     chain = S * d * (40 * d + p)
+    if architecture.activation == "solu":  # its neurons are values of the chain, and so are normed ones
+        chain += S * f * (4 * d + (40 if architecture.network_norm else 16) * f)
     moves = S * (H + 2 * groups) * c * p + rows * H * S * S * p
     mixing = 4 * S * H * c * d
     if not quick:
@@ -56,6 +58,8 @@ def taylor_work(problem: Problem, depth: int) -> float:
     p, width = max(1, problem.region.n_factors), H * architecture.head_dim
     jacobians = S * d * (60.0 * d * d + 8.0 * S * d * d + 2.0 * S * d * p + 2.0 * d * p)
     network = S * ((4.0 if architecture.gated else 1.0) * (f * d * (d + f) + 3.0 * f * f * d) + f * d * p)
+    if architecture.activation == "solu":
+        network += S * (80.0 if architecture.network_norm else 20.0) * f**3
     attention = 4.0 * (S * width) ** 2 * p / S + S * ((S * width) ** 2 * 8.0 + 40.0 * d**3 + 2.0 * S * d**3)
     return min(depth, architecture.n_layers) * 2.0 * (jacobians + network + attention)
 

@@ -23,7 +23,6 @@ from prooflens.engines.protocol import (
     OutOfTimeError,
     Workspace,
     allowed_memory,
-    behind_solu,
     register,
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
@@ -103,10 +102,9 @@ class Taylor(EngineBase):
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse models with unknown steps, and jobs that do not fit into memory."""
         architecture = problem.model.architecture
-        if max(architecture.d_model, architecture.n_heads * architecture.head_dim) > WIDEST:
+        neurons = architecture.d_ff if architecture.network_norm else 0
+        if max(architecture.d_model, architecture.n_heads * architecture.head_dim, neurons) > WIDEST:
             return f"taylor counts the rounding of norms for widths up to {WIDEST}: ask crown or interval"
-        if reason := behind_solu(problem, forms, self.name):
-            return reason
         need, allowed = least_memory(problem, forms, quick=True), allowed_memory(problem, options)
         if need > allowed:
             return (

@@ -97,11 +97,11 @@ def quarters(W: Float[Tensor, "n d"], V: Float[Tensor, "n d"], M: Float[Tensor, 
         V: the map to u.
         M: shapes of x.
     """
-    both = torch.cat((W, V))
+    both = torch.cat((W, V), -2)
     size = 2.0 * frobenius(both).square() * frobenius(M)
-    error = product_error(2 * sum(both.shape), size) + UNDERFLOW * frobenius(both)
+    error = product_error(2 * sum(both.shape[-2:]), size) + UNDERFLOW * frobenius(both)
     g, u = W @ M, V @ M
-    return Quarters(raised(g @ W.T, error), raised(u @ V.T, error), g @ V.T)
+    return Quarters(raised(g @ W.mT, error), raised(u @ V.mT, error), g @ V.mT)
 
 
 def weighted(M: Float[Tensor, "T n n"], w: Float[Tensor, "T n"]) -> Float[Tensor, "T n n"]:

@@ -35,9 +35,10 @@ from prooflens.engines.taylor.hessian import evened
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.solu import SoluSite
 from prooflens.engines.taylor.values import UNREAD, Value
 from prooflens.engines.taylor.walk import TaylorWalk
-from prooflens.models.sites import Affine, Norm, Rotary
+from prooflens.models.sites import Affine, Norm, Rotary, Solu
 from prooflens.numerics import gamma
 
 JOINT_ON_CPU = 4096
@@ -195,7 +196,7 @@ class MovingCovectors:
         values, root_p = chain.values, self.p**0.5
         for step in reversed(chain.segment.steps):
             W = moves.pop(step.out, None)
-            if isinstance(step, Norm | FeedForward):
+            if isinstance(step, Norm | FeedForward | Solu):
                 source = step.source if isinstance(step, FeedForward) else step.inputs[0]
                 _put(moves, source, self._site(chain, step.out, values[source], t, W))
                 continue
@@ -358,12 +359,14 @@ class MovingCovectors:
         self.slack += gamma(16 * (S + c * H + len(mix.out)) + 512) * 16.0 * most * self.p**0.5
 
 
-def _pull_error(site: NormSite | NetworkSite, t: int) -> Tensor:
+def _pull_error(site: NormSite | NetworkSite | SoluSite, t: int) -> Tensor:
     """Bound the rounding of a covector's way back through a site, per length of the covector.
 
     A norm's is a product with γ, a multiple of m taken away, a mean taken away and a quotient by σ: its terms are at
     most 3 max|γ|/σ long. A network's is two products, with W_d and with the rows of its pre-activations.
     """
+    if isinstance(site, SoluSite):
+        return site.pull_error(t)
     if isinstance(site, NormSite):
         return gamma(8 * site.d + 64) * 8.0 * site.gain.abs().amax() / site.least[t].clamp(min=2.0**-500)
     step, first = site.step, site.first[t].abs()

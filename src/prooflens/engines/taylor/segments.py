@@ -2,8 +2,8 @@
 
 Between two attentions every step works on one token at a time. The value that a chain starts from is its *root*: the
 input, the residual stream after an attention, or the pooled token. A chain is made of norms, feed-forward networks
-(an affine map, an activation, perhaps a gate, an affine map: one step here), affine maps, rotations and residual
-sums.
+(an affine map, an activation, perhaps a gate, an affine map: one step here), SoLUs, affine maps, rotations and
+residual sums.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from prooflens.models.sites import (
     Shift,
     Softcap,
     Softmax,
+    Solu,
 )
 from prooflens.problem import Problem
 
@@ -51,7 +52,7 @@ class FeedForward:
         return self.up if self.gate is None else self.gate
 
 
-TokenStep = Norm | FeedForward | Affine | Rotary | Shift | Add
+TokenStep = Norm | FeedForward | Solu | Affine | Rotary | Shift | Add
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +138,13 @@ def segments_of(program: Program) -> list[Segment]:
             here.pool = step
             found.append(Segment(step.out))
         elif isinstance(step, Affine) and (network := _network(program, step)) is not None:
+            if step.out not in network[1]:
+                here.steps.append(step)
             here.steps.append(network[0])
             swallowed |= network[1]
         elif isinstance(step, Affine) and step.out == OUTPUT:
             here.head, here.final = step, step.inputs[0]
-        elif isinstance(step, Norm | Affine | Rotary | Shift | Add):
+        elif isinstance(step, Norm | Solu | Affine | Rotary | Shift | Add):
             here.steps.append(step)
         elif not isinstance(step, Softmax):
             raise EngineError(f"taylor has no rule for the step that makes {step.out}")
@@ -175,8 +178,8 @@ def _stacked(
     """Append the segment behind an attention that is not simply added to the stream; return what it makes.
 
     Its root holds everything that is read later: values x of the chain, and maps W z of what attention mixes. They
-    stand one above the other, (x, W z) = (x, 0) + (0, W) z, so that the root is again a value plus a mixing. The new
-    segment starts by reading all parts off the root.
+    stand one above the other, (x, W z) = (x, 0) + (0, W) z, so that the root is again a value plus a mixing; x + W z is
+    one part where nobody reads the two apart. The new segment starts by reading all parts off the root.
     """
     here = found[-1]
     maps = [step for step in behind if isinstance(step, Affine) and step.inputs == (mix.out,)]
@@ -184,7 +187,10 @@ def _stacked(
     live = list(dict.fromkeys(name for step in behind for name in step.inputs if name not in made))
     if not maps or not live:
         raise EngineError(f"taylor has no rule for what reads {mix.out}")
-    like = maps[0].weight
+    like, joined = maps[0].weight, _joined(behind, maps, live)
+    if joined is not None:
+        live = [name for name in live if name != joined.inputs[0]]
+    parts = [*live, *(step.out if joined is None else joined.out for step in maps)]
     sizes = [_width(program, name) for name in live] + [len(step.weight) for step in maps]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     eye = torch.eye(sum(sizes), dtype=like.dtype, device=like.device)
@@ -195,7 +201,8 @@ def _stacked(
         if step.bias is not None:
             bias[start : start + len(step.weight)] = step.bias
     stem, above = f"{maps[0].out}.stack", ""
-    for name, start, size in zip(live, starts, sizes, strict=False):
+    values = [*live, *([] if joined is None else joined.inputs[:1])]
+    for name, start, size in zip(values, starts, sizes, strict=False):
         part = f"{stem}.{name}"
         here.steps.append(Affine(part, (name,), eye[:, start : start + size], None, 1, (sum(sizes),)))
         if above:
@@ -205,12 +212,21 @@ def _stacked(
     both = Affine(stem, (mix.out,), below, bias if has_bias else None, maps[0].in_dims, (sum(sizes),))
     q, k = scores.inputs
     here.attention = Attention(q, k, mix.inputs[1], above, both)
-    parts = [*live, *(step.out for step in maps)]
     after = Segment(f"{stem}.root of {', '.join(parts)}")  # walks to other ends may hold other parts
     for name, start, size in zip(parts, starts, sizes, strict=True):
         after.steps.append(Affine(name, (after.root,), eye[start : start + size], None, 1, (size,)))
     found.append(after)
-    return {step.out for step in maps}
+    return {step.out for step in maps} | (set() if joined is None else {joined.out})
+
+
+def _joined(behind: list[AnyStep], maps: list[Affine], live: list[str]) -> Add | None:
+    """The residual sum of the only map of a mixing and a value, if nothing else reads either of them."""
+    readers = [step for step in behind if maps[0].out in step.inputs]
+    if len(maps) != 1 or len(readers) != 1 or not isinstance(readers[0], Add):
+        return None
+    stream, added = readers[0].inputs
+    alone = sum(stream in step.inputs for step in behind) == 1
+    return readers[0] if added == maps[0].out and stream in live and alone else None
 
 
 def _width(program: Program, name: str) -> int:
@@ -225,22 +241,28 @@ def _width(program: Program, name: str) -> int:
 
 
 def _network(program: Program, first: Affine) -> tuple[FeedForward, set[str]] | None:
-    """Return the feed-forward network that starts with this affine map, and the names of the steps it takes in."""
-    readers = {name: step for step in program.steps for name in step.inputs}
-    bent = readers.get(first.out)
-    if not isinstance(bent, Elementwise):
+    """Return the feed-forward network that starts with this affine map, and the names of the steps it takes in.
+
+    A map that others read as well is no step of the network alone, and a network whose neurons are read ends with them.
+    """
+    readers: dict[str, list[AnyStep]] = {}
+    for step in program.steps:
+        for name in step.inputs:
+            readers.setdefault(name, []).append(step)
+    bent = next((step for step in readers.get(first.out, []) if isinstance(step, Elementwise)), None)
+    if bent is None:
         return None
-    after = readers.get(bent.out)
+    after = readers.get(bent.out, [])
     last, gate, up = bent.out, None, first
-    names = {first.out, bent.out}
-    if isinstance(after, Product):
+    names = {bent.out} | ({first.out} if len(readers[first.out]) == 1 else set())
+    if len(after) == 1 and isinstance(after[0], Product):
         makers = {step.out: step for step in program.steps}
-        other = makers[after.inputs[1]]
+        other = makers[after[0].inputs[1]]
         assert isinstance(other, Affine)
-        gate, up, last = first, other, after.out
-        names |= {other.out, after.out}
-        after = readers.get(after.out)
-    down = after if isinstance(after, Affine) else None
+        gate, up, last = first, other, after[0].out
+        names |= {last} | ({other.out} if len(readers[other.out]) == 1 else set())
+        after = readers.get(last, [])
+    down = after[0] if len(after) == 1 and isinstance(after[0], Affine) else None
     if down is not None:
         last = down.out
         names.add(last)

@@ -32,8 +32,9 @@ from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.next_root import next_root
 from prooflens.engines.taylor.segments import FeedForward, Segment, TokenStep
+from prooflens.engines.taylor.solu import SoluSite
 from prooflens.engines.taylor.values import Root, Value, input_root, times
-from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary, Shift
+from prooflens.models.sites import Add, Affine, Norm, Pool, Rotary, Shift, Solu
 from prooflens.numerics import gamma
 
 FLOOR = 0.3
@@ -148,7 +149,7 @@ class TaylorWalk:
     def _step(self, chain: Chain, step: TokenStep) -> None:
         """Make the next value: centre, Jacobians by the root and all sources, the shape of a site's remainder."""
         values = chain.values
-        if isinstance(step, Norm | FeedForward):
+        if isinstance(step, Norm | FeedForward | Solu):
             source = values[step.source if isinstance(step, FeedForward) else step.inputs[0]]
             values[step.out] = self._site(chain, step, source)
         elif isinstance(step, Affine):
@@ -184,10 +185,13 @@ class TaylorWalk:
             noise = grow(a.noise + b.noise + noise)
             values[step.out] = Value(a.u + b.u, a.J + b.J, a.root, sources, chain.shapes, noise, a.heads)
 
-    def _site(self, chain: Chain, step: Norm | FeedForward, source: Value) -> Value:
-        site: NormSite | HeadNormSite | NetworkSite
+    def _site(self, chain: Chain, step: Norm | FeedForward | Solu, source: Value) -> Value:
+        site: NormSite | HeadNormSite | NetworkSite | SoluSite
         if isinstance(step, FeedForward):
             site = NetworkSite(step, source)
+            u = site.output
+        elif isinstance(step, Solu):
+            site = SoluSite(step, source)
             u = site.output
         elif source.heads == 1:
             site, u = NormSite(step, source), step(source.u)
@@ -231,10 +235,10 @@ class TaylorWalk:
         d = max(chain.root.u.shape[1] for chain in self.chains)
         wide = max(
             (
-                site.h.shape[-1]
+                site.h.shape[-1] if isinstance(site, NetworkSite) else site.n
                 for chain in self.chains
                 for site in chain.sites.values()
-                if isinstance(site, NetworkSite)
+                if isinstance(site, NetworkSite | SoluSite)
             ),
             default=d,
         )
@@ -334,7 +338,7 @@ class TaylorWalk:
             if step.out not in seeds:
                 continue
             v = seeds.pop(step.out)
-            if isinstance(step, Norm | FeedForward):
+            if isinstance(step, Norm | FeedForward | Solu):
                 site = chain.sites[step.out]
                 source = step.source if isinstance(step, FeedForward) else step.inputs[0]
                 missed = missed + reading.site(chain, step.out, v, t)

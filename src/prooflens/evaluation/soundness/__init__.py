@@ -16,12 +16,13 @@ from prooflens.evaluation.soundness.cases import FAMILIES, NETWORKS, SOLU, Case,
 from prooflens.evaluation.soundness.claims import try_case
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.record import SoundnessReport, Violation
-from prooflens.evaluation.soundness.run import KINDS, modest, run, try_planted
+from prooflens.evaluation.soundness.run import KINDS, OWN_MODELS, modest, run, try_planted
 
 __all__ = [
     "FAMILIES",
     "KINDS",
     "NETWORKS",
+    "OWN_MODELS",
     "SOLU",
     "Case",
     "SoundnessReport",

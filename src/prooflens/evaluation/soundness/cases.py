@@ -23,9 +23,11 @@ NAMED = ("pythia", "bloom", "neo", "qwen3", "olmo2", "gemma2", "gemma3", "bare",
 MIXED, NETWORKS = "mixed", "networks"
 """Models that draw every step by itself, with attention and without."""
 SOLU = "solu"
-"""GPT-2 with SoLU networks, their neurons normed or not; not every engine has a rule for them."""
+"""GPT-2 with SoLU networks, their neurons normed or not."""
 LATER = (*NAMED, MIXED)
 FAMILIES = FIRST + LATER
+DRAWN = (*FAMILIES, NETWORKS, SOLU)
+"""Every family that seeds draw."""
 
 DEPTHS = (3, 4, 5, 6)
 """Layers of the deep models that one seed in three draws. All other seeds mean what they meant before: one or two."""
@@ -69,13 +71,22 @@ class Case:
         return self._asked[1]
 
 
+def family_of(seed: int) -> str:
+    """The family of a seed's model.
+
+    Args:
+        seed: the number of the case.
+    """
+    turn, place = divmod(seed, len(FIRST))
+    if turn % 4 == 3:
+        return {15: NETWORKS, 11: SOLU}.get(turn % 16, MIXED)
+    return FIRST[place] if turn % 2 == 0 else NAMED[(seed // 2) % len(NAMED)]
+
+
 def random_case(seed: int) -> Case:
     """A reproducible question from a seed."""
     choose = random.Random(seed)
-    turn, place = divmod(seed, len(FIRST))
-    family = FIRST[place] if turn % 2 == 0 else NAMED[(seed // 2) % len(NAMED)]
-    if turn % 4 == 3:
-        family = {15: NETWORKS, 11: SOLU}.get(turn % 16, MIXED)
+    family = family_of(seed)
     deep = random.Random(f"depth of case {seed}")
     depth = deep.choice(DEPTHS) if deep.random() < 1 / 3 else None
     model = random_model(family, choose, depth)

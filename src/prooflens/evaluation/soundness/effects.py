@@ -198,7 +198,7 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     report.cases["effects"] += 1
     problem, choose = case.problem, random.Random(f"edit of case {case.seed}")
     if choose.random() < READS:
-        problem = replace(problem, model=random_readout(problem, choose))
+        problem = replace(problem, model=random_readout(problem, choose, case.seed))
     real = problem.n_tokens if problem.padding is None else int(problem.padding.sum())
     drawn = random_edits(problem.model, choose, real, problem.n_tokens)
     edited = replace(problem, model=edit(problem.model, drawn))

@@ -26,7 +26,7 @@ from prooflens.evaluation.soundness.record import SoundnessReport, Violation
 from prooflens.models import Prompt, Transformer, read_at
 from prooflens.models.attribution import attribution
 from prooflens.models.edits import places_of
-from prooflens.models.reads import hooks_of
+from prooflens.models.reads import hooks_of, read_beside
 from prooflens.problem import Problem
 from prooflens.queries import Functional, Logit, Row, Score, Standing
 
@@ -44,6 +44,9 @@ READS = 0.5
 
 DIRECTIONS = 3
 """How many directions are read there."""
+
+PAIRS = 0.25
+"""The share of readouts that are of two values together, at different hooks or tokens."""
 
 LENSES = 0.2
 """The share of these that is a logit lens, and the share that is direct logit attributions, where there are any."""
@@ -100,15 +103,20 @@ def output_functionals(
     return found
 
 
-def random_readout(problem: Problem, choose: random.Random) -> Transformer:
+def random_readout(problem: Problem, choose: random.Random, seed: int) -> Transformer:
     """The model of a problem, ended at a random hook and token with random directions, or cut after a block.
 
-    Directions of some are direct logit attributions of a part, where the model's parts have them.
+    Directions of some are direct logit attributions of a part, where the model's parts have them, and some read two
+    values together.
 
     Args:
         problem: the model and the region.
         choose: what draws them.
+        seed: the number of the case: which values are read together is drawn apart, so that all else stays as it was.
     """
+    pairs = random.Random(f"values of case {seed} that are read together")
+    if pairs.random() < PAIRS:
+        return _random_pair(problem, pairs)
     model, kind = problem.model, choose.random()
     a = model.architecture
     if kind < LENSES and a.d_out is not None and a.n_layers > 1:
@@ -123,6 +131,16 @@ def random_readout(problem: Problem, choose: random.Random) -> Transformer:
     W = torch.tensor(rows, dtype=torch.float64)
     read = read_at(problem.model, hook.name, choose.randrange(problem.n_tokens), W)
     return read.with_head(W, W[:, 0]) if choose.random() < 0.5 else read
+
+
+def _random_pair(problem: Problem, choose: random.Random) -> Transformer:
+    """Random combinations of two values at random hooks and tokens."""
+    hooks = [choose.choice(hooks_of(problem.model.architecture)) for _ in range(2)]
+    first, second = sorted(hooks, key=lambda hook: -hook.layer)
+    width = first.width + second.width
+    W = torch.tensor([[choose.gauss(0.0, 1.0) for _ in range(width)] for _ in range(DIRECTIONS)])
+    here, there = ((hook.name, choose.randrange(problem.n_tokens)) for hook in (first, second))
+    return read_beside(problem.model, here, there, W.double())
 
 
 def _random_attributions(problem: Problem, choose: random.Random) -> Transformer:
@@ -153,7 +171,7 @@ def try_forms(
     problem, choose = case.problem, random.Random(case.seed)
     outputs = problem.model.architecture.d_out or 0
     if kind == "reads" or (case.about_output and choose.random() < READS):
-        problem = replace(problem, model=random_readout(problem, choose))
+        problem = replace(problem, model=random_readout(problem, choose, case.seed))
         outputs = problem.model.architecture.d_out or 0
         weighted = WEIGHTED if kind == "reads" else MOST_FORMS // 4
         functionals = [
