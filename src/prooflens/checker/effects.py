@@ -18,6 +18,7 @@ from flint import arb
 
 from prooflens.checker import edited
 from prooflens.checker.claims import Functional
+from prooflens.checker.distributions import Metric, plain_value, read_metric
 from prooflens.checker.findings import (
     CONFIRMED,
     NOT_CHECKABLE,
@@ -32,7 +33,7 @@ from prooflens.checker.findings import (
 from prooflens.checker.network import Balls, Network
 from prooflens.checker.pair_proofs import PairProver
 from prooflens.checker.plain import PlainNetwork
-from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word
+from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word, output_named
 from prooflens.checker.proofs import Prover
 from prooflens.checker.query_reader import Form, QueryReader, same_form
 from prooflens.checker.rows import WORTH, RowChecker
@@ -136,13 +137,16 @@ class EffectReader(QueryReader):
     def _effect(self, match: re.Match[str]) -> list[Form]:
         """The functionals of a claim about the size of an effect."""
         both = re.fullmatch(r"logit(\d+)-logit(\d+)", match["metric"])
-        if both:
-            metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
-        else:
-            ((metric, _, _),) = self.forms(match["metric"])
         size = len(self.clean["logits"]) // 2
-        need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
-        effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
+        if distribution := read_metric(match["metric"]):
+            effect = {atom: Fraction(weight) for weight, atom in distribution.atoms(size)}
+        else:
+            if both:
+                metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
+            else:
+                ((metric, _, _),) = self.forms(match["metric"])
+            need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+            effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
         parts = [(1, arb(0), "range")]
         if match["bar"]:
             parts = [(sign, arb(float(match["most"])), ">=0") for sign in (1, -1)]
@@ -286,6 +290,8 @@ class FamilyEffectChecker(FamilyChecker):
 
     def _both(self, metric: str, every: list[list[int]], second: PlainNetwork) -> list[float | None]:
         """The effect on every member; None for what is no member."""
+        if distribution := read_metric(metric):
+            return [self._distribution(distribution, ids, second) for ids in every]
         margin = metric.replace("-", ">", 1)
         first, self.plain = self.plain, second
         try:
@@ -294,6 +300,15 @@ class FamilyEffectChecker(FamilyChecker):
             self.plain = first
         pairs = zip(self._rerun(margin, every), other, strict=True)
         return [None if a is None or b is None else a[0] - b[0] for a, b in pairs]
+
+    def _distribution(self, metric: Metric, ids: list[int], second: PlainNetwork) -> float | None:
+        """The effect on a distribution of one member; None for what is no member."""
+        shape = self._shape(ids)
+        if shape is None:
+            return None
+        runs = [net.run(np.array([ids]), set(), True, set())["logits"][0] for net in (self.plain, second)]
+        atoms = metric.atoms(len(runs[0]), lambda name: output_named(name, shape.places, ids))
+        return sum(weight * plain_value(atom, np.concatenate(runs)) for weight, atom in atoms)
 
 
 def _can_be(count: int, asked: int, least: float, most: float, low: float, high: float) -> bool:

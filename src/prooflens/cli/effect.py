@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 class MetricOptions:
     """What an effect is measured on."""
 
-    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')]
+    metric: Annotated[
+        str,
+        typer.Option(
+            help='"logit{ Mary}-logit{ John}", "prob({A}|{A},{B})", "kl(3,5)", logit3, "neuron 5.12@-1".'
+        ),
+    ]
     vector: VectorFiles = None
 
     @property

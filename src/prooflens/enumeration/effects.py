@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prooflens.enumeration.claims import LOGITS, check_query
+from prooflens.enumeration.claims import check_query
+from prooflens.enumeration.distributions import LOGITS, MemberDistribution
 from prooflens.enumeration.enumerate import bound_family
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.enumeration.walk import Plan, Walk
@@ -25,7 +26,7 @@ from prooflens.models.edits import edit
 from prooflens.models.knockouts import check_tokens
 from prooflens.models.tree import Runner
 from prooflens.progress import Show, shown
-from prooflens.queries import Beats, parse_metric
+from prooflens.queries import Beats, DistributionQuery, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results.effects import FamilyEffect, FamilyEffects
 from prooflens.results.families import ENUMERATED, ESTIMATED
@@ -59,7 +60,8 @@ def family_effects(
         model: a model, or what `load` takes.
         edits: the edits, each asked about by itself: edited models, or what `edit` takes.
         prompts: a `Template`, `Swaps`, `Prompts`, or one of these in the model.
-        metric: a difference of two outputs, as in `"logit{A}-logit{B}"`.
+        metric: a difference of two outputs, as in `"logit{A}-logit{B}"`, a probability, as in `"prob({A})"` or
+            `"prob({A}|{A},{B})"`, or a divergence, as in `"kl({A},{B})"`.
         necessary: count the members whose effect is at least this.
         faithful: count the members whose effect lies within ± this.
         sufficient: count the members on which both models give the same answer.
@@ -87,9 +89,10 @@ def family_effects(
     held = load(model) if device is None else load(model).to(checked_device(device))
     members = bound_family(prompts, held)
     query = parse_metric(metric, members.slots)
-    if not isinstance(query, Beats):
+    if not isinstance(query, Beats | DistributionQuery):
         raise QueryError(
-            f"over a family a difference of outputs is measured, not {metric!r}: logit{{A}}-logit{{B}}"
+            f"over a family a difference of outputs or a distribution is measured, not {metric!r}: "
+            "logit{A}-logit{B}, prob({A}), kl({A},{B})"
         )
     check_query(query)
     check_metric(held, query)
@@ -226,19 +229,34 @@ class EffectWalk(Walk):
         for model, other in zip(self.edited, self._runners[number], strict=True):
             metric, given = self._measured(model, other, ids)
             same = None if answer is None or given is None else (answer == given).cpu().numpy()
-            effects.append(((clean - metric).cpu().numpy(), same))
+            effects.append((self._effect(clean, metric).cpu().numpy(), same))
         for sums, (found, same) in zip(self.sums, effects, strict=True):
             sums.add(found, same, self.family, shape, digits)
-        values = clean.cpu().numpy()
+        distribution = self._distribution
+        values = (clean[:, 0] if distribution is None else distribution.metric(clean)).cpu().numpy()
         return [(values, values > 0.0)]
+
+    @property
+    def _distribution(self) -> MemberDistribution | None:
+        assert self._held is not None
+        return self._held[1][0].distribution
+
+    def _effect(self, clean: Float[Tensor, "B n"], metric: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
+        """The effect on some members, from what was measured on both models."""
+        distribution = self._distribution
+        return (clean - metric)[:, 0] if distribution is None else distribution.effect(clean, metric)
 
     def _measured(
         self, model: Transformer, runner: Runner, ids: Int[Tensor, "B S"]
-    ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"] | None]:
-        """The metric of some members, and the model's answers if they are compared."""
+    ) -> tuple[Float[Tensor, "B n"], Int[Tensor, " B"] | None]:
+        """The metric of some members, or what a distribution is made of, and the model's answers if compared."""
         assert self._held is not None
         (claim,), reading = self._held[1], runner(ids)
-        metric, _ = claim.judge(reading, model, ids)
+        if claim.distribution is not None:
+            assert reading.hidden is not None
+            metric = claim.distribution.logs(model, reading.hidden, ids)
+        else:
+            metric = claim.judge(reading, model, ids)[0][:, None]
         if bool(metric.isnan().any()):
             raise ModelError(f"{model.name} gives no number on some members: its weights or inputs overflow")
         if not self.answers:

@@ -5,7 +5,9 @@ output C + i that of M′. The effect of the edit on a metric m, a weighted sum 
 
     e(x) = m(M(x)) − m(M′(x)) = Σ w_i (output_i − output_{C+i}),
 
-a functional like any other. `verdicts.effect` bounds it; runs keep it, and the checker reads it again.
+a functional like any other. Of a probability, m is one of the softmax of some outputs; of a divergence,
+e(x) = KL(M(x) ‖ M′(x)) itself, which is never negative. `verdicts.effect` bounds it; runs keep it, and the checker
+reads it again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
-from prooflens.queries.functionals import Functional, Logit
+from prooflens.queries.distributions import Divergence, Probability
+from prooflens.queries.functionals import Atom, Functional, Logit
 
 KINDS = ("range", "necessary", "faithful", "sufficient")
 
@@ -84,7 +87,9 @@ class EffectQuery(Query):
     @property
     def unit(self) -> str:
         """That of the metric."""
-        return "readout" if self.inside else "output"
+        kinds = {"prob(": "probability", "kl(": "nats"}
+        found = next((unit for start, unit in kinds.items() if self.metric.startswith(start)), "output")
+        return "readout" if self.inside else found
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Refuse: an effect is bound to two models (`verdicts.effect`).
@@ -116,11 +121,17 @@ class EffectQuery(Query):
         """
         conditions = []
         for sign, constant, sense in self.parts:
-            terms = [(sign * weight, atom) for weight, atom in metric.terms]
-            other = [
-                (-weight, Logit(atom.index + outputs)) for weight, atom in terms if isinstance(atom, Logit)
-            ]
-            conditions.append(Condition(Functional((*terms, *other), constant, self.words), sense))
+            terms = list[tuple[float, Atom]]()
+            for weight, atom in metric.terms:
+                if isinstance(atom, Divergence):  # of both models, not a difference of two
+                    terms.append((sign * weight, atom.moved(outputs)))
+                    continue
+                terms.append((sign * weight, atom))
+                if isinstance(atom, Logit):
+                    terms.append((-sign * weight, Logit(atom.index + outputs)))
+                elif isinstance(atom, Probability):
+                    terms.append((-sign * weight, atom.moved(outputs)))
+            conditions.append(Condition(Functional(tuple(terms), constant, self.words), sense))
         values = [constant + sign * clean for sign, constant, _ in self.parts]
         return Claim(self, (), tuple(conditions), torch.tensor(values, dtype=torch.float64))
 

@@ -1,6 +1,6 @@
 """The effect of an edit over a region: does a part matter everywhere, does the rest not, is the answer the same?
 
-With m a difference of logits, a logit, or a readout, M a model and M′ an edit of it (`models.edits`):
+With m a difference of logits, a logit, a probability, or a readout, M a model and M′ an edit of it (`models.edits`):
 
 | claim | for all x of the region |
 |---|---|
@@ -25,9 +25,7 @@ from torch import Tensor
 
 from prooflens.engines import Bounds, FormBounds, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, Witness
-from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.chebyshev import MOST_FACTORS
-from prooflens.engines.relational import bound_effects
 from prooflens.errors import EngineError
 from prooflens.models import Prompt, Transformer
 from prooflens.problem import Problem
@@ -71,7 +69,9 @@ def effect(
         prompt: a text, a prompt of the model, or an input of shape [S, d].
         region: where the effect is bounded: a ball, a segment, a hull, a span.
         metric: `"logit3-logit5"`, `"logit{A}-logit{B}"` by slots of a template or by tokens' texts, `"logit3"`,
-            `"neuron 5.12@-1"`, `"read(blocks.8.hook_resid_post@-1,DIR)"`, `"feature SAE.512@-1"`.
+            `"prob(3|3,5)"`, a probability among some outputs (`"prob(3)"`: among all), `"kl(3,5)"`, the divergence
+            KL(M ‖ M′) of the distributions on these outputs, which is the effect itself; `"neuron 5.12@-1"`,
+            `"read(blocks.8.hook_resid_post@-1,DIR)"`, `"feature SAE.512@-1"`.
         necessary: claim that the effect is at least this everywhere.
         faithful: claim that the effect is at most this everywhere, on both sides.
         sufficient: claim that both models give the same answer everywhere.
@@ -100,9 +100,7 @@ def effect(
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
         bounds, engine, refused = _bounds(pair, told)
-        reached = attack_effects(
-            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, [bounds]
-        )
+        reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds)
         least, most = (pair.point(side) for side in (reached.lower_corner, reached.upper_corner))
         lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
         proved = Proved(lower, upper, engine, refused, spent)
@@ -173,7 +171,7 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
         if reason := engine.refuses(pair.problem, pair.forms, settings.options):
             refused.append(reason)
             continue
-        found = bound_effects(engine, pair.problem, pair.edited, pair.forms, settings.options)
+        found = pair.bounds(engine, settings.options)
         if bool(found.lower.isfinite().all() & found.upper.isfinite().all()):
             return found, name, ""
     why = "".join(f"; {reason}" for reason in refused)

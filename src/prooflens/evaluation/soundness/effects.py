@@ -14,6 +14,7 @@ from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import Case
+from prooflens.evaluation.soundness.distributions import try_distributions
 from prooflens.evaluation.soundness.forms import (
     MOST_PROJECTED,
     WEIGHTED,
@@ -221,3 +222,5 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     reached = attack_effects(problem, edited, forms, budget, case.seed, list(answers.values()))
     for name, bounds in answers.items():
         compare(case, name, functionals, bounds, reached.lower, reached.upper, report)
+    asked = [engine for engine in engines if engine.name in answers]
+    try_distributions(case, problem, edited, asked, budget, choose, report)
