@@ -40,7 +40,7 @@ from prooflens.checker.rows import WORTH, RowChecker
 
 _QUERY = re.compile(
     r"(?P<bar>\|)?effect\((?P<metric>.+?)\)(?(bar)\|<=(?P<most>[^ ]+)|(?:>=(?P<least>[^ ]+))?) (?P<edit>.+)"
-    r"|same answer (?P<answers>.+)",
+    r"|same answer (?P<answers>.+)|patched\((?P<sided>.+?)\)(?P<side>[<>])0 (?P<patched>.+)",
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
@@ -128,24 +128,19 @@ class EffectReader(QueryReader):
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are)."""
         match = _QUERY.fullmatch(query)
-        if match is None or self.net.edit not in (match["edit"], match["answers"]):
+        if match is None or self.net.edit not in (match["edit"], match["answers"], match["patched"]):
             return "the query is not about the effect of this edit"
-        forms = [] if match["answers"] else self._effect(match)
+        forms = [] if match["answers"] else self._sided(match) if match["sided"] else self._effect(match)
         same = len(stored) == len(forms) and all(map(same_form, stored, forms))
         return "" if same else "the claim is not what its query asks for"
 
     def _effect(self, match: re.Match[str]) -> list[Form]:
         """The functionals of a claim about the size of an effect."""
-        both = re.fullmatch(r"logit(\d+)-logit(\d+)", match["metric"])
         size = len(self.clean["logits"]) // 2
         if distribution := read_metric(match["metric"]):
             effect = {atom: Fraction(weight) for weight, atom in distribution.atoms(size)}
         else:
-            if both:
-                metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
-            else:
-                ((metric, _, _),) = self.forms(match["metric"])
-            need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+            metric = self._metric(match["metric"])
             effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
         parts = [(1, arb(0), "range")]
         if match["bar"]:
@@ -153,6 +148,23 @@ class EffectReader(QueryReader):
         elif match["least"]:
             parts = [(1, -arb(float(match["least"])), ">=0")]
         return [({atom: s * w for atom, w in effect.items()}, c, sense) for s, c, sense in parts]
+
+    def _metric(self, text: str) -> dict[tuple[Any, ...], Fraction]:
+        """Weights of the outputs of one network."""
+        both, size = re.fullmatch(r"logit(\d+)-logit(\d+)", text), len(self.clean["logits"]) // 2
+        if both:
+            metric: dict[tuple[Any, ...], Fraction] = {("logit", int(both[1])): Fraction(1)}
+            metric[("logit", int(both[2]))] = Fraction(-1)
+        else:
+            ((metric, _, _),) = self.forms(text)
+        need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+        return metric
+
+    def _sided(self, match: re.Match[str]) -> list[Form]:
+        """The functional of a claim that the edited network's metric is on one side of 0."""
+        sign, size = (1 if match["side"] == ">" else -1), len(self.clean["logits"]) // 2
+        metric = self._metric(match["sided"])
+        return [({("logit", atom[1] + size): sign * w for atom, w in metric.items()}, arb(0), ">0")]
 
 
 class EffectChecker(RowChecker):
@@ -235,6 +247,7 @@ class FamilyEffectChecker(FamilyChecker):
     def __init__(self, net: Network, info: Mapping[str, Any], tensors: Any, rows: list[Row]) -> None:
         super().__init__(net, info, tensors, [row | {"query": row["metric"]} for row in rows])
         self.edits, self.claimed = info["edits"], info["claimed"]
+        self.other = info.get("patched_ids")
         need(len(self.edits) == len(rows), "there is not one row per edit")
         self.base = info["model"]["name"]
 
@@ -276,6 +289,9 @@ class FamilyEffectChecker(FamilyChecker):
             row["same"] is None or 0 <= row["same"] <= asked,
             "more answers are the same than members were run",
         )
+        taken = row.get("patched")
+        need((taken is None) == (self.other is None), "patches are counted, or not, against run.json")
+        need(taken is None or 0 <= taken <= asked, "more members take a side than were run")
         chance = np.random.default_rng(row["row"])
         listed = [list(row["least_ids"]), list(row["most_ids"])]
         drawn = [self.shapes[chance.integers(len(self.shapes))].draw(chance) for _ in range(DRAWN)]
@@ -286,6 +302,10 @@ class FamilyEffectChecker(FamilyChecker):
         for own in effects[2:] if word == "enumerated" else []:
             inside = own is None or least - near <= own <= most + near
             need(inside, f"a member has the effect {own}, outside the ends")
+        if taken is not None and word == "enumerated" and taken in (0, asked):
+            for ids in listed + drawn:
+                sided = self._takes_side(row["metric"], ids, second)
+                need(sided in (None, taken == asked), "a member takes another side than is counted")
         return f"both ends were run again, and {DRAWN} members by chance lie between them"
 
     def _both(self, metric: str, every: list[list[int]], second: PlainNetwork) -> list[float | None]:
@@ -300,6 +320,21 @@ class FamilyEffectChecker(FamilyChecker):
             self.plain = first
         pairs = zip(self._rerun(margin, every), other, strict=True)
         return [None if a is None or b is None else a[0] - b[0] for a, b in pairs]
+
+    def _takes_side(self, metric: str, ids: list[int], second: PlainNetwork) -> bool | None:
+        """Whether a member takes the other prompt's side; None for no member, or where rounding could decide."""
+        shape = self._shape(ids)
+        if shape is None:
+            return None
+        first, other = (
+            output_named(name, shape.places, ids) for name in re.findall(r"logit(\{[^{}]*\}|\d+)", metric)
+        )
+        runs = [
+            net.run(np.array([tokens]), set(), True, set())["logits"][0]
+            for net, tokens in ((self.plain, self.other), (second, ids))
+        ]
+        there, here = (float(y[first] - y[other]) for y in runs)
+        return None if min(abs(there), abs(here)) < NEAR else there * here > 0.0
 
     def _distribution(self, metric: Metric, ids: list[int], second: PlainNetwork) -> float | None:
         """The effect on a distribution of one member; None for what is no member."""

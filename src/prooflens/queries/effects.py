@@ -25,7 +25,7 @@ from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
 from prooflens.queries.distributions import Divergence, Probability
 from prooflens.queries.functionals import Atom, Functional, Logit
 
-KINDS = ("range", "necessary", "faithful", "sufficient")
+KINDS = ("range", "necessary", "faithful", "sufficient", "patched")
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class EffectQuery(Query):
     """Ask for the range of an effect, or claim something about it.
 
     Attributes:
-        kind: `range` asks for bounds, `necessary` claims e ≥ δ, `faithful` abs(e) ≤ δ, `sufficient` the same answer.
+        kind: `range` asks for bounds, `necessary` claims e ≥ δ, `faithful` abs(e) ≤ δ, `sufficient` the same answer,
+            `patched` that m(M′(x)) is above 0, or below.
         metric: what is measured, in its short form.
         edit: what was done to the model, in words.
-        threshold: δ.
+        threshold: δ; of `patched` the side, 1 for above 0 and −1 for below.
         inside: whether the metric is a readout.
 
     Example:
@@ -59,6 +60,8 @@ class EffectQuery(Query):
             )
         if not math.isfinite(self.threshold):
             raise QueryError(f"{self.kind} takes a finite number, got {self.threshold}")
+        if self.kind == "patched" and abs(self.threshold) != 1.0:
+            raise QueryError(f"a side is 1 or -1, got {self.threshold}")
         if self.kind == "faithful" and self.threshold < 0.0:
             raise QueryError(
                 f"an effect within {self.threshold} is none: give faithful a number of at least 0"
@@ -71,6 +74,7 @@ class EffectQuery(Query):
             "necessary": f"{effect}>={self.threshold!r}",
             "faithful": f"|{effect}|<={self.threshold!r}",
             "sufficient": "same answer",
+            "patched": f"patched({self.metric}){self._side}0",
         }
         return f"{texts[self.kind]} {self.edit}"
 
@@ -82,7 +86,12 @@ class EffectQuery(Query):
             "necessary": f"necessary: effect >= {self.threshold:g}",
             "faithful": f"faithful: |effect| <= {self.threshold:g}",
             "sufficient": "sufficient: the same answer",
+            "patched": f"patched: metric of the edited model {self._side} 0",
         }[self.kind]
+
+    @property
+    def _side(self) -> str:
+        return ">" if self.threshold > 0.0 else "<"
 
     @property
     def unit(self) -> str:
@@ -109,6 +118,8 @@ class EffectQuery(Query):
             return [(1.0, 0.0 - self.threshold, Sense.NONNEGATIVE)]
         if self.kind == "faithful":
             return [(1.0, self.threshold, Sense.NONNEGATIVE), (-1.0, self.threshold, Sense.NONNEGATIVE)]
+        if self.kind == "patched":
+            return [(self.threshold, 0.0, Sense.POSITIVE)]
         return []
 
     def claim(self, metric: Functional, outputs: int, clean: float) -> Claim:
@@ -117,12 +128,16 @@ class EffectQuery(Query):
         Args:
             metric: what is measured, a functional of the outputs of one model.
             outputs: how many outputs a model has.
-            clean: the effect at the region's reference.
+            clean: the effect at the region's reference; of `patched` the edited model's metric there.
         """
         conditions = []
         for sign, constant, sense in self.parts:
             terms = list[tuple[float, Atom]]()
             for weight, atom in metric.terms:
+                if self.kind == "patched":
+                    assert isinstance(atom, Logit)
+                    terms.append((sign * weight, Logit(atom.index + outputs)))
+                    continue
                 if isinstance(atom, Divergence):  # of both models, not a difference of two
                     terms.append((sign * weight, atom.moved(outputs)))
                     continue

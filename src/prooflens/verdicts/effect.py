@@ -7,6 +7,7 @@ With m a difference of logits, a logit, a probability, or a readout, M a model a
 | necessary | m(M(x)) − m(M′(x)) ≥ δ |
 | faithful | abs(m(M(x)) − m(M′(x))) ≤ δ |
 | sufficient | the answer of M′(x) is that of M(x) |
+| patched | m(M′(x)) has the sign of m(M(x′)), x′ another prompt whose values are patched in (`patched`) |
 
 Bounds are joint where the engine has joint ones (`engines.relational`). `fails` comes with a point, run through both
 models.
@@ -27,7 +28,7 @@ from prooflens.engines import Bounds, FormBounds, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, Witness
 from prooflens.engines.chebyshev import MOST_FACTORS
 from prooflens.errors import EngineError
-from prooflens.models import Prompt, Transformer
+from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import shown
 from prooflens.queries import Argmax, Query
@@ -37,8 +38,9 @@ from prooflens.results.effects import Effect, EffectPoint
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.decide import verdict_of
 from prooflens.verdicts.pair import Edits, Pair
-from prooflens.verdicts.question import Place, ask
-from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.patched import decide_patched, patches, side_of
+from prooflens.verdicts.question import Place, as_prompt, ask
+from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors
 
 EFFORT = AttackBudget(256, 4, 20)
@@ -58,6 +60,7 @@ def effect(
     necessary: float | None = None,
     faithful: float | None = None,
     sufficient: bool = False,
+    patched: Prompt | str | Tensor | None = None,
     vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Effect:
@@ -75,6 +78,8 @@ def effect(
         necessary: claim that the effect is at least this everywhere.
         faithful: claim that the effect is at most this everywhere, on both sides.
         sufficient: claim that both models give the same answer everywhere.
+        patched: another prompt, as long as this one: parts that are given by their names are held at their values on
+            it (not at zero), and the claim is that the edited model's metric has the sign of the model's there.
         vectors: the directions and dictionaries that the metric names.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
@@ -96,7 +101,12 @@ def effect(
     begin, settings = time.perf_counter(), Settings.of(**options)
     wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
     check_thresholds(necessary, faithful)
+    if patched is not None:
+        model = load(model) if settings.device is None else load(model).to(checked_device(settings.device))
+        other = as_prompt(model, patched)
+        edited = patches(model, edited, patched if isinstance(patched, str) else other)
     pair = Pair.of(model, edited, prompt, region, metric, settings.device, vectors)
+    side = None if patched is None else side_of(pair, other)
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
         bounds, engine, refused = _bounds(pair, told)
@@ -108,6 +118,8 @@ def effect(
         outcomes = [_decided(pair, query, proved, (least, most)) for query in queries]
         if sufficient:
             outcomes.append(_same_answer(pair, [least, most], told))
+        if side is not None:
+            outcomes.append(decide_patched(pair, side, told, vectors))
     return Effect(
         pair.subject,
         pair.metric,
