@@ -44,7 +44,7 @@ _QUERY = re.compile(
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
-_PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
+_PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+)(\.result)?)?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
 
 
 class PairNetwork:
@@ -90,7 +90,7 @@ def _without(net: Network, edit: str) -> str | None:
     if "read_hook" in net.arch:  # edges of what stands behind the hook are gone
         kept = tuple(f"blocks.{layer}." for layer in range(net.arch["n_layers"]))
         weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
-    for a, h, m, n, tokens in (place.groups() for place in places if place is not None):
+    for a, h, result, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
         if int(a or m) >= net.arch["n_layers"]:
             continue  # behind the hook that is read
@@ -98,7 +98,7 @@ def _without(net: Network, edit: str) -> str | None:
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
         if tokens:
             at = [int(token) for token in tokens.split("@")[1:]]
-            edited.hold(weights, block, None if index is None else some, at)
+            edited.hold(weights, block, None if index is None else some, at, result is not None)
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0
