@@ -75,7 +75,7 @@ class Gaps:
 @given(
     seed=SEEDS,
     n=st.integers(2, 7),
-    far=st.sampled_from([1e-6, 0.01, 0.5, 4.0]),
+    far=st.sampled_from([1e-6, 0.01, 0.5, 4.0, 900.0]),
     apart=st.sampled_from([0.0, 0.1, 1.0]),
 )
 @settings(max_examples=20, deadline=None)
@@ -157,3 +157,15 @@ def test_a_joint_bound_is_not_looser_than_both_alone() -> None:
     assert float(joint.lower) >= float(apart.lower) - 1e-15
     assert float(joint.upper) <= float(apart.upper) + 1e-15
     assert float(joint.upper - joint.lower) < 0.9 * float(apart.upper - apart.lower)
+
+
+@pytest.mark.parametrize("target", [0, None])
+@pytest.mark.parametrize("far", [300.0, 1000.0, 1e5])
+def test_gaps_so_wide_that_exponentials_vanish_say_nothing(target: int | None, far: float) -> None:
+    """A lower end of R rounds to a number below 0 there, which no R is: found by the soundness run, seed 6100180."""
+    measured = Distribution(2, target)
+    wide = torch.tensor([[0.0, 2.0 * far, 0.0, far, 0.0, far, 1e6]]).double()
+    none = torch.zeros(2).double()
+    box = Known.of(measured, Tangent.at(measured, none, none), Box(-wide, wide)).effect()
+    assert float(box.upper) >= 1.0 - 1e-12
+    assert float(box.lower) <= (-1.0 + 1e-12 if target == 0 else 0.0)

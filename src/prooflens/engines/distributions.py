@@ -332,12 +332,12 @@ class Known:
         return hulls[0], hulls[1]
 
     def _ratio(self) -> Box:
-        """R = Σ s_j e^{−d_j} = 1 / Σ s′_j e^{d_j}, the better of both."""
+        """R = Σ s_j e^{−d_j} = 1 / Σ s′_j e^{d_j}, the better of both; no end is below 0, which R is not."""
         s, other = weight_box(*self.g), weight_box(*self.h)
         lower, upper = exp_down(-self.d.upper), exp_up(-self.d.lower)
-        direct = Box(minimise(lower, *s), maximise(upper, *s))
+        direct = Box(minimise(lower, *s).clamp_min(0.0), maximise(upper, *s))
         lower, upper = exp_down(self.d.lower), exp_up(self.d.upper)
-        inverse = Box(minimise(lower, *other), maximise(upper, *other))
+        inverse = Box(minimise(lower, *other).clamp_min(0.0), maximise(upper, *other))
         return Box(
             torch.fmax(direct.lower, down(1.0 / inverse.upper)),
             torch.fmin(direct.upper, up(1.0 / inverse.lower)),

@@ -77,7 +77,7 @@ def random_edits(
     found: dict[str, Edit] = {}
     for name in choose.sample(names, choose.randint(1, min(3, len(names)))):
         place = find_place(a, name)
-        if place.block in found or any(other.startswith(f"{name}.") for other in found):
+        if {name, place.block} & set(found) or any(other.startswith(f"{name}.") for other in found):
             continue
         if ".h" in name and choose.random() < RESULTS:
             name, place = f"{name}.result", find_place(a, f"{name}.result")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,19 +39,25 @@ class SecondProof(EngineBase):
             return _read([_form(walk, forms, number) for number in range(forms.size)], problem)
 
     def bound_effects(
-        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        self,
+        problem: Problem,
+        edited: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        other: Forms | None = None,
     ) -> FormBounds:
         """Bound the difference of every form of the outputs of two models, both walked side by side.
 
         Args:
             problem: the model and the region.
             edited: the other model and the same region.
-            forms: what is asked of both.
+            forms: what is asked of the model.
             options: not read.
+            other: what is asked of the other model; None for the same.
         """
         first = _walk(problem, keeps=True)
         with np.errstate(all="ignore"):
-            second, negative = first.beside(_network(edited)), replace(forms, logits=-_logits(forms))
+            second, negative = first.beside(_network(edited)), (forms if other is None else other).negated()
             numbers = range(forms.size)
             pairs = [(_form(first, forms, n), _form(second, negative, n)) for n in numbers]
             return _read([one.plus(other) for one, other in pairs], problem)
@@ -76,11 +80,6 @@ def _read(forms: list[Form], problem: Problem) -> FormBounds:
     lower, upper = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
     corner = torch.tensor(np.array(corners), dtype=torch.float64)
     return FormBounds(lower, upper, -corner, corner)
-
-
-def _logits(forms: Forms) -> Tensor:
-    assert forms.logits is not None
-    return forms.logits
 
 
 def _network(problem: Problem) -> Network:
