@@ -162,7 +162,7 @@ def test_a_joint_bound_is_not_looser_than_both_alone() -> None:
 @pytest.mark.parametrize("target", [0, None])
 @pytest.mark.parametrize("far", [300.0, 1000.0, 1e5])
 def test_gaps_so_wide_that_exponentials_vanish_say_nothing(target: int | None, far: float) -> None:
-    """A lower end of R rounds to a number below 0 there, which no R is: found by the soundness run, seed 6100180."""
+    """A lower end of R rounds to a number below 0 there, which no R is: the soundness run found it."""
     measured = Distribution(2, target)
     wide = torch.tensor([[0.0, 2.0 * far, 0.0, far, 0.0, far, 1e6]]).double()
     none = torch.zeros(2).double()

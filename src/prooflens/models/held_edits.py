@@ -136,7 +136,8 @@ def feature(
     """
     if dictionary.kind != "standard":
         raise ModelError(
-            f"features of a {dictionary.kind} dictionary jump as they become active: none is held"
+            f"features of a {dictionary.kind} dictionary jump as they become active, and no engine has a rule for "
+            f"that: hold a direction of {dictionary.hook} instead, Edit(hook, direction=…)"
         )
     if dictionary.decoder is None:
         raise ModelError("the dictionary has no decoder: give W_dec, or Dictionary.of(…, decoder=…)")
