@@ -67,7 +67,7 @@ def widths(eps: float) -> Line:
     return {"work": "widths", "model": model.name, "eps": eps} | _ratios(rows, meter)
 
 
-def read_widths(layer: int, eps: float, heads: int = 3) -> Line:
+def read_widths(layer: int, eps: float, heads: int) -> Line:
     """Widths of the effects of heads of a layer of minilm on a random direction of the stream behind it."""
     model, engine = pl.load("minilm"), get_engine("taylor")
     prompt = model.prompt(SENTENCE)
@@ -233,6 +233,9 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
     parser.add_argument("--radii", nargs="*", type=float, default=RADII[:3], help="radii of `circuits`")
+    parser.add_argument("--read-layers", nargs="*", type=int, default=[1, 2], help="layers of `read`")
+    parser.add_argument("--read-eps", type=float, default=0.001, help="the radius of `read`")
+    parser.add_argument("--heads", type=int, default=1, help="heads of each layer of `read`")
     parser.add_argument("--names", type=int, default=92)
     parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
     parser.add_argument("-o", "--out", type=Path)
@@ -243,9 +246,8 @@ def main() -> None:
                 tell(widths(eps), given.out)
             continue
         if work == "read":
-            for layer in (1, 2):
-                for eps in (0.001, 0.003, 0.01):
-                    tell(read_widths(layer, eps), given.out)
+            for layer in given.read_layers:
+                tell(read_widths(layer, given.read_eps, given.heads), given.out)
             continue
         if work == "circuits":
             for eps in given.radii:

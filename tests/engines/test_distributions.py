@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import prooflens as pl
 from prooflens.checker.distributions import effect_range
 from prooflens.engines import Engine, distributions, get_engine
 from prooflens.engines.attack.effects import attack_metric
@@ -17,6 +18,10 @@ from prooflens.engines.chebyshev import Chebyshev
 from prooflens.engines.distributions import Distribution, Known, Tangent, bound_distribution
 from prooflens.engines.relational import both_alone
 from prooflens.errors import EngineError
+from prooflens.evaluation.soundness.second import SecondProof
+from prooflens.models.architecture import Architecture
+from prooflens.models.weights import required_shapes
+from prooflens.problem import Problem
 from prooflens.queries.simplex import Box, minimise
 from tests.engines.test_relational import pair
 
@@ -169,3 +174,29 @@ def test_gaps_so_wide_that_exponentials_vanish_say_nothing(target: int | None, f
     box = Known.of(measured, Tangent.at(measured, none, none), Box(-wide, wide)).effect()
     assert float(box.upper) >= 1.0 - 1e-12
     assert float(box.lower) <= (-1.0 + 1e-12 if target == 0 else 0.0)
+
+
+@pytest.mark.parametrize("target", [0, None])
+def test_the_checker_takes_part_in_the_soundness_run(target: int | None) -> None:
+    model = pl.load("toy")
+    region = pl.Ball(0.005).around(model.example(14))
+    problem, edited = Problem(model, region), Problem(pl.edit(model, ["m0", "a0.h1"]), region)
+    measured = Distribution(2, target)
+    found = bound_distribution(SecondProof(), problem, edited, measured)
+    reached = attack_metric(problem, edited, measured.metrics, AttackBudget(50, 1, 5), 0, [found])
+    assert float(found.lower) <= float(reached.lower) <= float(reached.upper) <= float(found.upper)
+
+
+def test_models_with_positions_of_queries_and_keys_have_effects() -> None:
+    """Their tables need the length that the head's model once dropped."""
+    a = Architecture(
+        "placed", 1, 2, 4, 8, "relu", norm_place="none", causal=True, pool="last", d_vocab=5, d_out=5, context=4,
+        head_positions=True,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    shapes = required_shapes(a) | {"embed.positions": (4, 4), "head.weight": (5, 4)}
+    weights = {name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()}
+    model = pl.Transformer(a, weights)
+    prompt = model.prompt([0, 1, 2, 3])
+    found = pl.effect(model, "a0.h0", prompt, pl.Ball(1e-3), "kl(0,1,2)", budget="20/1/2")
+    assert found.lower <= found.least.effect <= found.most.effect <= found.upper

@@ -47,8 +47,9 @@ def try_distributions(
     other = replace(edited, model=edited.model.with_head(other_weight[among], other_bias[among]))
     for target in (choose.randrange(len(among)), None):
         measured = Distribution(len(among), target)
+        kind = "divergence" if target is None else "probability"
         query = DistributionQuery(None if target is None else among[target], tuple(among))
-        functional = Functional(((1.0, query.atom(outputs)),), 0.0, f"effect on a {query.unit}")
+        functional = Functional(((1.0, query.atom(outputs)),), 0.0, f"effect on a {kind}")
         answers = {engine.name: bound_distribution(engine, small, other, measured) for engine in engines}
         reached = attack_metric(small, other, measured.metrics, budget, case.seed, list(answers.values()))
         for name, bounds in answers.items():

@@ -97,7 +97,8 @@ def _form(walk: Walk, forms: Forms, number: int) -> Form:
     """One of the forms; the soundness run asks about one layer's scores or about outputs."""
     if forms.logits is not None:
         row: Tensor = forms.logits[number]
-        return output_form(walk, {i: float(row[i]) for i in row.nonzero()[:, 0].tolist()})
+        read = {i: float(row[i]) for i in row.nonzero()[:, 0].tolist()}
+        return output_form(walk, read or {0: 0.0})
     here = (forms.index == number).nonzero()[:, 0].tolist()
     places = [tuple(int(x[n]) for x in (forms.head, forms.position, forms.key)) for n in here]
     terms = [(float(forms.weight[n]), h, i, j) for n, (h, i, j) in zip(here, places, strict=True)]
