@@ -176,3 +176,13 @@ def test_bounds_enclose_effects_on_distributions(toy: pl.Transformer, region: ob
 def test_distributions_that_say_nothing_are_refused(toy: pl.Transformer, metric: str, said: str) -> None:
     with pytest.raises(QueryError, match=said):
         pl.effect(toy, "m0", toy.example(), pl.Ball(0.01), metric)
+
+
+def test_rounding_of_a_softmax_breaks_no_claim(toy: pl.Transformer) -> None:
+    """A neuron of next to no weight: float64 may compute a divergence below 0, and a claim of at least 0 holds."""
+    silent = pl.edit(toy, pl.Edit("m1.n3", torch.tensor([1e-13]).double()))
+    x, ball = toy.example(), pl.Ball(1e-3)
+    found = pl.effect(silent, "m1.n3", x, ball, "kl(0,1)", necessary=0.0, faithful=1e-12)
+    assert found.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
+    gone = pl.effect(toy, "a1.h0", x, ball, "prob(0)", necessary=1e-8, faithful=1e-6)
+    assert gone.verdicts == [Verdict.HOLDS, Verdict.HOLDS]

@@ -75,7 +75,7 @@ class MemberDistribution:
             second: what it returned of the edited one.
         """
         if self.index is None:
-            return (first.exp() * (first - second)).sum(-1)
+            return (first.exp() * (first - second)).sum(-1).clamp_min(0.0)  # rounding alone makes it negative
         return self.metric(first) - self.metric(second)
 
 

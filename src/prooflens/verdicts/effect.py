@@ -145,7 +145,7 @@ def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
         The effect, its ends infinite; None where the prompt is no point of the region, or does not break the claim.
     """
     region, (first, second) = pair.problem.region, pair.clean
-    if not region.holds_reference or not abs(first - second) > faithful:
+    if not region.holds_reference or not abs(first - second) > faithful + pair.blur(first - second):
         return None
     point = EffectPoint(region.reference, region.anchor_factors, first - second)
     nothing = Proved(-math.inf, math.inf, "clean", "", 0.0)
@@ -211,7 +211,8 @@ def _decided(pair: Pair, query: EffectQuery, proved: Proved, points: Sequence[Ef
     found = Bounds(*query.bounds(proved.lower, proved.upper), Guarantee.PROVED, proved.engine, proved.seconds)
     values = query.values([point.effect for point in points])
     worst = int(values.amin(-1).argmin())
-    broken = query.kind != "range" and claim.broken_by(values[worst])
+    missed = values[worst] + pair.blur(points[worst].effect)
+    broken = query.kind != "range" and claim.broken_by(missed)
     verdict = verdict_of(claim, broken, found)
     why = f"{proved.engine} proves [{proved.lower:.6g}, {proved.upper:.6g}]{proved.refused}"
     point = points[worst]

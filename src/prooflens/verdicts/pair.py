@@ -37,6 +37,9 @@ from prooflens.verdicts.question import Place, Question, as_prompt, ask, source_
 from prooflens.verdicts.settings import checked_device
 from prooflens.verdicts.sites import Vectors
 
+SOFTMAX_ROUNDING = 2.0**-36
+"""Far more than rounding changes a computed probability or divergence by, relative to 1 plus its size."""
+
 Edits = Transformer | str | Edit | Sequence[str | Edit]
 """An edited model, or what `edit` takes."""
 
@@ -150,6 +153,16 @@ class Pair:
             found = self.distribution.metrics(one, other)
             return float(found[0]), float(found[1])
         return float((one * row).sum()), float((other * row).sum())
+
+    def blur(self, effect: float) -> float:
+        """Return by how much a point must miss a threshold to break a claim: what rounding of a softmax may hide.
+
+        Bounds of a distribution may be narrower than float64 computes it: a probability near 1 has no more digits.
+
+        Args:
+            effect: the effect that was computed at the point.
+        """
+        return 0.0 if self.distribution is None else SOFTMAX_ROUNDING * (1.0 + abs(effect))
 
     def bounds(self, engine: Engine, options: EngineOptions) -> FormBounds:
         """Bound the effect over the region by an engine.
