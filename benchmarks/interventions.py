@@ -5,6 +5,7 @@ python benchmarks/interventions.py [WORK …] [--device cuda] [--layers 17-18] [
 | work | what |
 |---|---|
 | widths | `toy-4layer`, every head and network taken out by itself, on balls: joint, alone, attained by an attack |
+| read | minilm: heads of layers 1 and 2 taken out by themselves, a direction of the stream behind; one token moves |
 | family | the effect of every head of `--layers` on logit{A} − logit{B} over an IOI template, every member run |
 | segment | the same on the segment between two prompts |
 | ball | the same on a ball of radius `--eps` |
@@ -36,15 +37,18 @@ from prooflens.progress import silent
 from prooflens.regions import Ball, Segment
 from prooflens.results import Verdict
 from prooflens.verdicts.discover import search
+from prooflens.verdicts.pair import Pair
 
 A = "When Mary and John went to the store, John gave a drink to"
 B = "When Mary and John went to the store, John gave a book to"
 METRIC = "logit{ Mary}-logit{ John}"
-WORK = ("widths", "family", "segment", "ball", "circuits", "ioi")
+WORK = ("widths", "read", "family", "segment", "ball", "circuits", "ioi")
 SMALL = {"toy": 0.2, "toy-induction": 0.5, "toy-4layer": 0.5}
 """Models, and how far a circuit's logit0 − logit1 may be off."""
 DRAWN = 30
 """Points by which samples call a circuit faithful."""
+SENTENCE, MOVES = "the movie was great", 3
+"""What minilm reads, and the token that moves and is read."""
 RADII = (0.001, 0.003, 0.01, 0.03)
 
 
@@ -60,12 +64,31 @@ def widths(eps: float) -> Line:
             joint, alone = (f(engine, problem, edited, forms) for f in (bound_effects, both_alone))
             reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, [joint])
             rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
+    return {"work": "widths", "model": model.name, "eps": eps} | _ratios(rows, meter)
+
+
+def read_widths(layer: int, eps: float, heads: int) -> Line:
+    """Widths of the effects of heads of a layer of minilm on a random direction of the stream behind it."""
+    model, engine = pl.load("minilm"), get_engine("taylor")
+    prompt = model.prompt(SENTENCE)
+    v = torch.randn(model.architecture.d_model, generator=torch.Generator().manual_seed(layer)).double()
+    metric, region = f"read(blocks.{layer}.hook_resid_post@{MOVES},DIR)", Ball(eps, tokens=[MOVES])
+    rows = []
+    with Meter(model.device) as meter:
+        for head in range(heads):
+            pair = Pair.of(model, f"a{layer}.h{head}", prompt, region, metric, None, {"DIR": v / v.norm()})
+            asked = pair.problem, pair.edited, pair.forms
+            joint, alone = (f(engine, *asked) for f in (bound_effects, both_alone))
+            reached = attack_effects(*asked, AttackBudget(200, 4, 30), 0, [joint])
+            rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
+    return {"work": "read", "model": model.name, "layer": layer, "eps": eps} | _ratios(rows, meter)
+
+
+def _ratios(rows: list[list[float]], meter: Meter) -> Line:
+    """Medians of ratios of widths: joint, alone, attained."""
     one, both, seen = torch.tensor(rows).double().T
     middle = {"joint / alone": one / both, "joint / attained": one / seen, "alone / attained": both / seen}
     return {
-        "work": "widths",
-        "model": model.name,
-        "eps": eps,
         "parts": len(rows),
         **{name: round(float(ratios.median()), 3) for name, ratios in middle.items()},
         "most joint / attained": round(float((one / seen).max()), 3),
@@ -210,6 +233,9 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
     parser.add_argument("--radii", nargs="*", type=float, default=RADII[:3], help="radii of `circuits`")
+    parser.add_argument("--read-layers", nargs="*", type=int, default=[1, 2], help="layers of `read`")
+    parser.add_argument("--read-eps", type=float, default=0.001, help="the radius of `read`")
+    parser.add_argument("--heads", type=int, default=1, help="heads of each layer of `read`")
     parser.add_argument("--names", type=int, default=92)
     parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
     parser.add_argument("-o", "--out", type=Path)
@@ -218,6 +244,10 @@ def main() -> None:
         if work == "widths":
             for eps in RADII:
                 tell(widths(eps), given.out)
+            continue
+        if work == "read":
+            for layer in given.read_layers:
+                tell(read_widths(layer, given.read_eps, given.heads), given.out)
             continue
         if work == "circuits":
             for eps in given.radii:

@@ -77,6 +77,7 @@ ENGINES: Mapping[str, set[str]] = {
     "protocol": {"bounds", "forms"},
     "relational": {"bounds", "forms", "protocol"},
     "relaxations": {"forms"},
+    "distributions": {"bounds", "forms", "protocol", "relational", "relaxations"},
     "tensor_sets": {"bounds", "forms", "relaxations"},
     "first_layer": {"forms", "protocol"},
     "hidden": {"bounds", "forms", "protocol", "relaxations"},

@@ -86,6 +86,15 @@ def test_claims_about_effects_are_proved_again(name: str, part: str, tmp_path: P
         assert low - room <= ends[0] <= ends[1] <= high + room
 
 
+@pytest.mark.parametrize("part", ["a0.h1.result", "a1.h0.result@-1@1"])
+def test_what_a_head_writes_is_known_by_its_name(toy: pl.Transformer, tmp_path: Path, part: str) -> None:
+    saved(toy, tmp_path / "run", part, "logit0-logit1", faithful=0.0)
+    report = check(tmp_path / "run", TOY)
+    assert report.ok, report
+    assert report.counts["witness confirmed"] == 1
+    assert "free text" not in str(report)
+
+
 def test_a_range_is_proved_again_only_if_it_is_wide_enough(toy: pl.Transformer, tmp_path: Path) -> None:
     """The honest range moved outward by a tenth of its width, and inward by a thousandth, in row and tensors."""
     words = []

@@ -20,6 +20,8 @@ ASKED = ("effect", "toy", "--metric", "logit0-logit1", "--budget", "50/1/5")
         (("--faithful", "5"), 0),
         (("--faithful", "0"), 3),
         (("--necessary", "0", "--engine", "interval", "--budget", "0/0/0"), 2),
+        (("--faithful", "0.01", "--metric", "prob(0|0,1)"), 0),
+        (("--faithful", "0", "--metric", "kl(0,1)"), 3),
         ((), 0),
     ],
 )
@@ -98,6 +100,7 @@ def test_effects_over_a_family(call: Call, tmp_path: Path, monkeypatch: pytest.M
         (("--eps", "0.01", "--without", "0.1"), "write a head as a9.h6"),
         (("--without", "m0"), "give one of --eps"),
         (("--without", "m0", "--eps", "0.1", "--each"), "are for families"),
+        (("--without", "m0", "--eps", "0.1", "--metric", "kl(0)"), "name at least two outputs"),
         (("--without", "m0", "--slot", "A= x"), "are for --template"),
     ],
 )

@@ -80,7 +80,7 @@ def features_of(d: int, last: int = 2) -> list[str | Edit]:
     return [feature(one, 1, None, (last,)), feature(one, 3, 0.5), feature(two, 2, None, (-1,), error=False)]
 
 
-EDGES = ["a0.h0->a1.h0.q", "m0->a1.h0.k@1", "a0.h0->m1", "a0->logits@-1", "input->a1.h0.v"]
+EDGES = ["a0.h0->a1.h0.q", "m0->a1.h0.k@1", "a0.h0->m1", "m0.n1->m1", "a0->logits@-1", "input->a1.h0.v"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,9 @@ def test_members_of_families_are_run_with_parts_held_at_tokens(tmp_path: Path) -
 def test_a_checked_family_and_prompt_have_their_edges_cut(tmp_path: Path) -> None:
     model = reader("llama")
     folder = export(model, tmp_path / "model")
-    found = pl.family_effects(model, [["a0.h1->a1.h0.k", "m0->logits"]], TEMPLATE, "logit{A}-logit{B}")
+    found = pl.family_effects(
+        model, [["a0.h1->a1.h0.k", "m0->logits", "m0.n2->a1.h0.q"]], TEMPLATE, "logit{A}-logit{B}"
+    )
     found.save(tmp_path / "family")
     report = check(tmp_path / "family", folder)
     assert report.ok, report
@@ -206,7 +208,7 @@ def test_a_checked_family_and_prompt_have_their_edges_cut(tmp_path: Path) -> Non
     folder = export(model, tmp_path / "gpt2")
     prompt = model.prompt([1, 2, 3, 4])
     for number, metric in enumerate(("logit0-logit1", "neuron 1.0@-1", "neuron 0.1@-1")):
-        cut = [*EDGES[:3], "m1->logits", "a0.h1->m0", "m0.n2@1"]
+        cut = [*EDGES[:3], "m1->logits", "a0.h1->m0", *(["m0.n2->m1"] if number == 1 else ["m0.n2@1"])]
         one = pl.effect(model, cut, prompt, pl.Ball(0.001), metric, faithful=0.0, **CHEAP)
         one.save(tmp_path / f"run{number}")
         report = check(tmp_path / f"run{number}", folder)

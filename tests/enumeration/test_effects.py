@@ -77,3 +77,31 @@ def test_logits_behind_a_cap_are_not_measured() -> None:
     capped = replace(model, architecture=replace(model.architecture, logit_cap=0.5))
     with pytest.raises(QueryError, match="cap"):
         pl.family_effects(capped, ["m1"], TEMPLATE, "logit{A}-logit{B}")
+
+
+@pytest.mark.parametrize("metric", ["prob({A})", "prob({A}|{A},{B},9)", "kl({A},{B},9)"])
+def test_distributions_of_every_member(metric: str) -> None:
+    model = reader("gpt2")
+    found = pl.family_effects(model, EDITS, TEMPLATE, metric, faithful=0.001, batch=7)
+    family = TEMPLATE.of(model)
+    for row, edits in zip(found.rows, EDITS, strict=True):
+        other, effects = pl.edit(model, edits), {}
+        for member in family:
+            ids = torch.tensor(member.ids)
+            a, b = (member.ids[member.roles[slot][0][0]] for slot in "AB")
+            one, two = model(ids)[-1], other(ids)[-1]
+            if metric != "prob({A})":
+                one, two = one[[a, b, 9]], two[[a, b, 9]]
+            p, q = one.softmax(-1), two.softmax(-1)
+            at = a if metric == "prob({A})" else 0
+            effect = (p * (p / q).log()).sum() if metric.startswith("kl") else p[at] - q[at]
+            effects[member.text] = float(effect)
+        values = list(effects.values())
+        assert row.faithful == sum(abs(value) <= 0.001 for value in values)
+        assert abs(row.least[0] - min(values)) < 1e-12
+        assert abs(effects[row.most[1]] - max(values)) < 1e-12
+
+
+def test_an_output_that_some_member_names_twice_is_refused() -> None:
+    with pytest.raises(QueryError, match="one token on some member"):
+        pl.family_effects(reader("gpt2"), ["m1"], TEMPLATE, "kl({A},{B},3)")

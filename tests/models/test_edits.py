@@ -16,6 +16,7 @@ from prooflens.models import INPUT, OUTPUT
 from prooflens.models.changes import Changes
 from prooflens.models.edits import find_place, mean_of, places_of, value_on
 from prooflens.models.parts import Edit
+from prooflens.models.prompt import Prompt
 
 S = 4
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -162,3 +163,45 @@ def test_changes_give_the_edited_weights_again(toy: pl.Transformer, edits: str |
     assert bool(changes.replaced) == isinstance(edits, Edit)
     same = Changes.between(toy, toy)
     assert (dict(same.zeroed), dict(same.replaced), same.removed) == ({}, {}, ())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "encoder", "llama"])
+def test_what_a_head_writes_is_held_at_a_constant(family: str) -> None:
+    """The result W_O z of a head at c: its columns go, and c is added; at some tokens only there."""
+    model, x, generator = drawn(family)
+    c = torch.randn(model.architecture.d_model, generator=generator).double()
+    last = model.architecture.n_heads - 1
+    weight = model.weights["blocks.1.o.weight"]
+    without = held(f"a1.h{last}", model, None)
+    place = find_place(model.architecture, f"a1.h{last}")
+    assert place.columns is not None
+    some = slice(place.columns.start, place.columns.stop)
+    for at, rows in (("", slice(None)), ("@-1", [-1])):
+
+        def change(z: torch.Tensor, rows: slice | list[int] = rows) -> torch.Tensor:
+            kept = z.clone()
+            kept[rows] = without(z)[rows]
+            return kept
+
+        def added(out: torch.Tensor, rows: slice | list[int] = rows) -> torch.Tensor:
+            out = out.clone()
+            out[rows] = out[rows] + c
+            return out
+
+        values = {INPUT: x}
+        for step in model.program(len(x)).steps:
+            made = step(*(values[name] for name in step.inputs))
+            if step.out == "blocks.1.attn.hook_z":
+                made = change(made.reshape(len(made), -1)).reshape(made.shape)
+            values[step.out] = added(made) if step.out == "blocks.1.hook_attn_out" else made
+        name = f"a1.h{last}.result{at}"
+        made = pl.edit(model, Edit(name, c))(x)
+        assert torch.allclose(made, values[OUTPUT], rtol=1e-10, atol=1e-10)
+        z = pl.edit(model, f"a1.h{last}{at}")(x)
+        assert torch.allclose(pl.edit(model, name)(x), z, rtol=1e-10, atol=1e-10)
+    prompt = Prompt(x, tuple("abcd"))
+    result = value_of(value_on(model, f"a1.h{last}.result", prompt, -1))
+    z = value_of(value_on(model, f"a1.h{last}", prompt, -1))
+    assert torch.allclose(result, weight[:, some] @ z)
+    with pytest.raises(ModelError, match="twice"):
+        pl.edit(model, [f"a1.h{last}.result", f"a1.h{last}"])

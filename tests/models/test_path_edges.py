@@ -27,6 +27,10 @@ def sent(model: pl.Transformer, values: Values, sender: str) -> torch.Tensor:
     if sender == "input":
         return values[INPUT]
     layer = int(sender[1:].split(".")[0])
+    if ".n" in sender:
+        n = int(sender.split(".n")[1])
+        post = values[f"blocks.{layer}.mlp.hook_post"][:, n]
+        return torch.outer(post, model.weights[f"blocks.{layer}.down.weight"][:, n])
     if ".h" not in sender:
         return values[f"blocks.{layer}.hook_{'attn' if sender[0] == 'a' else 'mlp'}_out"]
     head, c = int(sender.split(".h")[1]), model.architecture.head_dim
@@ -98,7 +102,8 @@ PRE = [
 def test_a_receiver_reads_the_stream_without_its_sender(family: str) -> None:
     model, x, _ = drawn(family)
     a = model.architecture
-    senders = ["input"] + (["a0", "a0.h0"] if a.has_attention else []) + (["m0"] if a.has_network else [])
+    senders = ["input"] + (["a0", "a0.h0"] if a.has_attention else [])
+    senders += ["m0", "m0.n0", f"m0.n{a.d_ff - 1}"] if a.has_network else []
     receivers = {"logits": (a.n_layers, "logits", -1)}
     if a.has_attention and a.qk_norm != "whole":
         receivers |= {f"a1.h{a.n_heads - 1}.{c}": (1, c, a.n_heads - 1) for c in "qkv"}
@@ -165,6 +170,10 @@ def test_a_patched_edge_has_the_senders_value_on_another_prompt() -> None:
     cut = pl.edit(model, [value_on(model, name, prompt) for name in every])
     held = pl.edit(model, value_on(model, "a0.h0", prompt))
     assert torch.allclose(cut(x), held(x), rtol=1e-11, atol=1e-11)
+    every = [f"m0.n2->{to}" for to in ("a1", "m1", "logits")]
+    cut = pl.edit(model, [value_on(model, name, prompt) for name in every])
+    held = pl.edit(model, value_on(model, "m0.n2", prompt))
+    assert torch.allclose(cut(x), held(x), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +185,8 @@ def test_a_patched_edge_has_the_senders_value_on_another_prompt() -> None:
         (["a0.h0->a1.n0"], "is no edge"),
         (["a0.h0->m1", "a0.h0->m1@2"], "twice"),
         (["a0.h0->m1", "a0.h1@2"], "give one of these"),
+        (["m0.n1->m1", "m0.n2@2"], "give one of these"),
+        (["m0.n99999->m1"], "neurons 0 …"),
         ([Edit("a0.h0->m1", direction=torch.ones(8))], "no direction"),
     ],
 )

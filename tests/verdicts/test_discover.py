@@ -195,3 +195,46 @@ def test_what_cannot_be_asked_says_why(toy: pl.Transformer) -> None:
         pl.discover(toy, x, ball, "logit0-logit1", 1.0, parts=[])
     with pytest.raises(ModelError, match="twice"):
         pl.discover(toy, x, ball, "logit0-logit1", 1.0, parts=["m0", "m0"])
+
+
+@pytest.mark.parametrize("kind", ["segment", "hull"])
+def test_minimal_on_ways_between_prompts(toy: pl.Transformer, kind: str, tmp_path: Path) -> None:
+    x, y, z = (toy.example(i).x for i in range(3))
+    ends = [x, x + 0.05 * (y - x), x + 0.03 * (z - x)]
+    place = pl.Segment(*ends[:2]) if kind == "segment" else pl.Hull(ends)
+    parts = ["a0.h0", "m1", "a1.h0"]
+    found = pl.discover(toy, x, place, "logit0-logit1", 0.2, parts=parts, everywhere=True, budget="20/1/2")
+    assert (found.minimal, found.verdicts) == (True, [Verdict.HOLDS, Verdict.HOLDS])
+    points, _ = place.region().sample(200, seed=2)
+    for part in found.needed_everywhere:
+        effects = (toy(points) - pl.edit(toy, [*found.removed, part])(points)) @ METRIC
+        assert float(effects.abs().min()) > 0.2
+    assert found.needed_everywhere
+    found.save(tmp_path / "found")
+
+
+def test_a_circuit_is_checked_whole(call: Call, found: Discovery, tmp_path: Path) -> None:
+    out = tmp_path / "found"
+    found.save(out)
+    code, told, _ = call("check", str(out), "--json")
+    rows = json.loads(told)["rows"]
+    assert (code, len(rows)) == (0, 1 + len(found.circuit)), told
+    assert {row["status"] for row in rows[1:]} == {"witness confirmed"}
+    assert rows[0]["status"] in ("re-proved", "not checkable")
+    stated = json.loads((out / "circuit.json").read_text())
+    first, second = found.circuit[:2]
+    forgeries = [
+        {"faithful": 0.1},
+        {"metric": "logit1-logit0"},
+        {"circuit_is_faithful": "fails"},
+        {"open": [first]},
+        {"removed": [*stated["removed"], first]},
+        {"circuit": [first], "nodes": {first: True}, "removed": [*stated["removed"], second]},
+        {"model_sha256": "0" * 64},
+    ]
+    for forged in forgeries:
+        (out / "circuit.json").write_text(json.dumps(stated | forged))
+        assert call("check", str(out))[0] == 3, forged
+    (out / "circuit.json").write_text(json.dumps(stated))
+    (out / "needed" / first).rename(tmp_path / "hidden")
+    assert call("check", str(out))[0] == 3

@@ -138,3 +138,51 @@ def test_logits_behind_a_cap_are_not_measured(toy: pl.Transformer) -> None:
     assert found.lower <= found.least.effect
     same = [int(model(toy.example()).argmax()) for model in (capped, pl.edit(capped, "a0.h0"))]
     assert (found.claims[0].verdict is Verdict.HOLDS) <= (same[0] == same[1])
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("metric", ["prob(0)", "prob(1|0,1)", "kl(0,1)"])
+def test_bounds_enclose_effects_on_distributions(toy: pl.Transformer, region: object, metric: str) -> None:
+    where = place(toy, region)
+    found = pl.effect(toy, ["m0", "a0.h1"], toy.example(), where, metric, faithful=1.0, necessary=0.9)
+    held = where.around(toy.example()) if isinstance(where, pl.Ball) else where.region()
+    x, _ = held.sample(300, seed=3)
+    p, q = (model(x).softmax(-1) for model in (toy, pl.edit(toy, ["m0", "a0.h1"])))
+    effects = p[:, 0] - q[:, 0]
+    if metric == "prob(1|0,1)":
+        effects = p[:, 1] - q[:, 1]
+    elif metric == "kl(0,1)":
+        effects = (p * (p / q).log()).sum(-1)
+    assert found.lower <= float(effects.min()) + 1e-13
+    assert float(effects.max()) <= found.upper + 1e-13
+    assert abs(found.clean[0] - found.clean[1] - found.outcomes[0].claim.clean.item()) < 1e-15
+    assert [claim.verdict for claim in found.claims][1] is Verdict.HOLDS
+    assert found.metric == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("prob(7)", "no output 7"),
+        ("prob(0|1,0,1)", "twice"),
+        ("prob(0|1)", "at least two"),
+        ("prob(0|1,2)", "must be one of"),
+        ("kl(0)", "at least two"),
+        ("kl(0,x)", "names no output"),
+        ("prob()", "names no output"),
+        ("kl()", "names no output"),
+    ],
+)
+def test_distributions_that_say_nothing_are_refused(toy: pl.Transformer, metric: str, said: str) -> None:
+    with pytest.raises(QueryError, match=said):
+        pl.effect(toy, "m0", toy.example(), pl.Ball(0.01), metric)
+
+
+def test_rounding_of_a_softmax_breaks_no_claim(toy: pl.Transformer) -> None:
+    """A neuron of next to no weight: float64 may compute a divergence below 0, and a claim of at least 0 holds."""
+    silent = pl.edit(toy, pl.Edit("m1.n3", torch.tensor([1e-13]).double()))
+    x, ball = toy.example(), pl.Ball(1e-3)
+    found = pl.effect(silent, "m1.n3", x, ball, "kl(0,1)", necessary=0.0, faithful=1e-12)
+    assert found.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
+    gone = pl.effect(toy, "a1.h0", x, ball, "prob(0)", necessary=1e-8, faithful=1e-6)
+    assert gone.verdicts == [Verdict.HOLDS, Verdict.HOLDS]

@@ -3,7 +3,7 @@
 A functional is a dictionary {"constant", "terms", "sense"} of a run's `claim` column; a term is [weight, kind, layer,
 head, position, key or keys] with kind `score`, `logsumexp` or `entropy`, [weight, "logit", index], [weight, "largest",
 outputs that are left out], or [weight, "standing", index, k, rivals]: the smaller of the output and of the k-th
-smallest of its differences to its rivals.
+smallest of its differences to its rivals; probabilities and divergences are in `distributions`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from prooflens.checker.distributions import KINDS as DISTRIBUTIONS
+from prooflens.checker.distributions import ball_value
+
 Functional = Mapping[str, Any]
-OUTPUTS = ("logit", "largest", "standing")
+OUTPUTS = ("logit", "largest", "standing", *DISTRIBUTIONS)
 
 
 def keys_of(term: list[Any]) -> list[int]:
@@ -32,6 +35,9 @@ def value(functional: Functional, found: Mapping[int | str, Any]) -> arb:
         if kind == "standing":
             y = found["logits"]
             total += arb(weight) * standing(y[term[2]], [y[j] for j in term[4]], term[3])
+            continue
+        if kind in DISTRIBUTIONS:
+            total += arb(weight) * ball_value(term, found["logits"])
             continue
         if kind in OUTPUTS:
             read = found["logits"][[term[2]]] if kind == "logit" else np.delete(found["logits"], term[2])

@@ -154,15 +154,16 @@ def without_edges(
 def _sent(
     weights: Mapping[str, Any], kind: int, layer: int, head: int, notes: Mapping[str, Values], times: Times
 ) -> Values:
-    """What a sender writes into the stream: 0 the input, 1 a head, 2 an attention, 3 a network."""
+    """What a sender writes into the stream: 0 the input, 1 a head, 2 an attention, 3 a network, 4 a neuron."""
     names = {0: "input", 1: f"blocks.{layer}.attn.hook_z", 2: f"blocks.{layer}.hook_attn_out"}
-    name = names.get(kind, f"blocks.{layer}.hook_mlp_out")
-    need(0 <= kind <= 3 and name in notes, "an edge starts where nothing is yet")
-    if kind != 1:
+    names |= {3: f"blocks.{layer}.hook_mlp_out", 4: f"blocks.{layer}.mlp.hook_post"}
+    name = names.get(kind, "")
+    need(name in notes, "an edge starts where nothing is yet")
+    if kind not in (1, 4):
         return notes[name]
-    z, o = notes[name], weights[f"blocks.{layer}.o.weight"]
-    c = int(notes["width"])
-    need(0 <= head < z.shape[-1] // c, "an edge starts at a head that there is not")
+    z, o = notes[name], weights[f"blocks.{layer}.{'o' if kind == 1 else 'down'}.weight"]
+    c = int(notes["width"]) if kind == 1 else 1
+    need(0 <= head < z.shape[-1] // c, "an edge starts at a head or a neuron that there is not")
     return times(z[..., head * c : (head + 1) * c], o[:, head * c : (head + 1) * c].T)
 
 
@@ -187,7 +188,7 @@ def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -
 
 
 _EDGE = re.compile(
-    r"(?:(input)|a(\d+)(?:\.h(\d+))?|m(\d+))->(?:(logits)|a(\d+)(?:\.h(\d+))?(?:[.<]([qkv])>?)?|m(\d+))((?:@-?\d+)*)"
+    r"(?:(input)|a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?)->(?:(logits)|a(\d+)(?:\.h(\d+))?(?:[.<]([qkv])>?)?|m(\d+))((?:@-?\d+)*)"
 )
 
 
@@ -203,11 +204,11 @@ def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
     match = _EDGE.fullmatch(name)
     if match is None:
         return False
-    start, a, h, m, end, to, reader, channel, network, tokens = match.groups()
+    start, a, h, m, neuron, end, to, reader, channel, network, tokens = match.groups()
     sender = (
         [0, -1, -1]
         if start
-        else [3, int(m), -1]
+        else [3 if neuron is None else 4, int(m), int(neuron or -1)]
         if m
         else [2, int(a), -1]
         if h is None
@@ -229,7 +230,9 @@ def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
     return True
 
 
-def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[int]) -> None:
+def hold(
+    weights: dict[str, Any], name: str, some: slice | None, tokens: list[int], written: bool = False
+) -> None:
     """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says.
 
     Args:
@@ -237,6 +240,7 @@ def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[in
         name: the map.
         some: the columns; None for all that it writes.
         tokens: where.
+        written: whether what the columns write is held, not what they read.
     """
     stem, whole = f"{name}.held", weights[f"{name}.weight"]
     d, width = whole.shape
@@ -245,6 +249,8 @@ def hold(weights: dict[str, Any], name: str, some: slice | None, tokens: list[in
         rest = np.zeros_like(whole)
     else:
         read, write, rest = np.eye(width)[some], whole[:, some], whole.copy()
+        if written:
+            read, write = write @ read, np.eye(d)
         rest[:, some], bias = 0.0, np.zeros(len(read))
     before = len(weights.get(f"{stem}.read", ()))
     k = before + len(read)

@@ -18,6 +18,7 @@ from flint import arb
 
 from prooflens.checker import edited
 from prooflens.checker.claims import Functional
+from prooflens.checker.distributions import Metric, plain_value, read_metric
 from prooflens.checker.findings import (
     CONFIRMED,
     NOT_CHECKABLE,
@@ -32,18 +33,18 @@ from prooflens.checker.findings import (
 from prooflens.checker.network import Balls, Network
 from prooflens.checker.pair_proofs import PairProver
 from prooflens.checker.plain import PlainNetwork
-from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word
+from prooflens.checker.prompts import DRAWN, NEAR, FamilyChecker, Word, output_named
 from prooflens.checker.proofs import Prover
 from prooflens.checker.query_reader import Form, QueryReader, same_form
 from prooflens.checker.rows import WORTH, RowChecker
 
 _QUERY = re.compile(
     r"(?P<bar>\|)?effect\((?P<metric>.+?)\)(?(bar)\|<=(?P<most>[^ ]+)|(?:>=(?P<least>[^ ]+))?) (?P<edit>.+)"
-    r"|same answer (?P<answers>.+)",
+    r"|same answer (?P<answers>.+)|patched\((?P<sided>.+?)\)(?P<side>[<>])0 (?P<patched>.+)",
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
-_PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
+_PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+)(\.result)?)?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
 
 
 class PairNetwork:
@@ -89,7 +90,7 @@ def _without(net: Network, edit: str) -> str | None:
     if "read_hook" in net.arch:  # edges of what stands behind the hook are gone
         kept = tuple(f"blocks.{layer}." for layer in range(net.arch["n_layers"]))
         weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
-    for a, h, m, n, tokens in (place.groups() for place in places if place is not None):
+    for a, h, result, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
         if int(a or m) >= net.arch["n_layers"]:
             continue  # behind the hook that is read
@@ -97,7 +98,7 @@ def _without(net: Network, edit: str) -> str | None:
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
         if tokens:
             at = [int(token) for token in tokens.split("@")[1:]]
-            edited.hold(weights, block, None if index is None else some, at)
+            edited.hold(weights, block, None if index is None else some, at, result is not None)
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0
@@ -127,28 +128,43 @@ class EffectReader(QueryReader):
     def differs(self, query: str, place: tuple[Any, ...], stored: list[Functional]) -> str:
         """Why the functionals are not those of the query ('' if they are)."""
         match = _QUERY.fullmatch(query)
-        if match is None or self.net.edit not in (match["edit"], match["answers"]):
+        if match is None or self.net.edit not in (match["edit"], match["answers"], match["patched"]):
             return "the query is not about the effect of this edit"
-        forms = [] if match["answers"] else self._effect(match)
+        forms = [] if match["answers"] else self._sided(match) if match["sided"] else self._effect(match)
         same = len(stored) == len(forms) and all(map(same_form, stored, forms))
         return "" if same else "the claim is not what its query asks for"
 
     def _effect(self, match: re.Match[str]) -> list[Form]:
         """The functionals of a claim about the size of an effect."""
-        both = re.fullmatch(r"logit(\d+)-logit(\d+)", match["metric"])
-        if both:
-            metric = {("logit", int(both[1])): Fraction(1), ("logit", int(both[2])): Fraction(-1)}
-        else:
-            ((metric, _, _),) = self.forms(match["metric"])
         size = len(self.clean["logits"]) // 2
-        need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
-        effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
+        if distribution := read_metric(match["metric"]):
+            effect = {atom: Fraction(weight) for weight, atom in distribution.atoms(size)}
+        else:
+            metric = self._metric(match["metric"])
+            effect = metric | {("logit", atom[1] + size): -weight for atom, weight in metric.items()}
         parts = [(1, arb(0), "range")]
         if match["bar"]:
             parts = [(sign, arb(float(match["most"])), ">=0") for sign in (1, -1)]
         elif match["least"]:
             parts = [(1, -arb(float(match["least"])), ">=0")]
         return [({atom: s * w for atom, w in effect.items()}, c, sense) for s, c, sense in parts]
+
+    def _metric(self, text: str) -> dict[tuple[Any, ...], Fraction]:
+        """Weights of the outputs of one network."""
+        both, size = re.fullmatch(r"logit(\d+)-logit(\d+)", text), len(self.clean["logits"]) // 2
+        if both:
+            metric: dict[tuple[Any, ...], Fraction] = {("logit", int(both[1])): Fraction(1)}
+            metric[("logit", int(both[2]))] = Fraction(-1)
+        else:
+            ((metric, _, _),) = self.forms(text)
+        need(all(atom[1] < size for atom in metric), "the metric reads an output that there is not")
+        return metric
+
+    def _sided(self, match: re.Match[str]) -> list[Form]:
+        """The functional of a claim that the edited network's metric is on one side of 0."""
+        sign, size = (1 if match["side"] == ">" else -1), len(self.clean["logits"]) // 2
+        metric = self._metric(match["sided"])
+        return [({("logit", atom[1] + size): sign * w for atom, w in metric.items()}, arb(0), ">0")]
 
 
 class EffectChecker(RowChecker):
@@ -231,6 +247,7 @@ class FamilyEffectChecker(FamilyChecker):
     def __init__(self, net: Network, info: Mapping[str, Any], tensors: Any, rows: list[Row]) -> None:
         super().__init__(net, info, tensors, [row | {"query": row["metric"]} for row in rows])
         self.edits, self.claimed = info["edits"], info["claimed"]
+        self.other = info.get("patched_ids")
         need(len(self.edits) == len(rows), "there is not one row per edit")
         self.base = info["model"]["name"]
 
@@ -272,6 +289,9 @@ class FamilyEffectChecker(FamilyChecker):
             row["same"] is None or 0 <= row["same"] <= asked,
             "more answers are the same than members were run",
         )
+        taken = row.get("patched")
+        need((taken is None) == (self.other is None), "patches are counted, or not, against run.json")
+        need(taken is None or 0 <= taken <= asked, "more members take a side than were run")
         chance = np.random.default_rng(row["row"])
         listed = [list(row["least_ids"]), list(row["most_ids"])]
         drawn = [self.shapes[chance.integers(len(self.shapes))].draw(chance) for _ in range(DRAWN)]
@@ -282,10 +302,16 @@ class FamilyEffectChecker(FamilyChecker):
         for own in effects[2:] if word == "enumerated" else []:
             inside = own is None or least - near <= own <= most + near
             need(inside, f"a member has the effect {own}, outside the ends")
+        if taken is not None and word == "enumerated" and taken in (0, asked):
+            for ids in listed + drawn:
+                sided = self._takes_side(row["metric"], ids, second)
+                need(sided in (None, taken == asked), "a member takes another side than is counted")
         return f"both ends were run again, and {DRAWN} members by chance lie between them"
 
     def _both(self, metric: str, every: list[list[int]], second: PlainNetwork) -> list[float | None]:
         """The effect on every member; None for what is no member."""
+        if distribution := read_metric(metric):
+            return [self._distribution(distribution, ids, second) for ids in every]
         margin = metric.replace("-", ">", 1)
         first, self.plain = self.plain, second
         try:
@@ -294,6 +320,30 @@ class FamilyEffectChecker(FamilyChecker):
             self.plain = first
         pairs = zip(self._rerun(margin, every), other, strict=True)
         return [None if a is None or b is None else a[0] - b[0] for a, b in pairs]
+
+    def _takes_side(self, metric: str, ids: list[int], second: PlainNetwork) -> bool | None:
+        """Whether a member takes the other prompt's side; None for no member, or where rounding could decide."""
+        shape = self._shape(ids)
+        if shape is None:
+            return None
+        first, other = (
+            output_named(name, shape.places, ids) for name in re.findall(r"logit(\{[^{}]*\}|\d+)", metric)
+        )
+        runs = [
+            net.run(np.array([tokens]), set(), True, set())["logits"][0]
+            for net, tokens in ((self.plain, self.other), (second, ids))
+        ]
+        there, here = (float(y[first] - y[other]) for y in runs)
+        return None if min(abs(there), abs(here)) < NEAR else there * here > 0.0
+
+    def _distribution(self, metric: Metric, ids: list[int], second: PlainNetwork) -> float | None:
+        """The effect on a distribution of one member; None for what is no member."""
+        shape = self._shape(ids)
+        if shape is None:
+            return None
+        runs = [net.run(np.array([ids]), set(), True, set())["logits"][0] for net in (self.plain, second)]
+        atoms = metric.atoms(len(runs[0]), lambda name: output_named(name, shape.places, ids))
+        return sum(weight * plain_value(atom, np.concatenate(runs)) for weight, atom in atoms)
 
 
 def _can_be(count: int, asked: int, least: float, most: float, low: float, high: float) -> bool:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from flint import arb
+
 from prooflens.checker.claims import Functional
 from prooflens.checker.depth import Form, Walk, output_form
-from prooflens.checker.proofs import MOST_NUMBERS, NOTHING, Prover, Range
+from prooflens.checker.distributions import KINDS as DISTRIBUTIONS
+from prooflens.checker.distributions import effect_range
+from prooflens.checker.proofs import MOST_NUMBERS, NOTHING, Prover, Range, outward
 
 
 class PairProver(Prover):
@@ -49,6 +53,22 @@ class PairProver(Prover):
         other = {i - outputs: w for i, w in weights.items() if i >= outputs}
         forms = [output_form(walk, w) for walk, w in ((self.walk, own), (self.edited, other)) if w]
         return forms[0] if len(forms) == 1 else forms[0].plus(forms[1])
+
+    def bounds(self, functional: Functional, tight: bool) -> Range:
+        """A functional on the whole region; distributions from ranges of differences of outputs."""
+        if not functional["terms"] or functional["terms"][0][1] not in DISTRIBUTIONS:
+            return super().bounds(functional, tight)
+        sign = 1 if functional["terms"][0][0] > 0 else -1
+        terms = [[sign * weight, *rest] for weight, *rest in functional["terms"]]
+        weights = [term[0] for term in terms]
+        if self.refusal or weights != ([1] if terms[0][1] == "divergence" else [1, -1]):
+            return NOTHING
+        found = effect_range(terms, lambda asked: self._linear({"constant": 0.0, "terms": asked}, tight)[:2])
+        if found is None:
+            return NOTHING
+        low, high = found if sign > 0 else (-found[1], -found[0])
+        constant = arb(functional["constant"])
+        return Range(outward(constant + low)[0], outward(constant + high)[1])
 
     def _against_largest(self, functional: Functional, tight: bool) -> Range:
         """Nothing is known: the effect on a largest output is no sum of outputs."""

@@ -68,7 +68,7 @@ class PlainNetwork:
 
     def _note(self, hook: str, x: Array) -> Array:
         """A value, kept if it is asked for, or may be sent over an edge."""
-        if hook.endswith(("hook_z", "_out")):
+        if hook.endswith(("hook_z", "hook_post", "_out")):
             self._sent[hook] = x
         if hook in self._hooks:
             self._found[hook] = x

@@ -367,6 +367,11 @@ def _output(text: str, places: Mapping[str, Any], ids: Sequence[int]) -> int:
     return token
 
 
+def output_named(name: str, places: Mapping[str, Any], ids: Sequence[int]) -> int:
+    """An output by its number, or the token of a slot in braces."""
+    return int(name) if name.isdigit() else _output(name.strip("{}"), places, ids)
+
+
 def _interval(held: int, asked: int, low: float, high: float) -> bool:
     """Whether the tails of the binomial distribution at both ends are 2.5 %, as Clopper and Pearson have them."""
 

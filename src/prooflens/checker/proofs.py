@@ -106,7 +106,7 @@ class Prover:
             if part is None:
                 return NOTHING
             total += term[0] * part
-        return Range(*_outward(total))
+        return Range(*outward(total))
 
     def _linear(self, functional: Functional, tight: bool) -> Range:
         """A sum of scores and of outputs: layer by layer, each a form of its own."""
@@ -126,7 +126,7 @@ class Prover:
         if outputs:
             own = self._outputs(outputs, tight)
             low, high = low + own[0], high + own[1]
-        return Range(_outward(low)[0], _outward(high)[1], _outward(reached)[1])
+        return Range(outward(low)[0], outward(high)[1], outward(reached)[1])
 
     def _scores(self, layer: int, terms: list[Any], tight: bool) -> tuple[tuple[float, float], float]:
         """Bounds of Σ w·a_hij of a layer, and a value that some point reaches or stays below (∞: none known)."""
@@ -134,9 +134,9 @@ class Prover:
         if layer == 0 and self.blur is None and self.first.knows and (pair := _difference(terms)):
             weight, head, i, j, k = pair
             most, least = self.first.upper(head, i, j, k)[0], self.first.upper(head, i, k, j)
-            low = _outward(weight * arb(-least[0]))[0]
-            high = _outward(weight * arb(most))[1]
-            reached = _outward(weight * arb(-least[1]))[1]
+            low = outward(weight * arb(-least[0]))[0]
+            high = outward(weight * arb(most))[1]
+            reached = outward(weight * arb(-least[1]))[1]
             if self.region.radius is not None:
                 return (low, high), reached
         if not self.refusal:
@@ -184,7 +184,7 @@ class Prover:
         sides = [arb(weight) * min(end[side] for end in ends) for side in (0, 1)]
         low, high = sides if weight > 0.0 else sides[::-1]
         constant = arb(functional["constant"])
-        return Range(_outward(constant + low)[0], _outward(constant + high)[1])
+        return Range(outward(constant + low)[0], outward(constant + high)[1])
 
     def _against_largest(self, functional: Functional, tight: bool) -> Range:
         """c + Σ w·logit − w₀·max of the other outputs, from below: the least over those others."""
@@ -203,7 +203,7 @@ class Prover:
             floors = output_floors(self.walk, read, float(weight), others) if others else np.zeros(0)
         low = np.inf
         for other, floor in zip(others, floors.tolist(), strict=True):
-            least = _outward(arb(functional["constant"]) + arb(floor))[0]
+            least = outward(arb(functional["constant"]) + arb(floor))[0]
             if least <= 0.0:
                 again = {**functional, "terms": [*rest, [weight, "logit", other]]}
                 least = max(least, self._linear(again, tight).low)
@@ -251,7 +251,7 @@ def _of_weights(term: list[Any], box: dict[int, tuple[arb, arb]]) -> arb | None:
     return arb(low).log().union(arb(high).log()) if low > 0 else None
 
 
-def _outward(x: arb) -> tuple[float, float]:
+def outward(x: arb) -> tuple[float, float]:
     """Floats below and above a ball."""
     low, high = float(x.lower()), float(x.upper())
     return (np.nextafter(low, -np.inf), np.nextafter(high, np.inf)) if x.is_finite() else (-np.inf, np.inf)
@@ -268,7 +268,7 @@ def _entropy(box: list[tuple[arb, arb]]) -> tuple[arb, arb]:
     S, M = len(box), [0.0]
     for k in range(1, S):
         sums = sum(map(arb, highs[:k]), arb(0)), 1 - sum(map(arb, lows[: S - k]), arb(0))
-        M.append(min(1.0, max(M[-1], min(_outward(most)[1] for most in sums))))
+        M.append(min(1.0, max(M[-1], min(outward(most)[1] for most in sums))))
     steps = [arb(b) - arb(a) for a, b in itertools.pairwise([*M, 1.0])]
     least = sum((_plogp(step) for step in steps if step.upper() > 0), arb(0)).lower().max(arb(0))
     left, right = 0.0, 1.0

@@ -20,6 +20,7 @@ from flint import arb
 
 from prooflens.checker.attribution import attribution
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
+from prooflens.checker.distributions import KINDS as DISTRIBUTIONS
 from prooflens.checker.network import Array, Network
 
 Form = tuple[dict[tuple[Any, ...], Fraction], arb, str]
@@ -365,6 +366,8 @@ def same_form(stored: Functional, form: Form, distance: float = 1e-9) -> bool:
     for weight, kind, *where in stored["terms"]:
         if kind == "standing":
             atom: tuple[Any, ...] = (kind, where[0], where[1], tuple(sorted(where[2])))
+        elif kind in DISTRIBUTIONS:
+            atom = kind, *(tuple(x) if isinstance(x, list) else x for x in where)
         elif kind in OUTPUTS:
             atom = kind, tuple(where[0]) if kind == "largest" else where[0]
         else:

@@ -39,6 +39,10 @@ def discover(
     circuit: Annotated[
         Path | None, typer.Option(help="Judge this circuit (JSON of nodes) instead of searching for one.")
     ] = None,
+    everywhere: Annotated[
+        bool,
+        typer.Option("--everywhere", help="Try to prove of every part that it is needed at every point."),
+    ] = False,
 ) -> None:
     """Find a circuit: take parts out one by one, as long as the rest is proved to be within ± --faithful of the model.
 
@@ -64,6 +68,7 @@ def discover(
                 faithful,
                 parts=chosen,
                 circuit=_kept(circuit, held, chosen),
+                everywhere=everywhere,
                 vectors=measured.vectors,
                 **effort.options(tell),
             )
@@ -90,7 +95,15 @@ def discover(
         say(str(found))
     if keep.out is not None:
         asked = configuration(
-            given, prompts, effort, measured, faithful=faithful, parts=parts, circuit=circuit, eps=eps
+            given,
+            prompts,
+            effort,
+            measured,
+            faithful=faithful,
+            parts=parts,
+            circuit=circuit,
+            eps=eps,
+            everywhere=everywhere,
         )
         found.save(keep.out, **asked)
         tell_written(keep)

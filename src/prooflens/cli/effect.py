@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from prooflens.cli.options import (
     KeepOptions,
     VectorFiles,
     limit_memory,
+    other_prompt,
     read_vectors,
 )
 from prooflens.cli.prove import exit_code
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 class MetricOptions:
     """What an effect is measured on."""
 
-    metric: Annotated[str, typer.Option(help='"logit{ Mary}-logit{ John}", logit3, "neuron 5.12@-1".')]
+    metric: Annotated[
+        str,
+        typer.Option(
+            help='"logit{ Mary}-logit{ John}", "prob({A}|{A},{B})", "kl(3,5)", logit3, "neuron 5.12@-1".'
+        ),
+    ]
     vector: VectorFiles = None
 
     @property
@@ -101,6 +107,13 @@ class EffectClaims:
     sufficient: Annotated[
         bool, typer.Option("--sufficient", help="Claim that both models give the same answer everywhere.")
     ] = False
+    patched: Annotated[
+        str | None,
+        typer.Option(
+            help="Another prompt (or a sample's number): the parts of --without get their values on it, and the "
+            "claim is that the metric takes its side everywhere."
+        ),
+    ] = None
 
 
 @app.command()
@@ -174,7 +187,7 @@ def _on_region(
         region,
         measured.metric,
         vectors=measured.vectors,
-        **asdict(claims),
+        **_asked(claims, held),
         **effort.options(tell),
     )
 
@@ -205,5 +218,13 @@ def _over_family(
         memory=effort.memory,
         device=effort.device,
         progress=tell,
-        **asdict(claims),
+        **_asked(claims, held),
     )
+
+
+def _asked(claims: EffectClaims, model: Transformer) -> dict[str, Any]:
+    """The claims by their names; the other prompt of a patch is one of the model."""
+    asked = asdict(claims)
+    if claims.patched is not None and model.tokenizer is None:
+        asked["patched"] = other_prompt(model, claims.patched)
+    return asked

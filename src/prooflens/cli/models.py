@@ -78,8 +78,8 @@ def train(
     name: Annotated[
         str,
         typer.Argument(
-            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, bert-tiny-sst2, "
-            "gpt2-sst2, sae"
+            help="toy, toy-4layer, toy-induction, toy-d16 … toy-d128, max-of-4, induction-2l, "
+            "quotes-and-brackets, bert-tiny-sst2, gpt2-sst2, sae"
         ),
     ],
     seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,

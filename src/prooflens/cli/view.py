@@ -55,7 +55,8 @@ def check(
     run: Annotated[
         Path,
         typer.Argument(
-            help="A run directory, as `certify -o` writes it, or a .json file of `vocabulary -o`."
+            help="A run directory, as `certify -o` writes it, what `discover -o` wrote, or a .json file of "
+            "`vocabulary -o`."
         ),
     ],
     weights: Annotated[
@@ -71,6 +72,7 @@ def check(
 ) -> None:
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
     from prooflens.checker import check as examine
+    from prooflens.checker.circuits import check_circuit, is_circuit
 
     if run.is_file():
         _recount(run, weights, as_json)
@@ -79,11 +81,18 @@ def check(
         raise RunError(
             f"{run} is a sweep, which keeps no evidence: `certify -o RUN/` writes what can be checked"
         )
-    folder = weights or _weights_of(run)
+    whole = is_circuit(run)
+    folder = weights or _weights_of(_some_run(run) if whole else run)
     seconds, rows = parse_time(time), None if only is None else _row_numbers(only)
     with shown(not as_json) as tell:
-        found = examine(run, folder, torch_tables, torch_powers, rows, seconds or math.inf, tell)
-    if not found.problems:
+
+        def judge(one: Path) -> CheckReport:
+            return examine(one, folder, torch_tables, torch_powers, rows, seconds or math.inf, tell)
+
+        if whole and rows is not None:
+            raise RunError("--only is for runs: a circuit is checked whole")
+        found = check_circuit(run, judge) if whole else judge(run)
+    if not found.problems and not whole:
         with suppress(OSError, ValueError):  # a report has no badges then; the check stands
             found.save(run)
     if as_json:
@@ -204,6 +213,14 @@ def _print_check(found: CheckReport, folder: Path) -> None:
         console.print(Text("\n".join(found.problems)))
     else:
         console.print(", ".join(f"{n} {word}" for word, n in found.counts.items()), highlight=False)
+
+
+def _some_run(circuit: Path) -> Path:
+    """One of the runs of a circuit: they are all about one model."""
+    for run in (circuit / "certificate", *sorted((circuit / "needed").glob("*"))):
+        if (run / "run.json").is_file():
+            return run
+    raise RunError(f"{circuit} has no run that shows its circuit: `prooflens discover -o` writes them")
 
 
 def _row_numbers(text: str) -> set[int]:

@@ -31,15 +31,21 @@ class BoundsEffects(Protocol):
     """An engine that bounds differences of two models jointly."""
 
     def bound_effects(
-        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        self,
+        problem: Problem,
+        edited: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        other: Forms | None = None,
     ) -> FormBounds | None:
-        """Bound f(M) − f(M′) of every form over the whole region; None if it cannot be done jointly.
+        """Bound f(M) − f′(M′) of every form over the whole region; None if it cannot be done jointly.
 
         Args:
             problem: the model M and the region.
             edited: the model M′ and the same region.
-            forms: what is asked of both.
+            forms: f, what is asked of M.
             options: memory that may be used, and who is told of progress.
+            other: f′, what is asked of M′, of the same layers; None for the same forms.
         """
         ...
 
@@ -51,16 +57,18 @@ def bound_effects(
     forms: Forms,
     options: EngineOptions = NO_OPTIONS,
     alone: bool = False,
+    other: Forms | None = None,
 ) -> FormBounds:
-    """Bound the difference of every form between two models, f(M(x)) − f(M′(x)), with the engine's guarantee.
+    """Bound the difference of every form between two models, f(M(x)) − f′(M′(x)), with the engine's guarantee.
 
     Args:
         engine: who bounds.
         problem: the model M and the region.
         edited: the model M′ and the same region.
-        forms: what is asked of both.
+        forms: f, what is asked of M.
         options: memory that may be used, and who is told of progress.
         alone: bound both alone as well and take the better ends, so that a joint bound is never looser.
+        other: f′, what is asked of M′, of the same layers; None for the same forms.
 
     Raises:
         EngineError: if the engine refuses, or the two are not about the same inputs and outputs.
@@ -68,10 +76,10 @@ def bound_effects(
     check_pair(problem, edited)
     joint = None
     if isinstance(engine, BoundsEffects):
-        joint = engine.bound_effects(problem, edited, forms, options)
+        joint = engine.bound_effects(problem, edited, forms, options, other)
     if joint is not None and not alone:
         return joint
-    apart = both_alone(engine, problem, edited, forms, options)
+    apart = both_alone(engine, problem, edited, forms, options, other)
     if joint is None:
         return apart
     ends = (joint.lower, joint.upper), (apart.lower, apart.upper)
@@ -80,7 +88,12 @@ def bound_effects(
 
 
 def both_alone(
-    engine: Engine, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+    engine: Engine,
+    problem: Problem,
+    edited: Problem,
+    forms: Forms,
+    options: EngineOptions = NO_OPTIONS,
+    other: Forms | None = None,
 ) -> FormBounds:
     """Bound two models each by itself and subtract the ends.
 
@@ -88,12 +101,14 @@ def both_alone(
         engine: who bounds.
         problem: the model M and the region.
         edited: the model M′ and the same region.
-        forms: what is asked of both.
+        forms: what is asked of M.
         options: memory that may be used, and who is told of progress.
+        other: what is asked of M′; None for the same forms.
     """
     check_pair(problem, edited)
-    one, other = (engine.bound_forms(asked, forms, options) for asked in (problem, edited))
-    lower, upper = down(one.lower - other.upper), up(one.upper - other.lower)
+    one = engine.bound_forms(problem, forms, options)
+    two = engine.bound_forms(edited, forms if other is None else other, options)
+    lower, upper = down(one.lower - two.upper), up(one.upper - two.lower)
     return FormBounds(lower, upper, one.lower_corner, one.upper_corner)
 
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prooflens.enumeration.distributions import LOGITS, MemberDistribution
 from prooflens.enumeration.inside import Elsewhere, check_elsewhere
 from prooflens.errors import ModelError, QueryError
 from prooflens.families import Member, Shape
@@ -22,6 +23,7 @@ from prooflens.queries import (
     Beats,
     Circuit,
     Condition,
+    DistributionQuery,
     Entropy,
     InsideQuery,
     Lens,
@@ -40,9 +42,6 @@ from prooflens.queries import (
 )
 from prooflens.queries.roles import output_of
 from prooflens.verdicts.sites import Crossed, Readouts, Vectors, crossed, readouts
-
-LOGITS = 2**27
-"""Outputs that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class ShapeClaim:
         readouts: readouts of values inside the model.
         elsewhere: margins of outputs that are read from another vector: attributions and lenses.
         crossed: comparisons of readouts at different hooks or tokens.
+        distribution: the metric of an effect, where it is one of a distribution.
     """
 
     conditions: tuple[Condition, ...]
@@ -92,6 +92,7 @@ class ShapeClaim:
     readouts: tuple[Readouts, ...] = field(default=())
     elsewhere: tuple[tuple[Elsewhere, OutputMargin], ...] = field(default=())
     crossed: tuple[Crossed, ...] = field(default=())
+    distribution: MemberDistribution | None = None
 
     @property
     def reads(self) -> list[Readouts]:
@@ -174,6 +175,8 @@ def compile_claim(
     Raises:
         QueryError: if the query depends on a clean input, has no sign, or names what is not there.
     """
+    if isinstance(query, DistributionQuery):
+        return ShapeClaim((), (), distribution=_distribution(query, shape, model))
     setting = _setting(query, shape.n_tokens, model, token)
     empty = torch.zeros(shape.n_tokens, model.architecture.d_model, dtype=torch.float64)
     place = Prompt(empty, tuple(token or ("",) * shape.n_tokens), roles=shape.roles)
@@ -334,6 +337,14 @@ def _output(query: Argmax | Beats, shape: Shape, model: Transformer) -> OutputMa
         return OutputMargin(number, None, (by_token, False))
     winner, loser = _named(query.winner, shape, model), _named(query.loser, shape, model)
     return OutputMargin(winner[0], loser[0], (winner[1], loser[1]))
+
+
+def _distribution(query: DistributionQuery, shape: Shape, model: Transformer) -> MemberDistribution:
+    if model.architecture.d_out is None:
+        raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
+    index = None if query.index is None else _named(query.index, shape, model)
+    among = None if query.among is None else tuple(_named(output, shape, model) for output in query.among)
+    return MemberDistribution(index, among)
 
 
 def _named(output: int | Role, shape: Shape, model: Transformer) -> tuple[int, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prooflens.enumeration.claims import LOGITS, check_query
+from prooflens.enumeration.claims import check_query
+from prooflens.enumeration.distributions import LOGITS, MemberDistribution
 from prooflens.enumeration.enumerate import bound_family
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.enumeration.walk import Plan, Walk
@@ -20,19 +22,20 @@ from prooflens.errors import ModelError, QueryError
 from prooflens.families import Family, Given, Member, Shape
 from prooflens.families.shapes import Numbers
 from prooflens.memory import parse_memory
-from prooflens.models import Transformer, load
+from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import edit
 from prooflens.models.knockouts import check_tokens
 from prooflens.models.tree import Runner
 from prooflens.progress import Show, shown
-from prooflens.queries import Beats, parse_metric
+from prooflens.queries import Beats, DistributionQuery, Query, parse_metric
 from prooflens.queries.parse import metric_text
 from prooflens.results.effects import FamilyEffect, FamilyEffects
 from prooflens.results.families import ENUMERATED, ESTIMATED
 from prooflens.results.frame import EditedModel
 from prooflens.verdicts.effect import check_thresholds
 from prooflens.verdicts.pair import Edits, check_metric, edit_text
-from prooflens.verdicts.question import source_of
+from prooflens.verdicts.patched import patches
+from prooflens.verdicts.question import as_prompt, source_of
 from prooflens.verdicts.settings import checked_device
 
 
@@ -45,6 +48,7 @@ def family_effects(
     necessary: float | None = None,
     faithful: float | None = None,
     sufficient: bool = False,
+    patched: Prompt | str | None = None,
     sample: int | None = None,
     seed: int = 0,
     tree: bool = True,
@@ -59,10 +63,14 @@ def family_effects(
         model: a model, or what `load` takes.
         edits: the edits, each asked about by itself: edited models, or what `edit` takes.
         prompts: a `Template`, `Swaps`, `Prompts`, or one of these in the model.
-        metric: a difference of two outputs, as in `"logit{A}-logit{B}"`.
+        metric: a difference of two outputs, as in `"logit{A}-logit{B}"`, a probability, as in `"prob({A})"` or
+            `"prob({A}|{A},{B})"`, or a divergence, as in `"kl({A},{B})"`.
         necessary: count the members whose effect is at least this.
         faithful: count the members whose effect lies within ± this.
         sufficient: count the members on which both models give the same answer.
+        patched: another prompt of the model: parts that are given by their names are held at their values on it (not at
+            zero), and members are counted on which the edited model's metric has the sign that the member's metric
+            has on the outputs of the model at that prompt.
         sample: run so many members drawn by chance instead of all: counts are then `estimated`.
         seed: of the sample.
         tree: run every prefix once; False runs every member by itself.
@@ -87,12 +95,18 @@ def family_effects(
     held = load(model) if device is None else load(model).to(checked_device(device))
     members = bound_family(prompts, held)
     query = parse_metric(metric, members.slots)
-    if not isinstance(query, Beats):
+    if not isinstance(query, Beats | DistributionQuery):
         raise QueryError(
-            f"over a family a difference of outputs is measured, not {metric!r}: logit{{A}}-logit{{B}}"
+            f"over a family a difference of outputs or a distribution is measured, not {metric!r}: "
+            "logit{A}-logit{B}, prob({A}), kl({A},{B})"
         )
     check_query(query)
     check_metric(held, query)
+    other = None if patched is None else as_prompt(held, patched)
+    if other is not None:
+        check_patch(query, other)
+        source = patched if isinstance(patched, str) else other
+        edits = [patches(held, one, source) for one in edits]
     made = [one.to(held.device) if isinstance(one, Transformer) else edit(held, one) for one in edits]
     if not made:
         raise ModelError("no edit is given: give at least one, as in ['a9.h6']")
@@ -102,10 +116,11 @@ def family_effects(
         check_tokens(one.weights, one.architecture.n_layers, max(members.lengths))
     plan = Plan(as_tree=tree, batch=batch, memory=parse_memory(memory))
     sums = [Sums(necessary, faithful) for _ in made]
+    side = None if other is None else held(torch.tensor(other.ids, device=held.device))[-1]
     with shown(progress) as tell:
         tally = Tally({slot: len(words) for slot, words in members.words.items()}, 0, 1)
         walk = EffectWalk(
-            members, [query], [tally], plan, None, tell, edited=made, sums=sums, answers=sufficient
+            members, [query], [tally], plan, None, tell, edited=made, sums=sums, answers=sufficient, side=side
         )
         walk.check()
         if sample is not None:
@@ -123,7 +138,30 @@ def family_effects(
         time.perf_counter() - begin,
         source_of(model),
         rows,
+        None if other is None else tuple(other.ids or ()),
     )
+
+
+def check_patch(metric: Query, other: Prompt) -> None:
+    """Raise a `QueryError` unless a metric over a family has a side, and the other prompt has tokens.
+
+    Args:
+        metric: what is measured.
+        other: the prompt whose values are patched in.
+    """
+    if not isinstance(metric, Beats):
+        raise QueryError(f"{metric} has no side: over a family patched is about a difference of outputs")
+    if other.ids is None:
+        raise QueryError(
+            "the other prompt has no tokens: give a text, or a prompt that the model made of one"
+        )
+
+
+class MemberAnswers(NamedTuple):
+    """Of some members: do both models give the same answer, and take the other prompt's side; None if not asked."""
+
+    same: NDArray[np.bool_] | None
+    sided: NDArray[np.bool_] | None
 
 
 @dataclass(eq=False)
@@ -144,15 +182,16 @@ class Sums:
     large: int = 0
     small: int = 0
     same: int | None = None
+    patched: int | None = None
 
     def add(
-        self, effects: Margins, same: NDArray[np.bool_] | None, family: Family, shape: Shape, digits: Numbers
+        self, effects: Margins, found: MemberAnswers, family: Family, shape: Shape, digits: Numbers
     ) -> None:
         """Count some members.
 
         Args:
             effects: their effects.
-            same: whether both models give the same answer; None if that was not asked.
+            found: whether both models give the same answer, and whether the other prompt's side is taken.
             family: the prompts.
             shape: the members' shape.
             digits: which members they are.
@@ -171,8 +210,10 @@ class Sums:
         self.total += float(effects.sum())
         self.large += 0 if self.necessary is None else int((effects >= self.necessary).sum())
         self.small += 0 if self.faithful is None else int((np.abs(effects) <= self.faithful).sum())
-        if same is not None:
-            self.same = (self.same or 0) + int(same.sum())
+        if found.same is not None:
+            self.same = (self.same or 0) + int(found.same.sum())
+        if found.sided is not None:
+            self.patched = (self.patched or 0) + int(found.sided.sum())
 
     def row(self, model: Transformer, edited: Transformer) -> FamilyEffect:
         """Return the counts of an edited model.
@@ -194,6 +235,7 @@ class Sums:
             None if self.necessary is None else self.large,
             None if self.faithful is None else self.small,
             self.same,
+            self.patched,
         )
 
 
@@ -207,11 +249,13 @@ class EffectWalk(Walk):
         edited: the edited models.
         sums: what is kept of each.
         answers: whether answers are compared.
+        side: the outputs of the model at another prompt, whose side is to be taken; None if that is not asked.
     """
 
     edited: Sequence[Transformer] = ()
     sums: Sequence[Sums] = ()
     answers: bool = False
+    side: Float[Tensor, " C"] | None = None
     _runners: dict[int, list[Runner]] = field(default_factory=dict)
 
     def _judge(self, number: int, shape: Shape, digits: Numbers) -> list[tuple[Margins, NDArray[np.bool_]]]:
@@ -226,19 +270,45 @@ class EffectWalk(Walk):
         for model, other in zip(self.edited, self._runners[number], strict=True):
             metric, given = self._measured(model, other, ids)
             same = None if answer is None or given is None else (answer == given).cpu().numpy()
-            effects.append(((clean - metric).cpu().numpy(), same))
-        for sums, (found, same) in zip(self.sums, effects, strict=True):
-            sums.add(found, same, self.family, shape, digits)
-        values = clean.cpu().numpy()
+            told = MemberAnswers(same, self._sided(metric, ids))
+            effects.append((self._effect(clean, metric).cpu().numpy(), told))
+        for sums, (found, told) in zip(self.sums, effects, strict=True):
+            sums.add(found, told, self.family, shape, digits)
+        distribution = self._distribution
+        values = (clean[:, 0] if distribution is None else distribution.metric(clean)).cpu().numpy()
         return [(values, values > 0.0)]
+
+    @property
+    def _distribution(self) -> MemberDistribution | None:
+        assert self._held is not None
+        return self._held[1][0].distribution
+
+    def _effect(self, clean: Float[Tensor, "B n"], metric: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
+        """The effect on some members, from what was measured on both models."""
+        distribution = self._distribution
+        return (clean - metric)[:, 0] if distribution is None else distribution.effect(clean, metric)
+
+    def _sided(self, metric: Float[Tensor, "B n"], ids: Int[Tensor, "B S"]) -> NDArray[np.bool_] | None:
+        """Whether the edited model's metric has the side of the other prompt, measured by each member's outputs."""
+        if self.side is None:
+            return None
+        assert self._held is not None
+        winner, loser = self._held[1][0].outputs[0].outputs(ids)
+        assert loser is not None
+        found: NDArray[np.bool_] = ((self.side[winner] - self.side[loser]) * metric[:, 0] > 0.0).cpu().numpy()
+        return found
 
     def _measured(
         self, model: Transformer, runner: Runner, ids: Int[Tensor, "B S"]
-    ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"] | None]:
-        """The metric of some members, and the model's answers if they are compared."""
+    ) -> tuple[Float[Tensor, "B n"], Int[Tensor, " B"] | None]:
+        """The metric of some members, or what a distribution is made of, and the model's answers if compared."""
         assert self._held is not None
         (claim,), reading = self._held[1], runner(ids)
-        metric, _ = claim.judge(reading, model, ids)
+        if claim.distribution is not None:
+            assert reading.hidden is not None
+            metric = claim.distribution.logs(model, reading.hidden, ids)
+        else:
+            metric = claim.judge(reading, model, ids)[0][:, None]
         if bool(metric.isnan().any()):
             raise ModelError(f"{model.name} gives no number on some members: its weights or inputs overflow")
         if not self.answers:

@@ -181,7 +181,7 @@ class Walk:
             texts = [self.family.token(i) if i >= 0 else "\0" for i in shape.ids.tolist()]
             claims = [compile_claim(query, shape, model, texts, self.vectors) for query in self.queries]
             rows = [(row.layer, row.position) for claim in claims for row in claim.rows]
-            output = any(claim.outputs for claim in claims)
+            output = any(claim.outputs or claim.distribution for claim in claims)
             sites = [place for claim in claims for place in claim.sites]
             runner = Runner.of(model, shape.n_tokens, rows, output, self.plan.as_tree, sites)
             self._held = (number, claims, runner)

@@ -5,14 +5,16 @@
 | `a9.h6->a10.h2.q` | what head 9.6 writes, in the stream of which head 10.2 makes its queries (`.k`, `.v`) |
 | `a9.h6->a10.h2`, `a9.h6->a10` | in all three of them; of all heads of the layer |
 | `m3->m5`, `a2->logits`, `input->m0` | attentions, networks and the input send; networks and the output receive |
+| `m3.n12->m5` | what neuron 12 of network 3 writes |
 
 Only the direct edge is cut: what reaches the receiver through parts between stays. With u_s what the sender writes at
 token s, the receiver reads x_s − u_s + c_s in place of the stream x_s, before its norm; several edges of a receiver add
 up. All else reads the stream as it is.
 
 A receiver's edges are rows of `blocks.L.edges.rows` [m, 6], or `final_norm.edges.rows` for the output: (0, 1, 2 for
-queries, keys, values, 3 for the network, 4 for the output; the head or −1; 0 to 3 for the input, a head, an attention,
-a network; the sender's layer or −1; its head or −1; a token, as in `models.held`). `edges.values` [m, d] holds c.
+queries, keys, values, 3 for the network, 4 for the output; the head or −1; 0 to 4 for the input, a head, an attention,
+a network, a neuron; the sender's layer or −1; its head or neuron, or −1; a token, as in `models.held`). `edges.values`
+[m, d] holds c.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
     from prooflens.models.architecture import Architecture
 
 EDGE = re.compile(r"(?P<sender>[^<>]*)->(?P<receiver>[^<>@]*)(?:<(?P<channel>[qkv])>)?")
-SENDER = re.compile(r"(?P<input>input)|a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9}))?|m(?P<m>\d{1,6})")
+SENDER = re.compile(
+    r"(?P<input>input)|a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9}))?|m(?P<m>\d{1,6})(?:\.n(?P<n>\d{1,9}))?"
+)
 RECEIVER = re.compile(
     r"(?P<logits>logits)|a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9}))?(?:\.(?P<c>[qkv]))?|m(?P<m>\d{1,6})"
 )
 CHANNELS = {"q": 0, "k": 1, "v": 2}
 NETWORK, OUTPUT = 3, 4
-INPUT, HEAD, ATTENTION, FEED = range(4)
+INPUT, HEAD, ATTENTION, FEED, NEURON = range(5)
 ROWS = ".edges.rows"
 """How the names of tables of edges end."""
 
@@ -47,7 +51,7 @@ FINAL = "final_norm"
 """What the names of the output's tables start with."""
 
 Sender = tuple[int, int, int]
-"""Kind, layer and head of what is sent."""
+"""Kind, layer, and head or neuron of what is sent."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Edge:
     """A sender and the readers of one later part.
 
     Attributes:
-        sender: kind, layer, and head or −1.
+        sender: kind, layer, and head, neuron or −1.
         layer: the receiver's layer; the number of layers for the output.
         readers: channels and heads that read it.
     """
@@ -93,9 +97,11 @@ def find_edge(architecture: Architecture, name: str) -> Edge | None:
     readers: tuple[tuple[int, int], ...]
     kind, layer, head = INPUT, -1, -1
     if sender["input"] is None:
-        kind = FEED if sender["m"] else ATTENTION if sender["h"] is None else HEAD
-        layer = int(sender["m"] if kind == FEED else sender["a"])
-        head = int(sender["h"]) if kind == HEAD else -1
+        kind = ATTENTION if sender["h"] is None else HEAD
+        if sender["m"]:
+            kind = FEED if sender["n"] is None else NEURON
+        layer = int(sender["m"] or sender["a"])
+        head = int(sender["h"] or sender["n"] or -1)
     if receiver["logits"]:
         readers, behind = ((OUTPUT, -1),), a.n_layers
     elif receiver["m"]:
@@ -114,11 +120,15 @@ def _check_ends(a: Architecture, name: str, edge: Edge) -> None:
     """Raise a `ModelError` unless both ends are there, the sender comes first, and the receiver can be split."""
     kind, layer, head = edge.sender
     channel, reader = edge.readers[-1]
-    attends, feeds = kind in (HEAD, ATTENTION) or channel < NETWORK, kind == FEED or channel == NETWORK
+    attends, feeds = kind in (HEAD, ATTENTION) or channel < NETWORK, kind >= FEED or channel == NETWORK
     there = (a.has_attention or not attends) and (a.has_network or not feeds)
     last = a.n_layers if channel == OUTPUT else a.n_layers - 1
-    if not there or max(head, reader) >= a.n_heads or layer >= a.n_layers or edge.layer > last:
-        raise ModelError(f"there is no {name!r}: layers are 0 … {a.n_layers - 1}, heads 0 … {a.n_heads - 1}")
+    own = a.d_ff if kind == NEURON else a.n_heads
+    if not there or head >= own or reader >= a.n_heads or layer >= a.n_layers or edge.layer > last:
+        neurons = f", neurons 0 … {a.d_ff - 1}" if kind == NEURON else ""
+        raise ModelError(
+            f"there is no {name!r}: layers are 0 … {a.n_layers - 1}, heads 0 … {a.n_heads - 1}{neurons}"
+        )
     inside = kind in (HEAD, ATTENTION) and channel == NETWORK and not a.parallel
     if not (layer < edge.layer or (layer == edge.layer and inside)):
         raise ModelError(f"there is no {name!r}: the sender comes behind the receiver")
@@ -198,6 +208,17 @@ def readers_of(
     return found
 
 
+def sending_neurons(weights: Mapping[str, Tensor], layer: int) -> list[int]:
+    """Return the neurons of a network that send over edges, in order.
+
+    Args:
+        weights: a model's weights.
+        layer: the network's layer.
+    """
+    tables = [table.tolist() for name, table in weights.items() if name.endswith(ROWS)]
+    return sorted({int(row[4]) for rows in tables for row in rows if row[2] == NEURON and row[3] == layer})
+
+
 def check_edges(architecture: Architecture, weights: Mapping[str, Tensor], stem: str) -> None:
     """Raise a `ModelError` unless a receiver's tables name edges that there are.
 
@@ -214,8 +235,8 @@ def check_edges(architecture: Architecture, weights: Mapping[str, Tensor], stem:
     if not whole or not len(rows) or len(rows) != len(weights[names[1]]):
         raise ModelError(f"{names[0]} holds rows (channel, head, sender, layer, head, token): these are none")
     for channel, head, kind, layer, other, _ in rows.long().tolist():
-        right = 0 <= kind <= FEED and (channel == OUTPUT) == (stem == FINAL) and 0 <= channel <= OUTPUT
-        heads = (head >= 0) == (channel < NETWORK) and (other >= 0) == (kind == HEAD)
+        right = 0 <= kind <= NEURON and (channel == OUTPUT) == (stem == FINAL) and 0 <= channel <= OUTPUT
+        heads = (head >= 0) == (channel < NETWORK) and (other >= 0) == (kind in (HEAD, NEURON))
         if not right or not heads or (layer >= 0) == (kind == INPUT):
             raise ModelError(f"{names[0]} names an edge that there is not")
         behind = a.n_layers if stem == FINAL else int(stem.split(".")[1])
@@ -223,13 +244,17 @@ def check_edges(architecture: Architecture, weights: Mapping[str, Tensor], stem:
 
 
 def check_senders(weights: Mapping[str, Tensor]) -> None:
-    """Raise a `ModelError` if a head sends over an edge and is held at tokens, too: what it writes is not apart then.
+    """Raise a `ModelError` if a head or a neuron sends over an edge and is held at tokens, too: it is not apart then.
 
     Args:
         weights: a model's weights.
     """
     for name in [name for name in weights if name.endswith(ROWS)]:
-        for layer in {int(row[3]) for row in weights[name].tolist() if row[2] == HEAD}:
-            block = f"blocks.{layer}"
-            if any(other.startswith((f"{block}.o.held.", f"{block}.attn_out.")) for other in weights):
-                raise ModelError(f"edges from heads of layer {layer} and parts held there: give one of these")
+        senders = {(int(row[2]), int(row[3])) for row in weights[name].tolist() if row[2] in (HEAD, NEURON)}
+        for kind, layer in senders:
+            block, (map_, site) = f"blocks.{layer}", ("o", "attn") if kind == HEAD else ("down", "mlp")
+            if any(other.startswith((f"{block}.{map_}.held.", f"{block}.{site}_out.")) for other in weights):
+                sent = "heads" if kind == HEAD else "neurons"
+                raise ModelError(
+                    f"edges from {sent} of layer {layer} and parts held there: give one of these"
+                )

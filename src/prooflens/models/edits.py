@@ -3,6 +3,7 @@
 | place | what | where it is in the weights |
 |---|---|---|
 | `a9.h6` | z of head 6 of layer 9, `blocks.9.attn.hook_z` | its columns of W_O |
+| `a9.h6.result` | what this head writes, W_O z, `blocks.9.attn.hook_result` | its columns of W_O, and the bias |
 | `a9` | what the attention of layer 9 writes, `blocks.9.hook_attn_out` | W_O and its bias |
 | `m3` | what the network of layer 3 writes, `blocks.3.hook_mlp_out` | `down` and its bias |
 | `m3.n12` | neuron 12 of it, `blocks.3.mlp.hook_post` | a column of `down` |
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.dictionaries import Dictionary
-from prooflens.models.edges import HEAD, check_senders, find_edge, put_edge
+from prooflens.models.edges import HEAD, NEURON, check_senders, find_edge, put_edge
 from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from prooflens.models.prompt import Prompt
     from prooflens.models.transformer import Transformer
 
-PLACE = re.compile(r"a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9}))?|m(?P<m>\d{1,6})(?:\.n(?P<n>\d{1,9}))?")
+PLACE = re.compile(
+    r"a(?P<a>\d{1,6})(?:\.h(?P<h>\d{1,9})(?P<r>\.result)?)?|m(?P<m>\d{1,6})(?:\.n(?P<n>\d{1,9}))?"
+)
 
 
 def find_place(architecture: Architecture, name: str) -> Place:
@@ -51,7 +54,7 @@ def find_place(architecture: Architecture, name: str) -> Place:
 
     Args:
         architecture: what the model looks like.
-        name: `a9.h6`, `a9`, `m3` or `m3.n12`.
+        name: `a9.h6`, `a9.h6.result`, `a9`, `m3` or `m3.n12`.
 
     Raises:
         ModelError: if there is no such part.
@@ -76,7 +79,8 @@ def find_place(architecture: Architecture, name: str) -> Place:
     if int(index) >= count:
         raise ModelError(f"there is no {name!r}: {'heads' if attends else 'neurons'} are 0 … {count - 1}")
     hook = f"{block}.{'attn.hook_z' if attends else 'mlp.hook_post'}"
-    return Place(name, layer, hook, reader, range(int(index) * width, (int(index) + 1) * width))
+    columns = range(int(index) * width, (int(index) + 1) * width)
+    return Place(name, layer, hook, reader, columns, written=match["r"] is not None)
 
 
 def places_of(architecture: Architecture, neurons: bool = False) -> list[str]:
@@ -158,6 +162,8 @@ def _values(
     held = model.prompt(prompt) if isinstance(prompt, str) else prompt
     found = model.run(held, place.hook)[place.hook]
     value = place.read(found.reshape(len(found), -1))
+    if place.written:
+        value = value @ place.read(model.weights[f"{place.reader}.weight"]).T
     if position is None:
         return value
     if not -len(value) <= position < len(value):
@@ -312,13 +318,14 @@ def _cut(model: Transformer, weights: dict[str, Tensor], one: Edit) -> bool:
         raise ModelError(f"{one.place}: an edge has no direction")
     values = None
     if one.value is not None:
-        (kind, layer, head), c = edge.sender, model.architecture.head_dim
-        writes = (
-            model.weights[f"blocks.{layer}.o.weight"][:, head * c : (head + 1) * c] if kind == HEAD else None
-        )
-        like = _first(model.weights)
-        width = model.architecture.d_model if writes is None else c
-        values = rows_of(one, width, like, Place(one.place, layer, "", None))
+        kind, layer, _ = edge.sender
+        sender = _sender_of(model.architecture, split_tokens(one.place)[0])
+        writes = None
+        if kind in (HEAD, NEURON) and sender is not None and sender.columns is not None:
+            some = slice(sender.columns.start, sender.columns.stop)
+            writes = model.weights[f"{sender.reader}.weight"][:, some]
+        width = model.architecture.d_model if writes is None else writes.shape[1]
+        values = rows_of(one, width, _first(model.weights), Place(one.place, layer, "", None))
         values = values if writes is None else values @ writes.T
     put_edge(weights, edge, one.tokens, values)
     return True
@@ -354,7 +361,9 @@ def _apply(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
         chosen = slice(place.columns.start, place.columns.stop)
         added = bias
         if one.value is not None:
-            moved = weight[:, chosen] @ fitting(one.value, len(place.columns), weight, place)
+            size = len(weight) if place.written else len(place.columns)
+            given = fitting(one.value, size, weight, place)
+            moved = given if place.written else weight[:, chosen] @ given
             added = moved if bias is None else bias + moved
         weight[:, chosen] = 0.0
     weights[f"{place.reader}.weight"] = weight

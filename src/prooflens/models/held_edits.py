@@ -27,7 +27,8 @@ def check_once(weights: dict[str, Tensor], edits: Sequence[Edit], places: Sequen
     """
     names = [place.name for place in places]
     for one, place in zip(edits, places, strict=True):
-        if names.count(place.name) > 1 or (place.columns is not None and place.block in names):
+        twice = names.count(place.name) > 1 or (place.written and place.name.removesuffix(".result") in names)
+        if twice or (place.columns is not None and place.block in names):
             raise ModelError(
                 f"{place.name} is edited twice: give one edit of it, with all its tokens, as in 'a9.h6@3@-1'"
             )
@@ -75,7 +76,10 @@ def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
     else:
         some = slice(place.columns.start, place.columns.stop)
         read = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)[some]
-        write, rest, offset = weight[:, some].clone(), weight.clone(), weight.new_zeros(len(place.columns))
+        write, rest = weight[:, some].clone(), weight.clone()
+        if place.written:
+            read, write = write @ read, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        offset = weight.new_zeros(len(read))
         rest[:, some] = 0.0
     weights[f"{place.reader}.weight"] = rest
     k = len(read)
@@ -132,7 +136,8 @@ def feature(
     """
     if dictionary.kind != "standard":
         raise ModelError(
-            f"features of a {dictionary.kind} dictionary jump as they become active: none is held"
+            f"features of a {dictionary.kind} dictionary jump as they become active, and no engine has a rule for "
+            f"that: hold a direction of {dictionary.hook} instead, Edit(hook, direction=…)"
         )
     if dictionary.decoder is None:
         raise ModelError("the dictionary has no decoder: give W_dec, or Dictionary.of(…, decoder=…)")

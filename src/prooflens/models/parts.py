@@ -30,6 +30,7 @@ class Place:
         reader: the linear map that reads it, or writes it where it is a whole block's output; None for a value of which
             a direction is held.
         columns: the map's columns that read it; None for a whole block's output.
+        written: whether it is what a head writes into the stream, W_O z, and not z.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Place:
     hook: str
     reader: str | None
     columns: range | None = None
+    written: bool = False
 
     @property
     def block(self) -> str:
@@ -91,8 +93,9 @@ class Edit:
     """One part, held at zero or at a constant.
 
     Attributes:
-        place: `a9.h6`, `a9`, `m3` or `m3.n12`, perhaps at some tokens, `a9.h6@3@-1`; a key that is knocked out,
-            `a9.h6.k3` or `a9.h6.q5.k3`; or a hook of the stream, `blocks.5.hook_resid_pre`, with a direction.
+        place: `a9.h6`, `a9.h6.result`, `a9`, `m3` or `m3.n12`, perhaps at some tokens, `a9.h6@3@-1`; an edge,
+            `a9.h6->a10.h2.q`; a key that is knocked out, `a9.h6.k3` or `a9.h6.q5.k3`; or a hook of the stream,
+            `blocks.5.hook_resid_pre`, with a direction.
         value: the constant, as many numbers as the part has; None for zero. At tokens, one row for each is possible,
             shape [tokens, n]; rows without tokens are those of tokens 0, 1, …. Of an edit along a direction: one
             number, the part's coordinate along it.

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
-from prooflens.models.edges import CHANNELS, NETWORK, readers_of
+from prooflens.models.edges import CHANNELS, NETWORK, readers_of, sending_neurons
 from prooflens.models.frozen import frozen_scores
 from prooflens.models.held import Held
-from prooflens.models.program_edits import Rows, hold_at, without_edges
+from prooflens.models.program_edits import Rows, hold_at, send_neurons, without_edges
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -196,6 +196,9 @@ class Builder:
         """What a block adds: a map of its heads or neurons, parts of which may be held at tokens (`models.held`)."""
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
         held, d = Held.of(self.weights, f"{name}.held"), len(weight)
+        if held is None and name.endswith(".down") and sending_neurons(self.weights, int(name.split(".")[1])):
+            send_neurons(self, name, source, out)
+            return hold_at(self, out)
         if held is None:
             self.steps.append(Affine(out, (source,), weight, bias, dims, (d,)))
             return hold_at(self, out)

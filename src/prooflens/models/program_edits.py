@@ -110,14 +110,39 @@ def _sent(builder: Builder, sender: edges.Sender, out: str) -> tuple[str, Tensor
     same = torch.eye(a.d_model, dtype=like.dtype, device=like.device)
     if kind == edges.INPUT:
         return "blocks.0.hook_resid_pre", same
-    if kind != edges.HEAD:
+    if kind in (edges.ATTENTION, edges.FEED):
         return f"blocks.{layer}.hook_{'attn' if kind == edges.ATTENTION else 'mlp'}_out", same
+    if kind == edges.NEURON:
+        name = f"blocks.{layer}.mlp.sent_{head}"
+        return name, builder.weights[f"blocks.{layer}.down.weight"][:, head : head + 1]
     weight, c = builder.weights[f"blocks.{layer}.o.weight"], a.head_dim
     some, name = slice(head * c, (head + 1) * c), f"blocks.{layer}.attn.sent_{head}"
     if all(step.out != name for step in builder.steps):
         chosen = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)[some]
         builder.steps.append(Affine(name, (f"blocks.{layer}.attn.hook_z",), chosen, None, 2, (c,)))
     return name, weight[:, some]
+
+
+def send_neurons(builder: Builder, name: str, source: str, out: str) -> None:
+    """Append what a network writes, where neurons of it send over edges: one map makes both, and is then split.
+
+    Args:
+        builder: holds the steps so far.
+        name: the map that writes, as in `blocks.3.down`.
+        source: the neurons' values.
+        out: the name of what is written.
+    """
+    weight, bias = builder.weights[f"{name}.weight"], builder.weights.get(f"{name}.bias")
+    neurons, d = edges.sending_neurons(builder.weights, int(name.split(".")[1])), len(weight)
+    eye = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)[neurons]
+    split = torch.eye(d + len(neurons), dtype=weight.dtype, device=weight.device)
+    rest = None if bias is None else torch.cat((bias, bias.new_zeros(len(neurons))))
+    both = f"{out}_and_sent"
+    builder.steps.append(Affine(both, (source,), torch.cat((weight, eye)), rest, 1, (len(split),)))
+    for place, neuron in enumerate(neurons, d):
+        sent = source.replace("hook_post", f"sent_{neuron}")
+        builder.steps.append(Affine(sent, (both,), split[place : place + 1], None, 1, (1,)))
+    builder.steps.append(Affine(out, (both,), split[:d], None, 1, (d,)))
 
 
 def _replaced(builder: Builder, sent: tuple[str, Tensor], own: list[tuple[int, Tensor]], out: str) -> str:

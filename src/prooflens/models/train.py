@@ -22,6 +22,8 @@ from prooflens.models.cache import model_folder
 from prooflens.models.files import atomic_folder, check_replaceable, write_model
 from prooflens.models.prompt import FileTokenizer
 from prooflens.models.pull import Progress, pull
+from prooflens.models.syntax import ARCHITECTURE, STEPS, domain, fit_syntax
+from prooflens.models.syntax import NAME as SYNTAX_NAME
 from prooflens.models.tasks import TASKS, TokenTask, fit
 from prooflens.models.train_text import train_gpt2
 from prooflens.models.transformer import Transformer
@@ -133,12 +135,12 @@ def train(
     """Train a model by its recipe and keep it in the cache, or in `target`.
 
     Args:
-        name: one of `RECIPES`, one of `TASKS`, or one of `TEXTS`.
+        name: one of `RECIPES`, one of `TASKS`, `quotes-and-brackets`, or one of `TEXTS`.
         seed: seed of weights and data.
         data: the folder with SST-2; None to look for it.
         progress: called with a stage and a share from 0 to 1; None for silence.
         target: the folder to write; None for the cache.
-        epochs: how many epochs, of 100 steps for `TASKS`; None for the recipe's.
+        epochs: how many epochs, of 100 steps for `TASKS` and `quotes-and-brackets`; None for the recipe's.
         device: where `gpt2-sst2` is trained; None for the CPU. The other recipes are small and stay there.
 
     Raises:
@@ -159,11 +161,15 @@ def train(
             return _train_synthetic(RECIPES[name], seed, folder, report, epochs)
         if name in TASKS:
             return _train_tokens(TASKS[name], seed, folder, report, epochs)
+        if name == SYNTAX_NAME:
+            return _train_syntax(seed, folder, report, epochs)
         if name == "bert-tiny-sst2":
             return _train_sst2(seed, data, folder, report, epochs or 4)
     finally:
         torch.set_num_threads(threads)
-    raise ModelError(f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, *TASKS, *TEXTS])}")
+    raise ModelError(
+        f"there is no recipe {name!r}; recipes: {', '.join([*RECIPES, *TASKS, SYNTAX_NAME, *TEXTS])}"
+    )
 
 
 def initial_weights(
@@ -224,6 +230,19 @@ def _train_tokens(task: TokenTask, seed: int, folder: Path, report: Progress, ep
         accuracy = float((model(ids).argmax(-1) == task.answers(ids)).double().mean())
     with atomic_folder(folder) as staging:
         write_model(staging, task.architecture, model.weights)
+    return Trained(folder, accuracy)
+
+
+def _train_syntax(seed: int, folder: Path, report: Progress, epochs: int | None) -> Trained:
+    """Train on all inputs of both tasks; what is written down is the accuracy on these, which are all there are."""
+    weights = initial_weights(ARCHITECTURE, torch.Generator().manual_seed(seed))
+    steps = STEPS if epochs is None else 100 * epochs
+    model = fit_syntax(weights, steps, lambda step: report(f"step {step} of {steps}", step / steps))
+    ids, answers = domain()
+    with torch.no_grad():
+        accuracy = float((model(ids).argmax(-1) == answers).double().mean())
+    with atomic_folder(folder) as staging:
+        write_model(staging, ARCHITECTURE, model.weights)
     return Trained(folder, accuracy)
 
 

@@ -161,7 +161,8 @@ class Transformer:
             return read_by(self, torch.eye(width, dtype=self.dtype, device=self.device), None)
         pool = "last" if self.architecture.pool == "none" else self.architecture.pool
         bare = replace(self.architecture, d_out=None, logit_cap=None, pool=pool)
-        architecture = replace(bare, d_vocab=None, context=None, d_embed=None, patch=None)
+        context = bare.context if bare.head_positions else None  # its tables are in the blocks
+        architecture = replace(bare, d_vocab=None, context=context, d_embed=None, patch=None)
         kept = {
             name: tensor for name, tensor in self.weights.items() if not name.startswith(("head.", "embed."))
         }

@@ -7,6 +7,7 @@
 from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specialised, TopK
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
 from prooflens.queries.circuit import Argmax, Beats, Circuit
+from prooflens.queries.distributions import Divergence, Probability
 from prooflens.queries.entropy import entropy_range
 from prooflens.queries.functionals import (
     Atom,
@@ -20,6 +21,7 @@ from prooflens.queries.functionals import (
 )
 from prooflens.queries.lens import AttributionQuery, InsideQuery, Lens, SiteComparison
 from prooflens.queries.masks import causal_mask, full_mask, padding_mask
+from prooflens.queries.measures import DistributionQuery
 from prooflens.queries.parse import parse_metric, parse_query
 from prooflens.queries.programs import functional_bounds, score_bounds
 from prooflens.queries.remainder import remainder
@@ -39,6 +41,8 @@ __all__ = [
     "Circuit",
     "Claim",
     "Condition",
+    "DistributionQuery",
+    "Divergence",
     "Entropy",
     "Functional",
     "InsideQuery",
@@ -50,6 +54,7 @@ __all__ = [
     "MarginTable",
     "Mass",
     "OutputLevel",
+    "Probability",
     "Query",
     "Ranking",
     "Role",

@@ -5,7 +5,9 @@ output C + i that of M′. The effect of the edit on a metric m, a weighted sum 
 
     e(x) = m(M(x)) − m(M′(x)) = Σ w_i (output_i − output_{C+i}),
 
-a functional like any other. `verdicts.effect` bounds it; runs keep it, and the checker reads it again.
+a functional like any other. Of a probability, m is one of the softmax of some outputs; of a divergence,
+e(x) = KL(M(x) ‖ M′(x)) itself, which is never negative. `verdicts.effect` bounds it; runs keep it, and the checker
+reads it again.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from torch import Tensor
 
 from prooflens.errors import QueryError
 from prooflens.queries.base import Claim, Condition, Query, Sense, Setting
-from prooflens.queries.functionals import Functional, Logit
+from prooflens.queries.distributions import Divergence, Probability
+from prooflens.queries.functionals import Atom, Functional, Logit
 
-KINDS = ("range", "necessary", "faithful", "sufficient")
+KINDS = ("range", "necessary", "faithful", "sufficient", "patched")
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,11 @@ class EffectQuery(Query):
     """Ask for the range of an effect, or claim something about it.
 
     Attributes:
-        kind: `range` asks for bounds, `necessary` claims e ≥ δ, `faithful` abs(e) ≤ δ, `sufficient` the same answer.
+        kind: `range` asks for bounds, `necessary` claims e ≥ δ, `faithful` abs(e) ≤ δ, `sufficient` the same answer,
+            `patched` that m(M′(x)) is above 0, or below.
         metric: what is measured, in its short form.
         edit: what was done to the model, in words.
-        threshold: δ.
+        threshold: δ; of `patched` the side, 1 for above 0 and −1 for below.
         inside: whether the metric is a readout.
 
     Example:
@@ -56,6 +60,8 @@ class EffectQuery(Query):
             )
         if not math.isfinite(self.threshold):
             raise QueryError(f"{self.kind} takes a finite number, got {self.threshold}")
+        if self.kind == "patched" and abs(self.threshold) != 1.0:
+            raise QueryError(f"a side is 1 or -1, got {self.threshold}")
         if self.kind == "faithful" and self.threshold < 0.0:
             raise QueryError(
                 f"an effect within {self.threshold} is none: give faithful a number of at least 0"
@@ -68,6 +74,7 @@ class EffectQuery(Query):
             "necessary": f"{effect}>={self.threshold!r}",
             "faithful": f"|{effect}|<={self.threshold!r}",
             "sufficient": "same answer",
+            "patched": f"patched({self.metric}){self._side}0",
         }
         return f"{texts[self.kind]} {self.edit}"
 
@@ -79,12 +86,19 @@ class EffectQuery(Query):
             "necessary": f"necessary: effect >= {self.threshold:g}",
             "faithful": f"faithful: |effect| <= {self.threshold:g}",
             "sufficient": "sufficient: the same answer",
+            "patched": f"patched: metric of the edited model {self._side} 0",
         }[self.kind]
+
+    @property
+    def _side(self) -> str:
+        return ">" if self.threshold > 0.0 else "<"
 
     @property
     def unit(self) -> str:
         """That of the metric."""
-        return "readout" if self.inside else "output"
+        kinds = {"prob(": "probability", "kl(": "nats"}
+        found = next((unit for start, unit in kinds.items() if self.metric.startswith(start)), "output")
+        return "readout" if self.inside else found
 
     def bind(self, setting: Setting, heads: str | None = None) -> list[Claim]:
         """Refuse: an effect is bound to two models (`verdicts.effect`).
@@ -104,6 +118,8 @@ class EffectQuery(Query):
             return [(1.0, 0.0 - self.threshold, Sense.NONNEGATIVE)]
         if self.kind == "faithful":
             return [(1.0, self.threshold, Sense.NONNEGATIVE), (-1.0, self.threshold, Sense.NONNEGATIVE)]
+        if self.kind == "patched":
+            return [(self.threshold, 0.0, Sense.POSITIVE)]
         return []
 
     def claim(self, metric: Functional, outputs: int, clean: float) -> Claim:
@@ -112,15 +128,25 @@ class EffectQuery(Query):
         Args:
             metric: what is measured, a functional of the outputs of one model.
             outputs: how many outputs a model has.
-            clean: the effect at the region's reference.
+            clean: the effect at the region's reference; of `patched` the edited model's metric there.
         """
         conditions = []
         for sign, constant, sense in self.parts:
-            terms = [(sign * weight, atom) for weight, atom in metric.terms]
-            other = [
-                (-weight, Logit(atom.index + outputs)) for weight, atom in terms if isinstance(atom, Logit)
-            ]
-            conditions.append(Condition(Functional((*terms, *other), constant, self.words), sense))
+            terms = list[tuple[float, Atom]]()
+            for weight, atom in metric.terms:
+                if self.kind == "patched":
+                    assert isinstance(atom, Logit)
+                    terms.append((sign * weight, Logit(atom.index + outputs)))
+                    continue
+                if isinstance(atom, Divergence):  # of both models, not a difference of two
+                    terms.append((sign * weight, atom.moved(outputs)))
+                    continue
+                terms.append((sign * weight, atom))
+                if isinstance(atom, Logit):
+                    terms.append((-sign * weight, Logit(atom.index + outputs)))
+                elif isinstance(atom, Probability):
+                    terms.append((-sign * weight, atom.moved(outputs)))
+            conditions.append(Condition(Functional(tuple(terms), constant, self.words), sense))
         values = [constant + sign * clean for sign, constant, _ in self.parts]
         return Claim(self, (), tuple(conditions), torch.tensor(values, dtype=torch.float64))
 

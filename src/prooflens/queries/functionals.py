@@ -10,6 +10,7 @@ A functional is a constant plus a weighted sum of atoms, each a function of one 
 | `Logit(index)` | an output | e_index (of the logits) |
 | `LargestLogit(but)` | the largest output, some left out | – (an engine bounds it output by output) |
 | `Standing(index, rivals, k)` | min(y, k-th smallest of y − y_j), y an output, j its rivals | – (`engines.standings`) |
+| `Probability(index, among)`, `Divergence` | of the softmax over some outputs | – (`engines.distributions`) |
 
 What an engine needs beyond the linear term is in `remainder`; many functionals at once are in `tables`.
 """
@@ -24,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import QueryError
+from prooflens.queries.distributions import Divergence, Probability
 from prooflens.queries.rows import Row
 
 Scores: TypeAlias = Mapping[Row, Float[Tensor, "... S"]]
@@ -186,7 +188,7 @@ class Standing:
 
 
 AttentionAtom: TypeAlias = Score | LogSumExp | RowEntropy
-OutputAtom: TypeAlias = Logit | LargestLogit | Standing
+OutputAtom: TypeAlias = Logit | LargestLogit | Standing | Probability | Divergence
 Atom: TypeAlias = AttentionAtom | OutputAtom
 
 
@@ -204,7 +206,7 @@ class Functional:
 
     Attributes:
         terms: pairs of a weight and an atom (`Score`, `LogSumExp`, `RowEntropy`, `Logit`, `LargestLogit`,
-            `Standing`).
+            `Standing`, `Probability`, `Divergence`).
         constant: is added to the sum.
         name: how messages and reports write it.
 
@@ -243,9 +245,13 @@ class Functional:
     @property
     def logits(self) -> tuple[int, ...]:
         """The outputs that it reads by index; of a standing the one that is compared."""
-        return tuple(
-            dict.fromkeys(atom.index for _, atom in self.terms if isinstance(atom, Logit | Standing))
-        )
+        named: list[int] = []
+        for _, atom in self.terms:
+            if isinstance(atom, Logit | Standing):
+                named.append(atom.index)
+            elif isinstance(atom, Probability | Divergence):
+                named += atom.outputs
+        return tuple(dict.fromkeys(named))
 
     @property
     def standing(self) -> tuple[float, Standing] | None:
@@ -271,7 +277,7 @@ class Functional:
         for weight, atom in self.terms:
             if isinstance(atom, Logit):
                 total = total + weight * self._needed(logits)[..., atom.index]
-            elif isinstance(atom, LargestLogit | Standing):
+            elif isinstance(atom, LargestLogit | Standing | Probability | Divergence):
                 total = total + weight * atom.value(self._needed(logits))
             else:
                 total = total + weight * atom.value(self._row(scores, atom.row))

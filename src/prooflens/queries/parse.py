@@ -33,6 +33,7 @@ from prooflens.queries.attention import Entropy, Mass, Ranking, RowQuery, Specia
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
+from prooflens.queries.measures import DistributionQuery
 from prooflens.queries.rows import Named, Role, suggestion
 from prooflens.queries.sites import OutputLevel, SiteQuery, TopFeature
 
@@ -215,10 +216,11 @@ def _positions(text: str, whole: str, slots: Slots) -> tuple[Named, ...] | None:
 
 
 def parse_metric(text: str, slots: Slots = ()) -> Query:
-    """Parse what an effect is measured on: a difference of two outputs, an output, or a readout.
+    """Parse what an effect is measured on: a difference of two outputs, an output, a distribution, or a readout.
 
     Args:
-        text: as in `"logit{A}-logit{B}"`, `"logit3"`, `"neuron 5.12@-1"`, `"read(blocks.8.hook_resid_post@-1,DIR)"`.
+        text: as in `"logit{A}-logit{B}"`, `"logit3"`, `"prob(3)"`, `"prob({A}|{A},{B})"`, `"kl(3,5)"`,
+            `"neuron 5.12@-1"`, `"read(blocks.8.hook_resid_post@-1,DIR)"`.
         slots: the slots of the template that the prompts are members of.
 
     Raises:
@@ -228,6 +230,8 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
         >>> parse_metric("logit3 - logit5")
         Beats(winner=3, loser=5)
     """
+    if measured := re.fullmatch(r"\s*(prob|kl)\s*\((.*)\)\s*", text, re.DOTALL):
+        return _distribution(measured[1], measured[2])
     match = re.fullmatch(rf"\s*(logit{OUTPUT})\s*[-−]\s*(logit{OUTPUT})\s*", text)
     query = parse_query(f"{match[1]}>{match[4]}" if match else text, slots)
     is_range = isinstance(query, OutputLevel | SiteQuery) and query.comparison is None
@@ -237,9 +241,26 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
     if match is None and not is_range:
         raise QueryError(
             f"{text!r} measures nothing: write a difference of outputs as logit3-logit5, an output as logit3, "
-            "or a readout as neuron 5.12@-1"
+            "a probability as prob(3|3,5), a divergence as kl(3,5), or a readout as neuron 5.12@-1"
         )
     return query
+
+
+def _distribution(kind: str, inside: str) -> DistributionQuery:
+    """Read what stands between the brackets of `prob(3|3,5)` and `kl(3,5)`."""
+    first, bar, rest = inside.partition("|") if kind == "prob" else ("", "|", inside)
+    among = [_bare_output(piece) for piece in _split(rest, ",")] if bar else None
+    index = _bare_output(first) if kind == "prob" else None
+    return DistributionQuery(index, None if among is None else tuple(among))
+
+
+def _bare_output(text: str) -> int | Role:
+    match = re.fullmatch(OUTPUT, text.strip())
+    if match is None:
+        raise QueryError(
+            f"{text.strip()!r} names no output: write indices or slots, as in prob(3|3,5) or kl({{A}},{{B}})"
+        )
+    return _output(match[1], match[2])
 
 
 def metric_text(query: Query) -> str:

@@ -13,6 +13,7 @@ from prooflens.queries.attention import RowQuery
 from prooflens.queries.base import Query
 from prooflens.queries.circuit import Argmax, Beats, Circuit
 from prooflens.queries.lens import AttributionQuery, Lens, SiteComparison
+from prooflens.queries.measures import DistributionQuery
 from prooflens.queries.rows import Named, Role, find_tokens, suggestion
 from prooflens.queries.sites import SiteQuery
 
@@ -45,7 +46,7 @@ def resolve(query: Query, places: Places, size: int, ids: Sequence[int] | None =
         if query.weights is not None and any(len(part) != 1 for part in parts):
             raise QueryError("a part of a weighted sum that reads {self} needs one position, as in '@-1'")
         return [replace(query, parts=tuple(found for part in parts for found in part))]
-    if isinstance(query, Argmax | Beats | AttributionQuery):
+    if isinstance(query, Argmax | Beats | AttributionQuery | DistributionQuery):
         return [query if ids is None else _with_outputs(query, places, ids)]
     if isinstance(query, Lens):
         (inner,) = resolve(query.query, places, size, ids)
@@ -76,6 +77,8 @@ def has_roles(query: Query) -> bool:
         return isinstance(query.winner, Role) or isinstance(query.loser, Role)
     if isinstance(query, Argmax):
         return isinstance(query.answer, Role)
+    if isinstance(query, DistributionQuery):
+        return any(isinstance(named, Role) for named in query.named)
     if isinstance(query, SiteComparison):
         return any(map(has_roles, query.sides))
     if isinstance(query, SiteQuery):
@@ -120,7 +123,9 @@ def output_of(role: Role, places: Places) -> tuple[int, ...]:
     return positions_of(first, places)
 
 
-def _with_outputs(query: Argmax | Beats | AttributionQuery, places: Places, ids: Sequence[int]) -> Query:
+def _with_outputs(
+    query: Argmax | Beats | AttributionQuery | DistributionQuery, places: Places, ids: Sequence[int]
+) -> Query:
     def found(named: int | Role) -> int:
         if not isinstance(named, Role):
             return named
@@ -131,6 +136,8 @@ def _with_outputs(query: Argmax | Beats | AttributionQuery, places: Places, ids:
             )
         return tokens.pop()
 
+    if isinstance(query, DistributionQuery):
+        return query.of_outputs([found(named) for named in query.named])
     if isinstance(query, Argmax):
         return query if query.answer is None else replace(query, answer=found(query.answer))
     return replace(query, winner=found(query.winner), loser=found(query.loser))

@@ -15,7 +15,7 @@ from prooflens.results.outcome import STRENGTH
 
 QUERY = re.compile(
     r"(?:(?P<range>effect\((?P<metric>.+)\))|effect\(.+\)>=(?P<least>\S+)|\|effect\(.+\)\|<=(?P<most>\S+)"
-    r"|same answer) (?P<edit>(?:without|with) .+|edited)",
+    r"|same answer|patched\(.+\)[<>]0) (?P<edit>(?:without|with) .+|edited)",
     re.DOTALL,
 )
 """A row of a run about effects (`docs/interventions.md`)."""

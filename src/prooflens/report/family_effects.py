@@ -19,13 +19,13 @@ from prooflens.results.families import ENUMERATED
 from prooflens.results.outcome import Verdict
 
 COLUMNS = (
-    "edited", "word", "asked", "members", "least", "mean", "most", "necessary", "faithful", "same", "least_text",
-    "most_text", "checked",
+    "edited", "word", "asked", "members", "least", "mean", "most", "necessary", "faithful", "same", "patched",
+    "least_text", "most_text", "checked",
 )  # fmt: skip
 CAPTION = (
     "One row per edit: the least, the mean and the largest effect on the members that were run, in float64, and the "
-    "prompts that have the least and the largest. <b>necessary</b>, <b>faithful</b> and <b>same</b> (answer) count "
-    "members. <b>enumerated</b>: every member was run; <b>estimated</b>: a sample was."
+    "prompts that have the least and the largest. <b>necessary</b>, <b>faithful</b>, <b>same</b> (answer) and "
+    "<b>patched</b> count members. <b>enumerated</b>: every member was run; <b>estimated</b>: a sample was."
 )
 
 
@@ -73,6 +73,7 @@ def _row(path: Path, info: dict[str, Any], row: Row) -> Row:
         "necessary": f"effect ≥ {claimed.get('necessary')}",
         "faithful": f"|effect| ≤ {claimed.get('faithful')}",
         "same": "same answer",
+        "patched": "patched: the other prompt's side",
     }
     claims = tuple(
         (
@@ -81,9 +82,9 @@ def _row(path: Path, info: dict[str, Any], row: Row) -> Row:
             f"on {row[name]:,} of {asked:,}",
         )
         for name in words
-        if row[name] is not None
+        if row.get(name) is not None  # runs of older versions have no column of patches
     )
-    return row | {"label": label, "claims": claims}
+    return {"patched": None} | row | {"label": label, "claims": claims}
 
 
 def _charts(info: dict[str, Any], rows: list[Row]) -> list[EffectChart]:

@@ -80,6 +80,12 @@ class Discovery:
         return [part for part, found in self.needed.items() if found.verdicts == [Verdict.HOLDS]]
 
     @property
+    def needed_everywhere(self) -> list[str]:
+        """Parts without which *every* point is off by more than δ: proved on a region, seen of every member."""
+        ends = {part: found.ends for part, found in self.needed.items()}
+        return [part for part, (low, high) in ends.items() if low > self.delta or high < -self.delta]
+
+    @property
     def faithful(self) -> Verdict:
         """Whether the circuit is within ±δ of the model: one that was found is, one that was given need not be."""
         return Verdict.HOLDS if self.certificate is None else self.certificate.verdicts[0]
@@ -107,6 +113,7 @@ class Discovery:
             "removed": list(self.removed),
             "circuit_is_faithful": self.faithful.value,
             "minimal": self.minimal,
+            "needed_everywhere": self.needed_everywhere,
             "superfluous": self.superfluous,
             "open": self.open,
             "trials": [vars(trial) | {"verdict": trial.verdict.value} for trial in self.trials],
@@ -127,6 +134,8 @@ class Discovery:
             )
         told = {"superfluous": self.superfluous, "open": self.open}
         left = "; ".join(f"{word}: {', '.join(names)}" for word, names in told.items() if names)
+        if self.needed_everywhere:
+            lines.append(f"  needed at every point: {', '.join(self.needed_everywhere)}")
         lines.append(f"  {left or 'every part is needed'}; {len(self.trials)} trials, {self.seconds:.1f} s")
         return "\n".join(lines)
 

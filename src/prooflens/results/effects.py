@@ -180,10 +180,10 @@ FAMILY_EFFECTS = pa.schema(
         *((name, pa.float64()) for name in ("least", "most", "mean")),
         *((name, pa.string()) for name in ("least_text", "most_text")),
         *((name, pa.list_(pa.int64())) for name in ("least_ids", "most_ids")),
-        *((name, pa.int64()) for name in ("necessary", "faithful", "same")),
+        *((name, pa.int64()) for name in ("necessary", "faithful", "same", "patched")),
     ]
 )
-"""The columns of a run about effects over a family; the last three are counts of members."""
+"""The columns of a run about effects over a family; the last four are counts of members."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,7 @@ class FamilyEffect:
         necessary: how many members have an effect of at least δ; None if it was not asked.
         faithful: how many have one within ±δ; None if it was not asked.
         same: on how many both models give the same answer; None if it was not asked.
+        patched: on how many the metric has the side that it has on the other prompt; None if it was not asked.
     """
 
     model: EditedModel
@@ -211,11 +212,19 @@ class FamilyEffect:
     necessary: int | None = None
     faithful: int | None = None
     same: int | None = None
+    patched: int | None = None
 
     @property
     def edited(self) -> str:
         """The edited model's name."""
         return self.model.name
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """On how many members each claim that was asked holds, by its name."""
+        asked = {"necessary": self.necessary, "faithful": self.faithful, "same answer": self.same}
+        asked["patched"] = self.patched
+        return {name: count for name, count in asked.items() if count is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain numbers and texts, by the names of its columns."""
@@ -232,6 +241,7 @@ class FamilyEffect:
             "necessary": self.necessary,
             "faithful": self.faithful,
             "same": self.same,
+            "patched": self.patched,
         }
 
 
@@ -249,6 +259,7 @@ class FamilyEffects:
         seconds: time spent.
         source: the folder of the model's weights, if it is known.
         rows: one per edit.
+        patched: the tokens of the other prompt, whose side members are to take; None if it was not asked.
     """
 
     family: Family
@@ -260,6 +271,7 @@ class FamilyEffects:
     seconds: float
     source: str | None
     rows: Sequence[FamilyEffect]
+    patched: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -280,7 +292,7 @@ class FamilyEffects:
     @property
     def verdicts(self) -> list[Verdict]:
         """How every claim of every edit ended: `holds` if it does on every member, `estimated` on those of a sample."""
-        counts = [n for row in self.rows for n in (row.necessary, row.faithful, row.same) if n is not None]
+        counts = [count for row in self.rows for count in row.counts.values()]
         whole = Verdict.HOLDS if self.word == ENUMERATED else Verdict.ESTIMATED
         return [whole if count == self.asked else Verdict.FAILS for count in counts]
 
@@ -310,8 +322,7 @@ class FamilyEffects:
             f"{self.metric} over {self.family.label}: {self.asked:,} of {self.members:,} members, {self.word}"
         ]
         for row in self.rows:
-            counts = {"necessary": row.necessary, "faithful": row.faithful, "same answer": row.same}
-            told = "".join(f", {name} on {n:,}" for name, n in counts.items() if n is not None)
+            told = "".join(f", {name} on {n:,}" for name, n in row.counts.items())
             lines.append(
                 f"  {row.edited}: [{row.least[0]:.6g}, {row.most[0]:.6g}], mean {row.mean:.6g}{told}"
             )
@@ -328,6 +339,8 @@ class FamilyEffects:
         """
         held = family_header("family effects", self.family, self.source, configuration, self.seconds)
         held |= {"edits": [edited_entry(row.model) for row in self.rows], "claimed": self.claimed}
+        if self.patched is not None:
+            held["patched_ids"] = list(self.patched)
         tensors = shape_tensors(self.family)
         for number, row in enumerate(self.rows):
             tensors |= edited_tensors(row.model, f"edit/{number}")

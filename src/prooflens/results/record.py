@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from prooflens.certificate.store import Array, RunWriter
-from prooflens.queries import Claim, Functional, LargestLogit, LogSumExp, RowEntropy, Score, Standing
+from prooflens.queries import (
+    Claim,
+    Divergence,
+    Functional,
+    LargestLogit,
+    LogSumExp,
+    Probability,
+    RowEntropy,
+    Score,
+    Standing,
+)
 from prooflens.regions import Region
 from prooflens.results import Radii, Results
 from prooflens.results.frame import EditedModel, Subject
@@ -312,4 +322,8 @@ def _term(weight: float, atom: Any) -> Sequence[Any]:
         return [weight, "largest", list(atom.but)]
     if isinstance(atom, Standing):
         return [weight, "standing", atom.index, atom.k, list(atom.rivals)]
+    if isinstance(atom, Probability):
+        return [weight, "probability", atom.index, list(atom.among)]
+    if isinstance(atom, Divergence):
+        return [weight, "divergence", list(atom.first), list(atom.second)]
     return [weight, "logit", atom.index]

@@ -10,6 +10,7 @@ A circuit that is given is judged in the same way, without a search: whether it 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ def discover(
     parts: Sequence[str] | None = None,
     circuit: Sequence[str] | None = None,
     edits: Held | None = None,
+    everywhere: bool = False,
     vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Discovery:
@@ -60,6 +62,8 @@ def discover(
         parts: the parts that may be taken out; None for all heads and networks.
         circuit: those of them that are left in a circuit that is judged; None to search for one.
         edits: how parts are taken out; None for at zero.
+        everywhere: bound the effect of every part of the circuit, also where the prompt alone shows that it is needed:
+            it may be needed at every point (`Discovery.needed_everywhere`).
         vectors: the directions and dictionaries that the metric names.
         options: engine, memory, time, device, progress, seed and budget of every trial: see `Options`.
 
@@ -88,8 +92,8 @@ def discover(
     with shown(settings.progress) as tell:
         quiet: Options = {**options, "progress": False}
 
-        def judge(names: Sequence[str]) -> Effect:
-            broken = broken_at_reference(paired(names), faithful)
+        def judge(names: Sequence[str], bounded: bool = False) -> Effect:
+            broken = None if bounded else broken_at_reference(paired(names), faithful)
             if broken is not None:
                 return broken
             taken = taken_out(names, edits)
@@ -99,8 +103,22 @@ def discover(
         sizes = {name: abs(pair.clean[0] - pair.clean[1]) for name, pair in alone.items()}
         first = next(iter(alone.values()))
         found = circuit_of(whole, sizes, judge, tell, circuit)
+        if everywhere:
+            found = replace(found, needed=_bounded(found, judge, tell))
     about: dict[str, Any] = {"metric": first.metric, "delta": faithful, "where": first.subject.region.label}
     return replace(found, **about, seconds=time.perf_counter() - begin)
+
+
+def _bounded(
+    found: Discovery, judge: Callable[[Sequence[str], bool], Effect], tell: Progress
+) -> dict[str, Found]:
+    """The effects of all parts of a circuit, those bounded that the prompt alone showed to be needed."""
+    needed = dict(found.needed)
+    for number, part in enumerate(found.circuit):
+        tell(f"{part} at every point", number / len(found.circuit))
+        if not all(map(math.isfinite, needed[part].ends)):
+            needed[part] = judge([*found.removed, part], True)
+    return needed
 
 
 def circuit_of(

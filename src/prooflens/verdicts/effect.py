@@ -1,12 +1,13 @@
 """The effect of an edit over a region: does a part matter everywhere, does the rest not, is the answer the same?
 
-With m a difference of logits, a logit, or a readout, M a model and M′ an edit of it (`models.edits`):
+With m a difference of logits, a logit, a probability, or a readout, M a model and M′ an edit of it (`models.edits`):
 
 | claim | for all x of the region |
 |---|---|
 | necessary | m(M(x)) − m(M′(x)) ≥ δ |
 | faithful | abs(m(M(x)) − m(M′(x))) ≤ δ |
 | sufficient | the answer of M′(x) is that of M(x) |
+| patched | m(M′(x)) has the sign of m(M(x′)), x′ another prompt whose values are patched in (`patched`) |
 
 Bounds are joint where the engine has joint ones (`engines.relational`). `fails` comes with a point, run through both
 models.
@@ -25,11 +26,9 @@ from torch import Tensor
 
 from prooflens.engines import Bounds, FormBounds, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, Witness
-from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.chebyshev import MOST_FACTORS
-from prooflens.engines.relational import bound_effects
 from prooflens.errors import EngineError
-from prooflens.models import Prompt, Transformer
+from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import shown
 from prooflens.queries import Argmax, Query
@@ -39,8 +38,9 @@ from prooflens.results.effects import Effect, EffectPoint
 from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.decide import verdict_of
 from prooflens.verdicts.pair import Edits, Pair
-from prooflens.verdicts.question import Place, ask
-from prooflens.verdicts.settings import Options, Settings
+from prooflens.verdicts.patched import decide_patched, patches, side_of
+from prooflens.verdicts.question import Place, as_prompt, ask
+from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors
 
 EFFORT = AttackBudget(256, 4, 20)
@@ -60,6 +60,7 @@ def effect(
     necessary: float | None = None,
     faithful: float | None = None,
     sufficient: bool = False,
+    patched: Prompt | str | Tensor | None = None,
     vectors: Vectors | None = None,
     **options: Unpack[Options],
 ) -> Effect:
@@ -71,10 +72,14 @@ def effect(
         prompt: a text, a prompt of the model, or an input of shape [S, d].
         region: where the effect is bounded: a ball, a segment, a hull, a span.
         metric: `"logit3-logit5"`, `"logit{A}-logit{B}"` by slots of a template or by tokens' texts, `"logit3"`,
-            `"neuron 5.12@-1"`, `"read(blocks.8.hook_resid_post@-1,DIR)"`, `"feature SAE.512@-1"`.
+            `"prob(3|3,5)"`, a probability among some outputs (`"prob(3)"`: among all), `"kl(3,5)"`, the divergence
+            KL(M ‖ M′) of the distributions on these outputs, which is the effect itself; `"neuron 5.12@-1"`,
+            `"read(blocks.8.hook_resid_post@-1,DIR)"`, `"feature SAE.512@-1"`.
         necessary: claim that the effect is at least this everywhere.
         faithful: claim that the effect is at most this everywhere, on both sides.
         sufficient: claim that both models give the same answer everywhere.
+        patched: another prompt, as long as this one: parts that are given by their names are held at their values on
+            it (not at zero), and the claim is that the edited model's metric has the sign of the model's there.
         vectors: the directions and dictionaries that the metric names.
         options: engine, memory, time, device, progress, seed and budget: see `Options`.
 
@@ -96,13 +101,16 @@ def effect(
     begin, settings = time.perf_counter(), Settings.of(**options)
     wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
     check_thresholds(necessary, faithful)
+    if patched is not None:
+        model = load(model) if settings.device is None else load(model).to(checked_device(settings.device))
+        other = as_prompt(model, patched)
+        edited = patches(model, edited, patched if isinstance(patched, str) else other)
     pair = Pair.of(model, edited, prompt, region, metric, settings.device, vectors)
+    side = None if patched is None else side_of(pair, other)
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
         bounds, engine, refused = _bounds(pair, told)
-        reached = attack_effects(
-            pair.problem, pair.edited, pair.forms, settings.budget or EFFORT, settings.seed, [bounds]
-        )
+        reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds)
         least, most = (pair.point(side) for side in (reached.lower_corner, reached.upper_corner))
         lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
         proved = Proved(lower, upper, engine, refused, spent)
@@ -110,6 +118,8 @@ def effect(
         outcomes = [_decided(pair, query, proved, (least, most)) for query in queries]
         if sufficient:
             outcomes.append(_same_answer(pair, [least, most], told))
+        if side is not None:
+            outcomes.append(decide_patched(pair, side, told, vectors))
     return Effect(
         pair.subject,
         pair.metric,
@@ -135,7 +145,7 @@ def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
         The effect, its ends infinite; None where the prompt is no point of the region, or does not break the claim.
     """
     region, (first, second) = pair.problem.region, pair.clean
-    if not region.holds_reference or not abs(first - second) > faithful:
+    if not region.holds_reference or not abs(first - second) > faithful + pair.blur(first - second):
         return None
     point = EffectPoint(region.reference, region.anchor_factors, first - second)
     nothing = Proved(-math.inf, math.inf, "clean", "", 0.0)
@@ -173,7 +183,7 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
         if reason := engine.refuses(pair.problem, pair.forms, settings.options):
             refused.append(reason)
             continue
-        found = bound_effects(engine, pair.problem, pair.edited, pair.forms, settings.options)
+        found = pair.bounds(engine, settings.options)
         if bool(found.lower.isfinite().all() & found.upper.isfinite().all()):
             return found, name, ""
     why = "".join(f"; {reason}" for reason in refused)
@@ -201,7 +211,8 @@ def _decided(pair: Pair, query: EffectQuery, proved: Proved, points: Sequence[Ef
     found = Bounds(*query.bounds(proved.lower, proved.upper), Guarantee.PROVED, proved.engine, proved.seconds)
     values = query.values([point.effect for point in points])
     worst = int(values.amin(-1).argmin())
-    broken = query.kind != "range" and claim.broken_by(values[worst])
+    missed = values[worst] + pair.blur(points[worst].effect)
+    broken = query.kind != "range" and claim.broken_by(missed)
     verdict = verdict_of(claim, broken, found)
     why = f"{proved.engine} proves [{proved.lower:.6g}, {proved.upper:.6g}]{proved.refused}"
     point = points[worst]

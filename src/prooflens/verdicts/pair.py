@@ -9,15 +9,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from prooflens.engines import forms_of
+from prooflens.engines import Engine, FormBounds, forms_of
+from prooflens.engines.attack import AttackBudget
+from prooflens.engines.attack.effects import attack_effects, attack_metric
+from prooflens.engines.distributions import (
+    MOST_OUTPUTS,
+    Distribution,
+    bound_distribution,
+    distribution_forms,
+)
 from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineOptions
+from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import bound_edits, edit
 from prooflens.models.knockouts import check_tokens
 from prooflens.models.parts import Edit
 from prooflens.problem import Problem
-from prooflens.queries import Functional, Query, SiteQuery, parse_metric
+from prooflens.queries import Divergence, Functional, Probability, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery
 from prooflens.queries.parse import metric_text
 from prooflens.results import Subject
@@ -26,6 +36,9 @@ from prooflens.results.frame import EditedModel
 from prooflens.verdicts.question import Place, Question, as_prompt, ask, source_of
 from prooflens.verdicts.settings import checked_device
 from prooflens.verdicts.sites import Vectors
+
+SOFTMAX_ROUNDING = 2.0**-36
+"""Far more than rounding changes a computed probability or divergence by, relative to 1 plus its size."""
 
 Edits = Transformer | str | Edit | Sequence[str | Edit]
 """An edited model, or what `edit` takes."""
@@ -41,7 +54,8 @@ class Pair:
         second: the whole edited model.
         problem: the model with only the outputs that the metric reads.
         edited: the edited one, likewise.
-        forms: the metric, as a form of those outputs.
+        forms: the metric, as a form of those outputs; of a distribution, a form that reads them all.
+        distribution: the metric, where it is a probability or a divergence; None for a sum of outputs.
         functional: the metric, of all outputs.
         metric: the metric in words.
         prompt: the prompt.
@@ -55,6 +69,7 @@ class Pair:
     problem: Problem
     edited: Problem
     forms: Forms
+    distribution: Distribution | None
     functional: Functional
     metric: str
     prompt: Prompt
@@ -103,17 +118,15 @@ class Pair:
         if len(functionals) != 1:
             raise QueryError(f"{metric} reads {len(functionals)} values: an effect is measured on one")
         problem = asked[0].problem
-        forms = forms_of(functionals, problem.model.architecture.d_out or 0)
-        assert forms.logits is not None
-        used = (forms.logits != 0).any(0).nonzero()[:, 0]
+        used, forms, distribution = _read(functionals[0], problem.model)
         narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
         other = replace(other, region=narrow.region)
-        forms = replace(forms, logits=forms.logits[:, used])
         text = metric_text(asked[0].claims[0].query)
         models = asked[0].problem.model, asked[1].problem.model
         named = EditedModel.of(*models, second.name, edit_text(first, second))
         subject = replace(asked[0].subject, edited=named)
-        return cls(asked[0], first, second, narrow, other, forms, functionals[0], text, held, region, subject)
+        metric_of = forms, distribution, functionals[0], text
+        return cls(asked[0], first, second, narrow, other, *metric_of, held, region, subject)
 
     def query(self, kind: str, threshold: float = 0.0) -> EffectQuery:
         """Return a claim about the effect, or the question for its range.
@@ -134,9 +147,46 @@ class Pair:
         assert self.forms.logits is not None
         row = self.forms.logits[0].to(x)
         with torch.no_grad():
-            outputs = [asked.values(x[None], (), output=True)[1] for asked in (self.problem, self.edited)]
-        first, second = (float((out[0] * row).sum()) for out in outputs if out is not None)
-        return first, second
+            runs = [asked.values(x[None], (), output=True)[1] for asked in (self.problem, self.edited)]
+        one, other = (out[0].double() for out in runs if out is not None)
+        if self.distribution is not None:
+            found = self.distribution.metrics(one, other)
+            return float(found[0]), float(found[1])
+        return float((one * row).sum()), float((other * row).sum())
+
+    def blur(self, effect: float) -> float:
+        """Return by how much a point must miss a threshold to break a claim: what rounding of a softmax may hide.
+
+        Bounds of a distribution may be narrower than float64 computes it: a probability near 1 has no more digits.
+
+        Args:
+            effect: the effect that was computed at the point.
+        """
+        return 0.0 if self.distribution is None else SOFTMAX_ROUNDING * (1.0 + abs(effect))
+
+    def bounds(self, engine: Engine, options: EngineOptions) -> FormBounds:
+        """Bound the effect over the region by an engine.
+
+        Args:
+            engine: who bounds linear forms.
+            options: memory that may be used, and who is told of progress.
+        """
+        if self.distribution is not None:
+            return bound_distribution(engine, self.problem, self.edited, self.distribution, options)
+        return bound_effects(engine, self.problem, self.edited, self.forms, options)
+
+    def attacked(self, budget: AttackBudget, seed: int, bounds: FormBounds) -> FormBounds:
+        """Return the least and the greatest effect that points were found to have.
+
+        Args:
+            budget: how many samples, restarts and steps.
+            seed: seed of the search.
+            bounds: its corners are where the search also starts.
+        """
+        if self.distribution is not None:
+            metrics = self.distribution.metrics
+            return attack_metric(self.problem, self.edited, metrics, budget, seed, [bounds])
+        return attack_effects(self.problem, self.edited, self.forms, budget, seed, [bounds])
 
     @property
     def clean(self) -> tuple[float, float]:
@@ -165,6 +215,25 @@ def edit_text(model: Transformer, edited: Transformer) -> str:
     return edited.name.removeprefix(model.name).strip() or "edited"
 
 
+def _read(metric: Functional, model: Transformer) -> tuple[Tensor, Forms, Distribution | None]:
+    """The outputs that a metric reads, the metric as a form of these, and as a distribution if it is one."""
+    outputs = model.architecture.d_out or 0
+    (_, atom), *_ = metric.terms
+    if not isinstance(atom, Probability | Divergence):
+        forms = forms_of([metric], outputs)
+        assert forms.logits is not None
+        used = (forms.logits != 0).any(0).nonzero()[:, 0]
+        return used, replace(forms, logits=forms.logits[:, used]), None
+    among = atom.among if isinstance(atom, Probability) else atom.first
+    if len(among) > MOST_OUTPUTS:
+        raise QueryError(
+            f"{metric.name} is over {len(among)} outputs, and a region is bounded over at most {MOST_OUTPUTS}: name "
+            "those that matter, as in prob(3|3,5)"
+        )
+    target = among.index(atom.index) if isinstance(atom, Probability) else None
+    return torch.tensor(among), distribution_forms(len(among)), Distribution(len(among), target)
+
+
 def _narrowed(model: Transformer, used: Tensor) -> Transformer:
     """The model with some of its outputs: rows of its head, as they are."""
     weight, bias = model.head
@@ -190,9 +259,11 @@ def as_metric(metric: str | Query, model: Transformer, prompt: Prompt) -> Query:
         found = [i for i in reader.encode(text) if reader.token(i) == text]
         if len(found) != 1:
             raise QueryError(f"{{{text}}} is neither a slot of the prompt nor one token of {model.name}")
-        return f"logit{found[0]}"
+        return str(found[0])
 
-    return parse_metric(re.sub(r"logit\{([^{}]*)\}", index, metric), prompt.roles)
+    named = r"(?<=logit)\{([^{}]*)\}" if "logit" in metric else r"\{([^{}]*)\}"
+    is_site = re.match(r"\s*(?:logit|prob|kl)", metric) is None
+    return parse_metric(metric if is_site else re.sub(named, index, metric), prompt.roles)
 
 
 def check_metric(model: Transformer, metric: Query) -> None:

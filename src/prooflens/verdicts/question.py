@@ -21,6 +21,7 @@ from prooflens.queries import (
     Beats,
     Circuit,
     Claim,
+    DistributionQuery,
     OutputLevel,
     Query,
     parse_heads,
@@ -124,7 +125,8 @@ def ask(
     wanted = [found for query in placed for found in resolve(query, prompt.roles, len(prompt), prompt.ids)]
     chosen = head_text(heads, layer)
     _check_places(wanted, chosen, positions, problem.n_tokens)
-    output = any(isinstance(part, Argmax | Beats | OutputLevel) for query in wanted for part in _parts(query))
+    about = Argmax | Beats | OutputLevel | DistributionQuery
+    output = any(isinstance(part, about) for query in wanted for part in _parts(query))
     if output:
         check_cap(model, wanted)
         _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so

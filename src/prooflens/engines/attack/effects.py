@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,9 @@ from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
 from prooflens.models.program import Program
 from prooflens.problem import Problem
+
+Metrics = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What is measured on a model and on an edit of it, from the outputs of both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,23 @@ class PairLandscape(Landscape):
         found = self.edited.run(self.region.point(alpha), [OUTPUT])
         assert output is not None
         return {}, torch.cat((output, self.problem.read_output(found[OUTPUT])), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricLandscape(PairLandscape):
+    """The effect on a metric of both outputs, as the one output of a model.
+
+    Attributes:
+        metrics: what is measured on both models, from the outputs of both; differentiable.
+    """
+
+    metrics: Metrics
+
+    def observe(self, alpha: Float[Tensor, "... p"]) -> tuple[dict[int, Tensor], Float[Tensor, "... 1"]]:
+        """Return the effect at points of the region; differentiable."""
+        _, outputs = super().observe(alpha)
+        first, second = self.metrics(*outputs.chunk(2, -1))
+        return {}, (first - second)[..., None]
 
 
 def corners_of(known: Sequence[FormBounds]) -> Float[Tensor, "T K p"] | None:
@@ -83,9 +103,40 @@ def attack_effects(
         raise EngineError("effects are attacked on outputs and readouts, not on attention scores")
     both = replace(forms, logits=torch.cat((forms.logits, -forms.logits), -1))
     landscape, targets = PairLandscape.of_pair(problem, edited), Targets.of_forms(both, problem.n_tokens)
+    return _searched(landscape, targets, budget, seed, starts)
+
+
+def attack_metric(
+    problem: Problem,
+    edited: Problem,
+    metrics: Metrics,
+    budget: AttackBudget,
+    seed: int = 0,
+    starts: Sequence[FormBounds] = (),
+) -> FormBounds:
+    """Return the least and the greatest m(M) − m(M′) that points were found to have, and their factors; no proof.
+
+    Args:
+        problem: the model M and the region.
+        edited: the model M′ and the same region.
+        metrics: m of both models, from the outputs of both; differentiable.
+        budget: how many samples, restarts and steps.
+        seed: seed of the search.
+        starts: bounds of the effect whose corners the search also starts from, where they have some.
+    """
+    pair = PairLandscape.of_pair(problem, edited)
+    one = replace(Forms.of([], 1), logits=torch.ones(1, 1, dtype=torch.float64))
+    landscape = MetricLandscape(**vars(pair), metrics=metrics)
+    return _searched(landscape, Targets.of_forms(one, problem.n_tokens), budget, seed, starts)
+
+
+def _searched(
+    landscape: PairLandscape, targets: Targets, budget: AttackBudget, seed: int, starts: Sequence[FormBounds]
+) -> FormBounds:
+    """What points attain of targets, the first half those of the forms, the second those of their negatives."""
     search = AttackSearch(landscape, targets)
     search.run(budget, seed, corners_of(starts))
-    alpha, _ = inside(problem.region, search.alpha)
+    alpha, _ = inside(landscape.region, search.alpha)
     values = landscape.values(search.targets, alpha[:, None])[:, 0]
-    n = forms.size
+    n = targets.size // 2
     return FormBounds(values[:n], -values[n:], alpha[:n], alpha[n:])

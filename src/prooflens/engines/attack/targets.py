@@ -18,7 +18,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.queries import Claim, Functional, LargestLogit, Logit, LogSumExp, RowEntropy, Sense, Standing
+from prooflens.queries import (
+    Claim,
+    Divergence,
+    Functional,
+    LargestLogit,
+    Logit,
+    LogSumExp,
+    Probability,
+    RowEntropy,
+    Sense,
+    Standing,
+)
 
 FAR_BELOW = 1e5
 """How far below the row's largest score masked keys are put: their weight is 0, and derivatives stay finite."""
@@ -107,6 +118,7 @@ class Targets:
                     standings.append((number, weight, atom))
                     continue
                 assert not isinstance(atom, LargestLogit), "tails are attacked token by token"
+                assert not isinstance(atom, Probability | Divergence), "these are attacked by `attack_metric`"
                 kind = Kind.SCORE
                 if isinstance(atom, LogSumExp | RowEntropy):
                     kind = Kind.LOG_SUM if isinstance(atom, LogSumExp) else Kind.ENTROPY

@@ -101,7 +101,12 @@ class Chebyshev(EngineBase):
         return search.run()
 
     def bound_effects(
-        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        self,
+        problem: Problem,
+        edited: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        other: Forms | None = None,
     ) -> FormBounds:
         """Bound every form's difference between two models on the same pieces of the region.
 
@@ -110,6 +115,7 @@ class Chebyshev(EngineBase):
             edited: the other model, of the same architecture, and the same region.
             forms: what is asked.
             options: memory that may be used, and who is told of progress.
+            other: what is asked of the other model, of the same layers; None for the same.
 
         Raises:
             EngineError: where `refuses` has a reason.
@@ -117,7 +123,8 @@ class Chebyshev(EngineBase):
         if reason := self.refuses(problem, forms, options):
             raise EngineError(reason)
         with torch.no_grad():
-            search = Search.start(problem, forms, options, self.degree, edited=edited)
+            beside = edited, other or forms
+            search = Search.start(problem, forms, options, self.degree, edited=beside)
             search.most_walks = self.most_walks
             return search.run()
 
@@ -218,7 +225,7 @@ class Search:
         options: EngineOptions,
         degree: int | None = None,
         winner: int | None = None,
-        edited: Problem | None = None,
+        edited: tuple[Problem, Forms] | None = None,
     ) -> Search:
         """Prepare what all pieces share: the tokens that do not move are walked once.
 
@@ -228,13 +235,13 @@ class Search:
             options: memory that may be used, the deadline, and who is told of progress.
             degree: the degree in each factor; None for one that goes with the number of factors.
             winner: the output whose margins over all others are asked, in place of forms of outputs; None for none.
-            edited: another model on the same region: its forms are subtracted; None for none.
+            edited: another model on the same region, and what is asked of it, which is subtracted; None for none.
         """
         region, like = problem.region, problem.region.center
         k, grid = region.n_factors, grid_of(problem, degree)
         reading = reading_of(problem, forms, winner)
         if edited is not None:
-            reading = EffectReading.of(reading, edited)
+            reading = EffectReading.of(reading, *edited)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
         leaf = Leaf(Box.whole(k), -infinite, infinite)

@@ -211,14 +211,15 @@ class EffectReading(Reading):
     edited: Reading = field(kw_only=True)
 
     @classmethod
-    def of(cls, reading: Reading, edited: Problem) -> EffectReading:
+    def of(cls, reading: Reading, edited: Problem, forms: Forms) -> EffectReading:
         """Prepare to read another model beside one: it walks its own tokens that do not move.
 
         Args:
             reading: reads the model.
             edited: the other model and the same region.
+            forms: what is asked of it.
         """
-        return cls(**vars(reading), edited=reading_of(edited, reading.forms))
+        return cls(**vars(reading), edited=reading_of(edited, forms))
 
     def read(
         self, grid: Grid, points: Float[Tensor, "b N S d"]

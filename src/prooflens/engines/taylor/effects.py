@@ -188,9 +188,10 @@ def _noise(chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Te
 
 @dataclass(eq=False)
 class _Chunk:
-    """Some forms, how they are read, and what each walk collects of them by each reading."""
+    """Some forms of both models, how they are read, and what each walk collects of them by each reading."""
 
     forms: Forms
+    other: Forms
     readings: list[Supports]
     collected: list[list[Collected]] = field(default_factory=list)
 
@@ -202,13 +203,15 @@ class EffectWalk:
     Attributes:
         problem: the model and the region.
         edited: the edited model and the same region.
-        forms: what is asked of the difference.
+        forms: what is asked of the model.
+        other: what is asked of the edited one, and subtracted.
         chunks: the forms in parts, once the first walk is done.
     """
 
     problem: Problem
     edited: Problem
     forms: Forms
+    other: Forms
     chunks: list[_Chunk] = field(default_factory=list)
     _roots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _half_widths: Tensor | None = None
@@ -246,11 +249,11 @@ class EffectWalk:
             if exact:
                 widths = walk.chains[0].root.half_widths
                 readings.append(JointHessian(widths, some.size, Meeting(shared)))
-            self.chunks.append(_Chunk(some, readings))
+            self.chunks.append(_Chunk(some, self.other.select(chosen), readings))
 
     def _collect(self, walk: TaylorWalk, problem: Problem, second: bool) -> None:
         for number, chunk in enumerate(self.chunks):
-            forms = chunk.forms.negated() if second else chunk.forms
+            forms = chunk.other.negated() if second else chunk.forms
             found = []
             for reading in chunk.readings:
                 if isinstance(reading, JointEigenvalues | JointHessian):

@@ -176,7 +176,12 @@ class Taylor(EngineBase):
         return FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_effects(
-        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        self,
+        problem: Problem,
+        edited: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        other: Forms | None = None,
     ) -> FormBounds | None:
         """Bound every form's difference between two models, jointly; None if their walks have other factors.
 
@@ -185,6 +190,7 @@ class Taylor(EngineBase):
             edited: the other model, of the same architecture, and the same region.
             forms: what is asked.
             options: memory that may be used, and who is told of progress.
+            other: what is asked of the other model, of the same layers; None for the same.
 
         Raises:
             EngineError: where `refuses` has a reason.
@@ -193,7 +199,7 @@ class Taylor(EngineBase):
             raise EngineError(reason)
         quick = least_memory(problem, forms) > allowed_memory(problem, options)
         with torch.no_grad():
-            found = EffectWalk(problem, edited, forms).run(
+            found = EffectWalk(problem, edited, forms, other or forms).run(
                 lambda asked, read, widths: self.walk(asked, read, options, quick, half_widths=widths)
             )
         return found and FormBounds(found.lower, found.upper, -found.corner, found.corner)

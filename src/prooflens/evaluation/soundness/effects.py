@@ -14,6 +14,7 @@ from prooflens.engines.attack.search import AttackBudget
 from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError
 from prooflens.evaluation.soundness.cases import Case
+from prooflens.evaluation.soundness.distributions import try_distributions
 from prooflens.evaluation.soundness.forms import (
     MOST_PROJECTED,
     WEIGHTED,
@@ -33,6 +34,9 @@ from prooflens.models.parts import Edit, split_tokens
 READS = 0.3
 """The share of cases that are about a value inside the model."""
 
+
+RESULTS = 0.3
+"""The share of heads of which what they write is held, not z."""
 
 SOME_TOKENS = 0.5
 """The share of parts that are held at some tokens only."""
@@ -73,9 +77,11 @@ def random_edits(
     found: dict[str, Edit] = {}
     for name in choose.sample(names, choose.randint(1, min(3, len(names)))):
         place = find_place(a, name)
-        if place.block in found or any(other.startswith(f"{name}.") for other in found):
+        if {name, place.block} & set(found) or any(other.startswith(f"{name}.") for other in found):
             continue
-        width = a.d_model if place.columns is None else len(place.columns)
+        if ".h" in name and choose.random() < RESULTS:
+            name, place = f"{name}.result", find_place(a, f"{name}.result")
+        width = a.d_model if place.columns is None or place.written else len(place.columns)
         value = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(width)], dtype=torch.float64)
         at = f"{name}{_some_tokens(choose, n_tokens)}"
         made = Edit(at, value if choose.random() < 0.4 else None)
@@ -116,6 +122,8 @@ def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edi
     if a.norm_place not in ("pre", "none") or choose.random() >= CUTS:
         return []
     senders = ["input", *places_of(a), *(f"a{i}" for i in range(a.n_layers) if a.has_attention)]
+    neurons = places_of(a, neurons=True) if a.has_network else []
+    senders += [name for name in choose.sample(neurons, min(3, len(neurons))) if ".n" in name]
     receivers = ["logits", *(f"m{i}" for i in range(a.n_layers) if a.has_network)]
     if a.has_attention:
         ends = ["", ".q", ".k", ".v"]
@@ -127,7 +135,8 @@ def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edi
             edit(model, [*found, Edit(name)])
         except ModelError:
             continue
-        width = a.head_dim if ".h" in name.split("->")[0] else a.d_model
+        sender = name.split("->")[0]
+        width = a.head_dim if ".h" in sender else 1 if ".n" in sender else a.d_model
         value = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(width)], dtype=torch.float64)
         place = f"{name}{_some_tokens(choose, n_tokens)}"
         found.append(Edit(place, value if choose.random() < 0.4 else None))
@@ -221,3 +230,5 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     reached = attack_effects(problem, edited, forms, budget, case.seed, list(answers.values()))
     for name, bounds in answers.items():
         compare(case, name, functionals, bounds, reached.lower, reached.upper, report)
+    asked = [engine for engine in engines if engine.name in answers]
+    try_distributions(case, problem, edited, asked, budget, choose, report)

@@ -271,5 +271,5 @@ def compare(
         )
         report.violations.append(Violation(case.seed, case.family, engine, what))
     spread = high - low
-    if len(relative := (slack / spread)[(spread > 0) & slack.isfinite()]):
+    if len(relative := (slack / spread)[(spread > allowed) & slack.isfinite()]):
         report.note_slack(engine, float(relative.min()))

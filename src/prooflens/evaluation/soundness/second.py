@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,22 +39,28 @@ class SecondProof(EngineBase):
             return _read([_form(walk, forms, number) for number in range(forms.size)], problem)
 
     def bound_effects(
-        self, problem: Problem, edited: Problem, forms: Forms, options: EngineOptions = NO_OPTIONS
+        self,
+        problem: Problem,
+        edited: Problem,
+        forms: Forms,
+        options: EngineOptions = NO_OPTIONS,
+        other: Forms | None = None,
     ) -> FormBounds:
         """Bound the difference of every form of the outputs of two models, both walked side by side.
 
         Args:
             problem: the model and the region.
             edited: the other model and the same region.
-            forms: what is asked of both.
+            forms: what is asked of the model.
             options: not read.
+            other: what is asked of the other model; None for the same.
         """
         if problem.model.architecture.beside_hook is not None:  # the checker proves no effects on two places
             infinite = torch.full((forms.size,), torch.inf, dtype=torch.float64)
             return FormBounds(-infinite, infinite)
         first = _walk(problem, keeps=True)
         with np.errstate(all="ignore"):
-            second, negative = first.beside(_network(edited)), replace(forms, logits=-_logits(forms))
+            second, negative = first.beside(_network(edited)), (forms if other is None else other).negated()
             numbers = range(forms.size)
             pairs = [(_form(first, forms, n), _form(second, negative, n)) for n in numbers]
             return _read([one.plus(other) for one, other in pairs], problem)
@@ -81,11 +85,6 @@ def _read(forms: list[Form], problem: Problem) -> FormBounds:
     return FormBounds(lower, upper, -corner, corner)
 
 
-def _logits(forms: Forms) -> Tensor:
-    assert forms.logits is not None
-    return forms.logits
-
-
 def _network(problem: Problem) -> Network:
     model = problem.model
     weights = {name: tensor.numpy() for name, tensor in model.weights.items()}
@@ -101,7 +100,8 @@ def _form(walk: Walk, forms: Forms, number: int) -> Form:
     """One of the forms; the soundness run asks about one layer's scores or about outputs."""
     if forms.logits is not None:
         row: Tensor = forms.logits[number]
-        return output_form(walk, {i: float(row[i]) for i in row.nonzero()[:, 0].tolist()})
+        read = {i: float(row[i]) for i in row.nonzero()[:, 0].tolist()}
+        return output_form(walk, read or {0: 0.0})
     here = (forms.index == number).nonzero()[:, 0].tolist()
     places = [tuple(int(x[n]) for x in (forms.head, forms.position, forms.key)) for n in here]
     terms = [(float(forms.weight[n]), h, i, j) for n, (h, i, j) in zip(here, places, strict=True)]
