@@ -188,7 +188,7 @@ def test_values_beside_padding_and_of_one_token() -> None:
 @pytest.mark.slow
 def test_values_of_models_that_bounds_find_hard() -> None:
     """Sharp softmax, large weights, inputs that a norm hardly sees: ellipsoids may be infinite, never too small."""
-    for seed in range(5):
+    for seed in range(3):
         model = tiny_model(seed, n_heads=1 + seed % 2, activation=ACTIVATIONS[seed % 5], norm_place="pre")
         for keys, all_, eps in ((30.0, 1.0, 1e-3), (1.0, 5.0, 0.01), (4.0, 1.0, 1.0)):
             weights = {
@@ -245,7 +245,7 @@ def test_tiny_ellipsoids_do_not_vanish() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "room"), [(0, 0), (1, 0), (2, 1), (3, 1), (0, 2), (1, 2), (2, 9), (3, 9)])
+@pytest.mark.parametrize(("seed", "room"), [(0, 0), (1, 1), (2, 2), (3, 9)])
 def test_five_layers(seed: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What four mixings carry on, kept apart as far as there is room, and let go of once it was carried on."""
     counts: list[int] = []
