@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prooflens.engines import FormBounds, Forms
+from prooflens.engines import FormBounds, Forms, get_engine
+from prooflens.engines.attack import AttackBudget
 from prooflens.engines.protocol import EngineOptions, OutOfTimeError
 from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor, bound_part
@@ -21,6 +22,9 @@ from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.own_orders import own_orders
 from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, remainder_form, third_order_batch
 from prooflens.engines.taylor.walk import TaylorWalk
+from prooflens.evaluation.soundness.cases import random_case
+from prooflens.evaluation.soundness.forms import try_forms
+from prooflens.evaluation.soundness.record import SoundnessReport
 from prooflens.models import scores_name
 from prooflens.problem import Problem
 from prooflens.queries import Row
@@ -251,3 +255,11 @@ def test_no_time_for_third_orders_loses_nothing() -> None:
         third = bound_part(walk, problem, forms, Hessian(half_widths, forms.size))
     found = Taylor().bound_forms(problem, forms, EngineOptions(progress=ended))
     assert torch.allclose(found.upper, third.upper, rtol=1e-9)
+
+
+def test_a_mixing_passes_tokens_that_move_where_its_own_does_not() -> None:
+    """A readout behind one mixing at a token that stands still: its third order is that of the tokens before."""
+    case, report = random_case(41000109), SoundnessReport()
+    try_forms(case, [get_engine("taylor")], AttackBudget(64, 2, 10), report, "reads")
+    assert report.bounds > 300
+    assert report.violations == []

@@ -85,9 +85,15 @@ class MovingCovectors:
         self.slack = self.half_widths.new_zeros(forms.size)
 
     def _live(self) -> int:
-        """Return how many factors count: those behind the last token that a covector passed move nothing."""
+        """Return how many factors count: those behind the last token that a covector passed move nothing.
+
+        At a mixing it passes the token and all that it attends to, of which the token itself may not move at all.
+        """
         ends = [chain.root.columns[t][1] for chain, _, t in self.sites]
-        ends += [chain.root.columns[chain.goes_on[place]][1] for chain, place in self.mixings]
+        for chain, place in self.mixings:
+            assert chain.mix is not None
+            t, columns = chain.goes_on[place], chain.root.columns
+            ends += [columns[t][1], *(last for _, last in columns[_seen(chain.mix.mask[..., t, :])])]
         for chain in self.walk.chains:
             if chain.segment.layer in self.forms.layers:
                 here = self.forms.layer == chain.segment.layer
