@@ -32,6 +32,37 @@ def test_the_proof_equals_enumeration(seed: int, steps: int) -> None:
     assert proved.right == proved.most == run.right
 
 
+@pytest.mark.parametrize(("vocabulary", "length"), [(4, 5), (5, 3), (7, 4)])
+def test_few_tokens_and_short_inputs(vocabulary: int, length: int) -> None:
+    """With as many tokens as places, rivals that occur nowhere have empty cells."""
+    task = replace(INDUCTION, vocabulary=vocabulary, length=length)
+    model = model_of(task, 1, 40)
+    proved = bound_task(model, task)
+    assert proved.right == proved.most == enumerate_task(model, task).right
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.5])
+def test_ties_and_large_scores_are_left_open(scale: float) -> None:
+    """With no weights all logits are 0, and with large ones rounding blurs what is small."""
+    model = model_of(INDUCTION, 2, 40)
+    model = replace(model, weights={name: scale * part for name, part in model.weights.items()})
+    proved, run = bound_task(model, INDUCTION), enumerate_task(model, INDUCTION)
+    assert proved.right <= run.right <= proved.most
+    assert proved.right == 0 or scale
+
+
+def test_twins_are_proved_by_nobody() -> None:
+    """Two outputs with one row of the head: neither is ever above the other."""
+    model = model_of(INDUCTION, 1)
+    weights = dict(model.weights)
+    for name in ("head.weight", "head.bias"):
+        weights[name] = weights[name].clone()
+        weights[name][3] = weights[name][5]
+    answers = INDUCTION.answers(inputs_of(INDUCTION))
+    affected = int(((answers == 3) | (answers == 5)).sum())
+    assert bound_task(replace(model, weights=weights), INDUCTION).right <= INDUCTION.inputs - affected
+
+
 def by_hand(task: TokenTask) -> Transformer:
     """An induction circuit: each position fetches the token before it, and the last the position that fetched its own.
 

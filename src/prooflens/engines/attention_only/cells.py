@@ -18,8 +18,8 @@ METHODS = {("max", 1): bound_largest, ("induction", 2): bound_induction}
 def bound_task(model: Transformer, task: TokenTask) -> Accuracy:
     """Prove on how many inputs, at least and at most, a model answers rightly.
 
-    What is proved: over the real numbers, the logit of the answer is above all others on at least `right` and at most
-    `most` inputs.
+    What is proved: over the real numbers, from the float64 embeddings on, the logit of the answer is above all others
+    on at least `right` and at most `most` inputs.
 
     Args:
         model: an attention-only model with one head per layer.

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from prooflens.engines.attention_only.tables import Chain, embedded
 from prooflens.errors import QueryError
 from prooflens.models import Transformer
 from prooflens.numerics import gamma
@@ -74,28 +75,16 @@ class FirstLayer:
             model: the model.
             length: n.
         """
-        w, n = model.weights, length
-        x = model.embed(torch.arange(len(w["embed.tokens"]))[:, None].expand(-1, n)).transpose(0, 1)
+        n, x = length, embedded(model, length)
         rounded = gamma(8 * x.shape[-1] + 128)
 
         def chain(absolute: bool) -> tuple[Tensor, Tensor, Tensor]:
-            def part(tensor: Tensor) -> Tensor:
-                return tensor.abs() if absolute else tensor
-
-            def project(name: str, inner: Tensor) -> Tensor:
-                made = inner @ part(w[f"blocks.0.{name}.weight"]).T
-                bias = w.get(f"blocks.0.{name}.bias")
-                return made if bias is None else made + part(bias)
-
-            inner = part(x)
-            q, k, v = (project(name, inner) for name in "qkv")
+            made = Chain(model.weights, absolute)
+            inner = made.part(x)
+            q, k, v = (made.project(f"blocks.0.{name}", inner) for name in "qkv")
             scores = torch.einsum("ptc,juc->ptju", q, k) * model.architecture.scale(0)
-            bias = w.get("blocks.0.o.bias")
-            return (
-                scores,
-                inner if bias is None else inner + part(bias),
-                v @ part(w["blocks.0.o.weight"]).T,
-            )
+            written = v @ made.weight("blocks.0.o.weight").T
+            return scores, made.add_bias(inner, "blocks.0.o"), written
 
         (a, X, W), (a_size, X_size, W_size) = chain(False), chain(True)
         seen = torch.ones(n, n, dtype=torch.bool).tril()[:, None, :, None]

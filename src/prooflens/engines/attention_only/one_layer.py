@@ -30,8 +30,8 @@ TILE = 2**14
 def bound_largest(model: Transformer, task: TokenTask) -> Accuracy:
     """Prove on how many inputs, at least and at most, a one-layer model names the largest token.
 
-    What is proved: over the real numbers, the logit of the largest token is above all others on at least `right` and at
-    most `most` inputs.
+    What is proved: over the real numbers, from the float64 embeddings on, the logit of the largest token is above all
+    others on at least `right` and at most `most` inputs.
 
     Args:
         model: an attention-only model of one layer and one head, as `check_model` accepts it.

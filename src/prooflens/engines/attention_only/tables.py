@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,74 @@ def check_model(model: Transformer, task: TokenTask) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class Chain:
+    """Products of weights as they are, or with everything in absolute values: rounding is relative to the latter.
+
+    Attributes:
+        weights: the weights of a model.
+        absolute: whether absolute values are taken.
+    """
+
+    weights: Mapping[str, Tensor]
+    absolute: bool
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return a factor of the chain.
+
+        Args:
+            tensor: the factor.
+        """
+        return tensor.abs() if self.absolute else tensor
+
+    def less(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x − y, in absolute values the sum.
+
+        Args:
+            x: a part of the chain.
+            y: another.
+        """
+        return x + y if self.absolute else x - y
+
+    def weight(self, name: str) -> Tensor:
+        """Return a weight.
+
+        Args:
+            name: its name.
+        """
+        return self.part(self.weights[name])
+
+    def add_bias(self, x: Tensor, name: str) -> Tensor:
+        """Add a bias, if there is one.
+
+        Args:
+            x: a part of the chain.
+            name: the name of what it is the bias of.
+        """
+        bias = self.weights.get(f"{name}.bias")
+        return x if bias is None else x + self.part(bias)
+
+    def project(self, name: str, x: Float[Tensor, "... d"]) -> Float[Tensor, "... c"]:
+        """Return a projection of x.
+
+        Args:
+            name: its name, as in `blocks.0.q`.
+            x: a part of the chain.
+        """
+        return self.add_bias(x @ self.weight(f"{name}.weight").T, name)
+
+
+def embedded(model: Transformer, length: int) -> Float[Tensor, "n V d"]:
+    """Return every token at every position; tables start from these float64 numbers.
+
+    Args:
+        model: a model that `check_model` accepts.
+        length: n.
+    """
+    tokens = torch.arange(len(model.weights["embed.tokens"]))
+    return model.embed(tokens[:, None].expand(-1, length)).transpose(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
 class OneLayer:
     """The tables of a one-layer model, V tokens and n positions.
 
@@ -71,29 +140,20 @@ class OneLayer:
             model: a model that `check_model` accepts, with one layer.
             length: n.
         """
-        w = model.weights
-        tokens = torch.arange(len(w["embed.tokens"]))
-        x = model.embed(tokens[:, None].expand(-1, length)).transpose(0, 1)  # [n, V, d]
+        x = embedded(model, length)
         scale = model.architecture.scale(0)
         unembedding, head_bias = model.head
         rounded = gamma(4 * x.shape[-1] + 64)
 
         def chain(absolute: bool) -> tuple[Tensor, Tensor, Tensor]:
-            def part(tensor: Tensor) -> Tensor:
-                return tensor.abs() if absolute else tensor
-
-            def project(name: str, inner: Tensor) -> Tensor:
-                made = inner @ part(w[f"blocks.0.{name}.weight"]).T
-                bias = w.get(f"blocks.0.{name}.bias")
-                return made if bias is None else made + part(bias)
-
-            inner = part(x)
-            q, k, v = (project(name, inner) for name in "qkv")
+            made = Chain(model.weights, absolute)
+            inner = made.part(x)
+            q, k, v = (made.project(f"blocks.0.{name}", inner) for name in "qkv")
             scores = torch.einsum("vc,jtc->vjt", q[-1], k) * scale
-            through = part(unembedding).T
-            written = v @ part(w["blocks.0.o.weight"]).T @ through
-            stream = inner[-1] + part(w["blocks.0.o.bias"]) if "blocks.0.o.bias" in w else inner[-1]
-            return scores, written, stream @ through + part(head_bias)
+            through = made.part(unembedding).T
+            written = v @ made.weight("blocks.0.o.weight").T @ through
+            stream = made.add_bias(inner[-1], "blocks.0.o")
+            return scores, written, stream @ through + made.part(head_bias)
 
         values, sizes = chain(False), chain(True)
         errors = [rounded * size + 2.0**-900 for size in sizes]

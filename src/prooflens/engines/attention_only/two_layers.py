@@ -31,6 +31,7 @@ from torch import Tensor
 
 from prooflens.engines.attention_only.enumeration import Accuracy
 from prooflens.engines.attention_only.mixtures import FirstLayer, Sizes
+from prooflens.engines.attention_only.tables import Chain
 from prooflens.models import Transformer
 from prooflens.models.tasks import TokenTask
 from prooflens.numerics import gamma
@@ -46,8 +47,8 @@ STEPS = 6
 def bound_induction(model: Transformer, task: TokenTask) -> Accuracy:
     """Prove on how many inputs, at least and at most, a two-layer model names the token that followed.
 
-    What is proved: over the real numbers, the logit of the answer is above all others on at least `right` and at most
-    `most` inputs.
+    What is proved: over the real numbers, from the float64 embeddings on, the logit of the answer is above all others
+    on at least `right` and at most `most` inputs.
 
     Args:
         model: an attention-only model of two layers with one head each, as `check_model` accepts it.
@@ -179,26 +180,25 @@ class _Tables:
     @classmethod
     def of(cls, model: Transformer, n: int) -> _Tables:
         """Make all tables."""
-        first, w = FirstLayer.of(model, n), model.weights
-        zero = first.X.new_zeros(first.X.shape[-1])
+        first = FirstLayer.of(model, n)
         unembedding, head_bias = model.head
         scale = model.architecture.scale(1)
 
         def chain(absolute: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            def part(tensor: Tensor) -> Tensor:
-                return tensor.abs() if absolute else tensor
-
-            def held(name: str) -> Tensor:
-                return part(w.get(f"blocks.1.{name}", zero))
-
+            made = Chain(model.weights, absolute)
             X, W = (first.X_size, first.W_size) if absolute else (first.X, first.W)
-            q = (X[-1][:, None, None] + W) @ held("q.weight").T + held("q.bias")
-            u = part(unembedding)
-            u = u[:, None] + u if absolute else u[:, None] - u
-            out, bias = u @ held("o.weight"), part(head_bias)
-            biases = bias[:, None] + bias if absolute else bias[:, None] - bias
-            biases = biases + out @ held("v.bias") + u @ held("o.bias")
-            return scale * (q @ held("k.weight")), out @ held("v.weight"), u, biases
+            q = made.project("blocks.1.q", X[-1][:, None, None] + W)
+            u, bias = (made.part(tensor) for tensor in (unembedding, head_bias))
+            u, biases = made.less(u[:, None], u), made.less(bias[:, None], bias)
+            out = u @ made.weight("blocks.1.o.weight")
+            constant = made.add_bias(torch.zeros_like(first.X[0, 0]), "blocks.1.v")
+            biases = biases + out @ constant + u @ made.add_bias(torch.zeros_like(constant), "blocks.1.o")
+            return (
+                scale * (q @ made.weight("blocks.1.k.weight")),
+                out @ made.weight("blocks.1.v.weight"),
+                u,
+                biases,
+            )
 
         forms, gains, rows, biases = chain(False)
         *chains, bias_size = chain(True)
