@@ -21,8 +21,9 @@ different stand-in, and what it misses is added.
 """
 
 from prooflens.engines.taylor.cost import least_memory, needed_memory, taylor_work
-from prooflens.engines.taylor.engine import Taylor, drop_sign_changes, factors, pieces
+from prooflens.engines.taylor.engine import Taylor, drop_sign_changes
 from prooflens.engines.taylor.parts import bound_part
+from prooflens.engines.taylor.pieces import factors, pieces
 
 __all__ = [
     "Taylor",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -63,8 +63,9 @@ class Chain:
     pool: Pool | None = None
 
     def forget(self) -> None:
-        """Let go of everything but the segment and the root."""
+        """Let go of everything but the segment and what tells its root from others."""
         self.values, self.shapes, self.sites = {}, {}, {}
+        self.root.forget_factors()
         self.scores = self.mix = self.mixed = self.beyond = self.moved = self.noise = None
 
     def forget_moves(self) -> None:
@@ -73,6 +74,17 @@ class Chain:
             for heads in (self.mix.scores.q, self.mix.scores.k, self.mix.v):
                 heads.forget_moves()
             self.mix.rows = self.mix.rows[:0]
+
+
+class Fork(NamedTuple):
+    """Where another walk may go on: the chains that both have, and the root behind them with its sources."""
+
+    chains: list[Chain]
+    root: Root
+
+    def copied(self) -> Fork:
+        """Return the same with a root of its own: going on from a root uses it up."""
+        return Fork(list(self.chains), replace(self.root, origins=list(self.root.origins)))
 
 
 class RemainderBound(Protocol):

@@ -18,10 +18,20 @@ def least_memory(problem: Problem, forms: Forms, whole: bool = False, quick: boo
         whole: keep all chains, as a walk back to the input needs them.
         quick: bound mixings in few steps, and keep no linear parts of scores for Hessians.
     """
-    architecture = problem.model.architecture
-    depth = max((*forms.layers, 0)) if forms.logits is None else architecture.n_layers
+    architecture, depth = problem.model.architecture, deepest(problem, forms)
     kept = depth if whole else min(depth, len(forms.layers))
     return needed_memory(architecture, problem.n_tokens, problem.region.n_factors, depth, kept, quick)
+
+
+def deepest(problem: Problem, forms: Forms) -> int:
+    """Return how many blocks a walk to what forms read passes.
+
+    Args:
+        problem: a model and a region.
+        forms: what is asked.
+    """
+    layers = problem.model.architecture.n_layers
+    return max((*forms.layers, 0)) if forms.logits is None else layers
 
 
 def needed_memory(

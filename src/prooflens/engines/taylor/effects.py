@@ -11,7 +11,7 @@ shared sites (`Meeting`), the second adds its own, those of −f′. The roundin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 
 import torch
@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.protocol import Workspace
+from prooflens.engines.taylor.chain import Chain, Fork
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.parts import Collected, FormBatch, assembled, collect
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
@@ -196,9 +197,50 @@ class _Chunk:
     collected: list[list[Collected]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, eq=False)
+class FirstWalk:
+    """What an effect takes from the walk through the unedited model; other edits of it may take the same.
+
+    Attributes:
+        problem: the model and the region.
+        forms: what was asked.
+        half_widths: half-widths of the factors, shape [p].
+        roots: what tells where its chains start.
+        fork: where the walk through the edited model goes on; None if they share no chain.
+        collected: what it knows of the forms, where only ellipsoids were asked; None where covectors went back.
+    """
+
+    problem: Problem
+    forms: Forms
+    half_widths: Float[Tensor, " p"]
+    roots: list[tuple[Tensor, Tensor]]
+    fork: Fork | None
+    collected: list[list[Collected]] | None
+
+    def serves(self, problem: Problem, forms: Forms, shared: Shared) -> bool:
+        """Say whether an effect may do without a first walk of its own.
+
+        Args:
+            problem: the model and the region.
+            forms: what is asked.
+            shared: what both models have in common.
+        """
+        near = self.fork is not None and len(self.fork.chains) <= shared.chains
+        return self.problem is problem and near and alike(self.forms, forms)
+
+
+WalkOf = Callable[[Problem, Tensor | None, int, Fork | None], TaylorWalk]
+"""Walks a model forward: by factors of given half-widths if there are any, with a fork at a chain, or from a fork."""
+
+FIRST = "taylor, first walk of effects"
+"""Under which name a workspace holds a `FirstWalk`."""
+
+
 @dataclass(eq=False)
 class EffectWalk:
     """Two walks, one after the other, and what they say together.
+
+    The second goes on where the models part. Where only ellipsoids are asked, the first may serve several edits.
 
     Attributes:
         problem: the model and the region.
@@ -213,43 +255,61 @@ class EffectWalk:
     forms: Forms
     other: Forms
     chunks: list[_Chunk] = field(default_factory=list)
-    _roots: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    _half_widths: Tensor | None = None
 
-    def run(self, walk_of: Callable[[Problem, Forms, Tensor | None], TaylorWalk]) -> FormBatch | None:
+    def run(self, walk_of: WalkOf, workspace: Workspace | None = None) -> FormBatch | None:
         """Return bounds of all differences; None if the two walks have other factors.
 
         Args:
-            walk_of: walks a problem forward, by factors of given half-widths if there are any.
+            walk_of: walks a model forward.
+            workspace: where the first walk may be kept for other edits; None for nowhere.
         """
-        walk = walk_of(self.problem, self.forms, None)
-        self._half_widths = walk.chains[0].root.half_widths
-        self._prepare(walk, Shared.of(*(asked_segments(p, self.forms) for p in (self.problem, self.edited))))
-        self._collect(walk, self.problem, second=False)
-        self._roots = _prints(walk)
-        del walk
-        walk = walk_of(self.edited, self.forms, self._half_widths)
-        if not torch.equal(self._half_widths, walk.chains[0].root.half_widths):
+        shared = Shared.of(*(asked_segments(p, self.forms) for p in (self.problem, self.edited)))
+        first = self._first(walk_of, shared, workspace)
+        walk = walk_of(self.edited, first.half_widths, -1, first.fork and first.fork.copied())
+        if not torch.equal(first.half_widths, walk.chains[0].root.half_widths):
             return None
         self._collect(walk, self.edited, second=True)
         # A remainder is one function if both walks expand it at the same point, in the same factors.
-        same = self._count_same(_prints(walk))
-        parts = [self._assembled(chunk, same) for chunk in self.chunks]
+        same = _count_same(first.roots, _prints(walk))
+        parts = [self._assembled(chunk, same, first.half_widths) for chunk in self.chunks]
         return FormBatch(*(torch.cat(side) for side in zip(*parts, strict=True)))
 
-    def _prepare(self, walk: TaylorWalk, shared: Shared) -> None:
-        size, p = self.forms.size, len(walk.chains[0].root.half_widths)
+    def _first(self, walk_of: WalkOf, shared: Shared, workspace: Workspace | None) -> FirstWalk:
+        """Walk through the model, or take what a walk through it left for other edits."""
+        held = None if workspace is None else workspace.look(FIRST)
+        known = isinstance(held, FirstWalk) and held.serves(self.problem, self.forms, shared)
+        if isinstance(held, FirstWalk) and known and held.collected is not None:
+            self._prepare([Supports()] for _ in held.collected)
+            for chunk, found in zip(self.chunks, held.collected, strict=True):
+                chunk.collected.append(found)
+            return held
+        walk = walk_of(self.problem, None, shared.chains or -1, None)
+        self._prepare(self._readings(walk, shared))
+        self._collect(walk, self.problem, second=False)
+        collected = None if walk.kept is None else [chunk.collected[0] for chunk in self.chunks]
+        widths = walk.chains[0].root.half_widths
+        first = FirstWalk(self.problem, self.forms, widths, _prints(walk), walk.fork, collected)
+        if workspace is not None and collected is not None:
+            workspace.put(FIRST, self.problem, first)
+        return first
+
+    def _readings(self, walk: TaylorWalk, shared: Shared) -> Iterator[list[Supports]]:
+        """Yield how remainders are bounded, chunk by chunk."""
+        size, widths = self.forms.size, walk.chains[0].root.half_widths
         deep = walk.kept is None
-        exact = deep and not walk.quick and size <= hessian_batch(walk.memory, p)
-        for chosen in torch.arange(size).split(AT_ONCE):
-            some = self.forms.select(chosen)
+        exact = deep and not walk.quick and size <= hessian_batch(walk.memory, len(widths))
+        for start in range(0, size, AT_ONCE):
             readings: list[Supports] = [Supports()]
             if deep:
                 readings += [Eigenvalues(), JointEigenvalues(Meeting(shared))]
             if exact:
-                widths = walk.chains[0].root.half_widths
-                readings.append(JointHessian(widths, some.size, Meeting(shared)))
-            self.chunks.append(_Chunk(some, self.other.select(chosen), readings))
+                readings.append(JointHessian(widths, min(AT_ONCE, size - start), Meeting(shared)))
+            yield readings
+
+    def _prepare(self, readings: Iterable[list[Supports]]) -> None:
+        """Cut the forms into chunks, each with its readings."""
+        for chosen, some in zip(torch.arange(self.forms.size).split(AT_ONCE), readings, strict=True):
+            self.chunks.append(_Chunk(self.forms.select(chosen), self.other.select(chosen), some))
 
     def _collect(self, walk: TaylorWalk, problem: Problem, second: bool) -> None:
         for number, chunk in enumerate(self.chunks):
@@ -262,18 +322,8 @@ class EffectWalk:
             chunk.collected.append(found)
             walk.progress("effects", (number + 1) / len(self.chunks))
 
-    def _count_same(self, prints: list[tuple[Tensor, Tensor]]) -> int:
-        """How many chains, from the first, start at the same centre with the same linear parts in both walks."""
-        found = 0
-        for one, other in zip(self._roots, prints, strict=True):
-            if not all(map(torch.equal, one, other)):
-                break
-            found += 1
-        return found
-
-    def _assembled(self, chunk: _Chunk, same: int) -> FormBatch:
+    def _assembled(self, chunk: _Chunk, same: int, half_widths: Float[Tensor, " p"]) -> FormBatch:
         """The best of what the readings say together, and of what they say of both models alone."""
-        assert self._half_widths is not None
         together: list[FormBatch] = []
         alone: tuple[list[FormBatch], list[FormBatch]] = ([], [])
         for reading, first, second in zip(chunk.readings, *chunk.collected, strict=True):
@@ -283,8 +333,8 @@ class EffectWalk:
                     continue
             else:
                 for held, part in zip(alone, (first, second), strict=True):
-                    held.append(assembled(part, self._half_widths, self.problem, reading))
-            together.append(assembled(first.plus(second), self._half_widths, self.problem, reading))
+                    held.append(assembled(part, half_widths, self.problem, reading))
+            together.append(assembled(first.plus(second), half_widths, self.problem, reading))
         one, other = (_best(held) for held in alone)
         apart = together[-1]._replace(lower=down(one.lower + other.lower), upper=up(one.upper + other.upper))
         return _best([*together, apart])
@@ -298,7 +348,17 @@ def _best(batches: list[FormBatch]) -> FormBatch:
 
 def _prints(walk: TaylorWalk) -> list[tuple[Tensor, Tensor]]:
     """What tells whether two walks expand at the same points: centres, and sums of linear parts over factors."""
-    return [(chain.root.u, chain.root.N.sum(-1)) for chain in walk.chains]
+    return [(chain.root.u, chain.root.reads) for chain in walk.chains]
+
+
+def _count_same(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> int:
+    """How many chains, from the first, start at the same centre with the same linear parts in both walks."""
+    found = 0
+    for one, other in zip(first, second, strict=True):
+        if not all(map(torch.equal, one, other)):
+            break
+        found += 1
+    return found
 
 
 def alike(one: object, other: object) -> bool:

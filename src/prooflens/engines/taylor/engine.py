@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -27,11 +25,13 @@ from prooflens.engines.protocol import (
 )
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
-from prooflens.engines.taylor.cost import least_memory, needed_memory, walk_cost
+from prooflens.engines.taylor.chain import Fork
+from prooflens.engines.taylor.cost import deepest, least_memory, needed_memory, taylor_work, walk_cost
 from prooflens.engines.taylor.effects import EffectWalk
 from prooflens.engines.taylor.held import earlier_walk, held_layer, hold_walk
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
+from prooflens.engines.taylor.pieces import PIECES, factors, pieces
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
 from prooflens.engines.taylor.segments import asked_segments
 from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, third_order_batch
@@ -40,7 +40,6 @@ from prooflens.errors import EngineError
 from prooflens.models.sites import Rotary, Shift
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
-from prooflens.regions import Region
 
 FEW = 2**22
 """Up to this many Hessian entries, compute every bound for every form, not only for forms whose sign is open."""
@@ -58,9 +57,6 @@ SMALL = 2**20
 HESSIAN_BYTES = 2**30
 """On a CPU, how much memory Hessians may take that are worked on together; one may take more."""
 
-PIECES = (16, 4, 2, 2)
-"""Into how many parts each factor's interval is cut, for 1, 2, 3 and 4 factors; powers of two are exact."""
-
 Reading = Supports | type[Hessian]
 """How remainders are bounded: by one object for all forms, or by one per batch that holds matrices of its forms."""
 
@@ -69,6 +65,9 @@ STAGES: dict[type[Hessian], str] = {Hessian: "Hessians", ThirdOrder: "third orde
 
 LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.55}
 """The promise with remainders by ellipsoids from which matrices are made; moving covectors about halve remainders."""
+
+THOROUGH_ON_CPU = 1e13
+"""Multiplications up to which a CPU walks two models thoroughly for an effect: about ten minutes."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
@@ -198,10 +197,14 @@ class Taylor(EngineBase):
         if reason := self.refuses(problem, forms, options):
             raise EngineError(reason)
         quick = least_memory(problem, forms) > allowed_memory(problem, options)
+        on_cpu = problem.region.center.device.type == "cpu"
+        quick = quick or (on_cpu and taylor_work(problem, deepest(problem, forms)) > THOROUGH_ON_CPU)
+
+        def walk_of(asked: Problem, widths: Tensor | None, fork_at: int, fork: Fork | None) -> TaylorWalk:
+            return self.walk(asked, forms, options, quick, half_widths=widths, fork_at=fork_at, fork=fork)
+
         with torch.no_grad():
-            found = EffectWalk(problem, edited, forms, other or forms).run(
-                lambda asked, read, widths: self.walk(asked, read, options, quick, half_widths=widths)
-            )
+            found = EffectWalk(problem, edited, forms, other or forms).run(walk_of, options.workspace)
         return found and FormBounds(found.lower, found.upper, -found.corner, found.corner)
 
     def bound_hidden(self, problem: Problem, options: EngineOptions = NO_OPTIONS) -> HiddenBounds:
@@ -324,6 +327,8 @@ class Taylor(EngineBase):
         quick: bool = False,
         blur: float = 0.0,
         half_widths: Float[Tensor, " p"] | None = None,
+        fork_at: int | None = None,
+        fork: Fork | None = None,
     ) -> TaylorWalk:
         """Walk forward: compute what does not depend on a form.
 
@@ -334,12 +339,16 @@ class Taylor(EngineBase):
             quick: bound mixings in few steps; such a walk cannot serve Hessians.
             blur: by how much the centre may be off.
             half_widths: those of the factors; None for what suits the first layer.
+            fork_at: the chain at which another walk is to go on; None for no other walk.
+            fork: where this walk goes on from another; None for the input.
         """
         allowed = allowed_memory(problem, options)
         spare = allowed - least_memory(problem, forms, quick=quick) // 2
         whole = self.thorough and least_memory(problem, forms, whole=True, quick=quick) <= allowed
         kept = None if whole else frozenset(forms.layers)
-        walk = TaylorWalk(max(spare, 2**26), options.in_time, kept, quick, blur, half_widths=half_widths)
+        walk = TaylorWalk(
+            max(spare, 2**26), options.in_time, kept, quick, blur, half_widths=half_widths, fork_at=fork_at
+        )
         segments = asked_segments(problem, forms)
         read: list[int] | None = None
         if segments[-1].final is not None:
@@ -352,11 +361,14 @@ class Taylor(EngineBase):
                 isinstance(step, Rotary | Shift) for later in segments[last + 1 :] for step in later.steps
             ):
                 read = None  # what depends on the position needs every token in its place
-        if (earlier := earlier_walk(options, problem, segments, walk)) is None:
+        if fork is None and fork_at is None:
+            fork = earlier_walk(options, problem, segments, walk)
+        if fork is None:
             walk.forward(segments, problem.region.center, factors(problem.region), read)
         else:
-            walk.go_on(segments, earlier, read)
-        hold_walk(options, problem, forms, walk)
+            walk.go_on(segments, fork, read)
+        if fork_at is None:
+            hold_walk(options, problem, forms, walk)
         return walk
 
 
@@ -387,20 +399,3 @@ def drop_sign_changes(problem: Problem, forms: Forms, found: FormBatch) -> None:
         scores, output = problem.values(problem.region.point(corners), forms.layers, forms.logits is not None)
         one, other = asked.evaluate(scores, output).reshape(2, len(some), len(some)).diagonal(dim1=1, dim2=2)
         found.provable[some] &= one * other > 0.0
-
-
-def pieces(region: Region) -> Iterator[tuple[Region, float]]:
-    """Yield boxes of equal size that cover the region's, and by how much their centres may be off."""
-    G = region.dense_generators()
-    n = PIECES[len(G) - 1]
-    blur = grow(gamma(len(G) + 8) * length(region.center.abs() + G.abs().sum(0)).amax())
-    for shares in itertools.product(range(1 - n, n, 2), repeat=len(G)):
-        move = torch.tensordot(torch.tensor(shares).to(G) / n, G, 1)
-        yield Region(region.center + move, generators=G / n, label=region.label), float(blur)
-
-
-def factors(region: Region) -> Float[Tensor, "S d p"]:
-    """Return G as a map from factors to the input; a region that is a point gets one factor that does nothing."""
-    if region.n_factors == 0:
-        return region.center.new_zeros(*region.center.shape, 1)
-    return region.dense_generators().movedim(0, -1).contiguous()

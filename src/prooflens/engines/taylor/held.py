@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from prooflens.engines.forms import Forms
 from prooflens.engines.protocol import EngineOptions, Workspace, allowed_memory
+from prooflens.engines.taylor.chain import Fork
 from prooflens.engines.taylor.cost import least_memory
 from prooflens.engines.taylor.segments import Segment
 from prooflens.engines.taylor.walk import TaylorWalk
@@ -33,8 +34,8 @@ def _place(quick: bool) -> str:
 
 def earlier_walk(
     options: EngineOptions, problem: Problem, segments: list[Segment], asked: TaylorWalk
-) -> TaylorWalk | None:
-    """Take a walk that one may go on from out of the workspace; None if there is none.
+) -> Fork | None:
+    """Take a walk that one may go on from out of the workspace, and return where; None if there is none.
 
     It is about the same objects, was made by the same rules, passed no layer that is not passed now, and still has
     what is to be kept. Going on uses up what its last root holds for that, so it is not held any longer.
@@ -58,9 +59,11 @@ def earlier_walk(
     passed = {chain.segment.layer for chain in walk.chains[:-1]}
     if not same or roots != [segment.root for segment in segments[: len(roots)]]:
         return None
+    *before, last = walk.chains
+    fork = Fork(before, last.root)
     if walk.kept is None or asked.kept is None:
-        return walk if walk.kept is asked.kept else None
-    return walk if passed & asked.kept <= walk.kept else None
+        return fork if walk.kept is asked.kept else None
+    return fork if passed & asked.kept <= walk.kept else None
 
 
 def held_layer(problem: Problem, workspace: Workspace | None) -> int:

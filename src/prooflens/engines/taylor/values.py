@@ -141,6 +141,18 @@ class Root:
         return grow(frobenius(self.N) * length(self.half_widths))
 
     @cached_property
+    def reads(self) -> Float[Tensor, "S d"]:
+        """The sums of N over the factors: with u they tell whether two walks start at the same point."""
+        return self.N.sum(-1)
+
+    def forget_factors(self) -> None:
+        """Let go of N and B, the largest things of a root; `u`, `reads` and the factors themselves stay."""
+        assert self.reads.shape == self.u.shape
+        self.N, self.B = self.N.new_zeros(*self.u.shape, 0), self.B.new_zeros(0, *self.B.shape[1:])
+        for name in ("gram", "stretch", "eye"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
     def eye(self) -> Float[Tensor, "S d d"]:
         """The Jacobian of the root by itself."""
         S, d = self.u.shape

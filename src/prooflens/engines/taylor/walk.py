@@ -19,6 +19,7 @@ from prooflens.engines.relaxations.norms import frobenius, grow, identity, lengt
 from prooflens.engines.taylor.attention import Heads, ScoreSite
 from prooflens.engines.taylor.chain import (
     Chain,
+    Fork,
     RemainderBound,
     Seeds,
     affine_noise,
@@ -58,6 +59,10 @@ class TaylorWalk:
     chains: list[Chain] = field(default_factory=list)
     half_widths: Float[Tensor, " p"] | None = None
     """Half-widths of the factors, where a walk is to share them with another; None for what suits the first layer."""
+    fork_at: int | None = None
+    """The number of the chain at which another walk is to go on; None for no other walk."""
+    fork: Fork | None = None
+    """Where that walk goes on, once this one has come there."""
 
     def forward(
         self,
@@ -81,22 +86,24 @@ class TaylorWalk:
         del generators
         self._follow(segments, root, read)
 
-    def go_on(self, segments: list[Segment], earlier: TaylorWalk, read: list[int] | None = None) -> None:
-        """Walk all segments, the first of them by taking over the chains of an earlier walk.
+    def go_on(self, segments: list[Segment], fork: Fork, read: list[int] | None = None) -> None:
+        """Walk all segments, the first of them by taking over the chains of another walk.
 
         Args:
-            segments: the program, cut at its attentions; it begins as that of the earlier walk did.
-            earlier: a walk of the same problem whose last chain did not go on.
+            segments: the program, cut at its attentions; it begins as that of the other walk did.
+            fork: chains of a walk of the same factors, and the root behind them.
             read: the tokens that are walked behind the last attention; None for all.
         """
-        self.chains = earlier.chains[:-1]
-        self._follow(segments, earlier.chains[-1].root, read)
+        self.chains = list(fork.chains)
+        self._follow(segments, fork.root, read)
 
     def _follow(self, segments: list[Segment], root: Root, read: list[int] | None) -> None:
         """Walk the segments behind the chains that there are, from the root of the first of them."""
         tokens = list(range(len(root.u)))
         for number in range(len(self.chains), len(segments)):
             segment = segments[number]
+            if number == self.fork_at:
+                self.fork = Fork(self.chains, root).copied()
             chain = Chain(segment, root)
             if segment.attention is not None:
                 last = not any(later.attention for later in segments[number + 1 :])
@@ -248,7 +255,7 @@ class TaylorWalk:
     def wide_batch(self) -> int:
         """Return how many covectors are taken at once if only ellipsoids are asked."""
         root = self.chains[0].root
-        return max(1, int(self.memory // (64 * (root.N.shape[-1] + root.u.numel()))))
+        return max(1, int(self.memory // (64 * (len(root.half_widths) + root.u.numel()))))
 
     def remainder(
         self, chain: Chain, seeds: Mapping[int, Mapping[str, Tensor]], reading: RemainderBound
