@@ -36,6 +36,7 @@ from prooflens.problem import Problem
 from prooflens.progress import silent
 from prooflens.regions import Ball, Segment
 from prooflens.results import Verdict
+from prooflens.results.effects import Effect
 from prooflens.verdicts.discover import search
 from prooflens.verdicts.pair import Pair
 
@@ -129,24 +130,37 @@ def over_family(model: Transformer, names: list[str], given: argparse.Namespace)
     ]
 
 
-def on_region(model: Transformer, name: str, work: str, given: argparse.Namespace) -> Line:
-    """The effect of one head on a region: proved and attained."""
-    prompt = model.prompt(A)
+def on_region(model: Transformer, names: Sequence[str], work: str, given: argparse.Namespace) -> None:
+    """The effects of heads on a region, each by itself: proved and attained, told as they come."""
+    prompt, kept = model.prompt(A), ("clean", "proved", "attained", "engine", "seconds")
     region = Segment(prompt, model.prompt(B)) if work == "segment" else Ball(given.eps)
-    with Meter(model.device) as meter:
-        found = pl.effect(model, name, prompt, region, METRIC, necessary=given.delta, faithful=given.delta)
-    document = found.to_dict()
-    kept = ("clean", "proved", "attained", "engine")
-    return {
-        "work": work,
-        "head": name,
-        **({"eps": given.eps} if work == "ball" else {}),
-        **{key: document[key] for key in kept},
-        "verdicts": {row.claim: row.verdict.value for row in found.claims},
+    meter = Meter(model.device)
+
+    def told(number: int, effect: Effect) -> None:
+        document = effect.to_dict()
+        line = {"work": work, "head": names[number], **({"eps": given.eps} if work == "ball" else {})}
+        line |= {key: document[key] for key in kept}
+        line |= {"verdicts": {row.claim: row.verdict.value for row in effect.claims}}
+        tell(line | {"device": str(model.device)}, given.out)
+
+    with meter:
+        pl.effects(
+            model,
+            names,
+            prompt,
+            region,
+            METRIC,
+            necessary=given.delta,
+            faithful=given.delta,
+            found=told,
+            progress=True,
+        )
+    spent = {
         "seconds": round(meter.seconds, 1),
         "gib": round(meter.gib, 2),
-        "device": str(model.device),
+        "threads": torch.get_num_threads(),
     }
+    tell({"work": f"{work}, all", "heads": len(names), **spent, "device": str(model.device)}, given.out)
 
 
 class Sampled:
@@ -229,6 +243,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", default="17-18")
+    parser.add_argument("--only", nargs="*", help="heads in place of all of --layers, as in a17.h4")
     parser.add_argument("--eps", type=float, default=1e-5)
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
@@ -263,8 +278,7 @@ def main() -> None:
             for line in over_family(model, names, given):
                 tell(line, given.out)
             continue
-        for name in names:
-            tell(on_region(model, name, work, given), given.out)
+        on_region(model, given.only or names, work, given)
 
 
 if __name__ == "__main__":

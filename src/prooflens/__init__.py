@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from prooflens.verdicts.certify import certify
     from prooflens.verdicts.circuit import circuit
     from prooflens.verdicts.discover import discover
-    from prooflens.verdicts.effect import effect
+    from prooflens.verdicts.effect import effect, effects
     from prooflens.verdicts.features import features
     from prooflens.verdicts.output import output, output_radius
     from prooflens.verdicts.plan import plan
@@ -98,6 +98,7 @@ _HOMES = {
     "certify": "prooflens.verdicts.certify",
     "circuit": "prooflens.verdicts.circuit",
     "effect": "prooflens.verdicts.effect",
+    "effects": "prooflens.verdicts.effect",
     "discover": "prooflens.verdicts.discover",
     "features": "prooflens.verdicts.features",
     "plan": "prooflens.verdicts.plan",
@@ -149,6 +150,7 @@ __all__ = [
     "duplicate_tokens",
     "edit",
     "effect",
+    "effects",
     "family",
     "family_discover",
     "family_effects",

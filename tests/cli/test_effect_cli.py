@@ -93,13 +93,25 @@ def test_effects_over_a_family(call: Call, tmp_path: Path, monkeypatch: pytest.M
     assert (code, "of its own" in err) == (1, True)
 
 
+def test_each_part_by_itself_on_a_region(call: Call, tmp_path: Path) -> None:
+    out = str(tmp_path / "runs")
+    asked = (*ASKED, "--eps", "0.01", "--without", "a0.h1,m1", "--each", "--faithful", "1e9")
+    code, told, _ = call(*asked, "--json", "-o", out)
+    names = [one["edited"] for one in json.loads(told)["effects"]]
+    assert (code, [name.rsplit(" ", 1)[-1] for name in names]) == (0, ["a0.h1", "m1"])
+    for name in ("a0.h1", "m1"):
+        assert (tmp_path / "runs" / name / "run.json").is_file()
+    code, told, _ = call(*asked)
+    assert (code, told.count("faithful")) == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--eps", "0.01"), "--without a9.h6,m3 or --circuit"),
         (("--eps", "0.01", "--without", "0.1"), "write a head as a9.h6"),
         (("--without", "m0"), "give one of --eps"),
-        (("--without", "m0", "--eps", "0.1", "--each"), "are for families"),
+        (("--without", "m0", "--eps", "0.1", "--samples", "3"), "for families"),
         (("--without", "m0", "--eps", "0.1", "--metric", "kl(0)"), "name at least two outputs"),
         (("--without", "m0", "--slot", "A= x"), "are for --template"),
     ],

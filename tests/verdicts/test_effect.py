@@ -186,3 +186,27 @@ def test_rounding_of_a_softmax_breaks_no_claim(toy: pl.Transformer) -> None:
     assert found.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
     gone = pl.effect(toy, "a1.h0", x, ball, "prob(0)", necessary=1e-8, faithful=1e-6)
     assert gone.verdicts == [Verdict.HOLDS, Verdict.HOLDS]
+
+
+@pytest.mark.parametrize("region", [pl.Ball(0.01), pl.Ball(0.005, tokens=[-1])])
+def test_several_edits_have_the_effects_of_each(toy: pl.Transformer, region: pl.Ball) -> None:
+    x, edits, told = toy.example(), ["a1.h1", "m0", ["a0.h0", "a1.h0"]], []
+    found = pl.effects(
+        toy, edits, x, region, "logit0-logit1", faithful=0.5, found=lambda number, one: told.append(number)
+    )
+    assert sorted(told) == [0, 1, 2]
+    assert told[-1] == 0  # the earliest edits come first: their walks serve the others
+    for one, edit in zip(found, edits, strict=True):
+        alone = pl.effect(toy, edit, x, region, "logit0-logit1", faithful=0.5)
+        assert one.ends == pytest.approx(alone.ends, rel=1e-9)
+        assert one.to_dict()["edited_sha256"] == alone.to_dict()["edited_sha256"]
+        assert [claim.verdict for claim in one.claims] == [claim.verdict for claim in alone.claims]
+
+
+def test_effects_keep_to_a_time(toy: pl.Transformer) -> None:
+    """Where no engine has the time, what stands is what the quickest has, and the reason names the others."""
+    found = pl.effect(toy, "a1.h0", toy.example(), pl.Ball(0.01), "logit0-logit1", faithful=1e-9, time=1e-9)
+    assert found.lower <= found.least.effect <= found.most.effect <= found.upper
+    assert found.engine != "taylor"
+    (claim,) = found.claims
+    assert claim.verdict is Verdict.FAILS or "taylor: the time that was allowed ended" in claim.reason

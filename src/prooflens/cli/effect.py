@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,9 +75,9 @@ class EditOptions:
             "--edges", help="Of a circuit of edges, cut all others (else its nodes are kept whole)."
         ),
     ] = False
-    each: Annotated[
-        bool, typer.Option("--each", help="Over a family: take each part out by itself, not all at once.")
-    ] = False
+    each: Annotated[bool, typer.Option("--each", help="Take each part out by itself, not all at once.")] = (
+        False
+    )
 
     def parts(self, model: Transformer) -> list[str]:
         """The parts that are taken out: those that are named, or all that are not in a circuit."""
@@ -137,23 +138,31 @@ def effect(
     """
     make_room(keep.out)
     family = prompts.given()
-    if family is None and (edits.each or samples is not None):
-        raise QueryError("--each and --samples are for families: give --template or --prompts")
+    if family is None and samples is not None:
+        raise QueryError("--samples is for families: give --template or --prompts")
+    written = configuration(given, edits, claims, prompts, effort, measured, eps=eps)
+
+    def save(name: str, one: Effect | FamilyEffects) -> None:
+        if keep.out is not None:
+            one.save(keep.out / name, **written)
+
+    found: Sequence[Effect | FamilyEffects]
     with shown(not keep.as_json) as tell:
         if family is None:
-            found: Effect | FamilyEffects = _on_region(given, edits, claims, effort, measured, eps, tell)
+            found = _on_region(given, edits, claims, effort, measured, eps, tell, save)
         else:
             check_family(given, eps, measured)
-            found = _over_family(given.model, edits, claims, effort, measured.metric, family, samples, tell)
+            asked = given.model, edits, claims, effort, measured.metric, family, samples, tell
+            found = [_over_family(*asked)]
+            save("", found[0])
+    documents = [one.to_dict() for one in found]
     if keep.as_json:
-        print_json(found.to_dict())
+        print_json({"effects": documents} if family is None and edits.each else documents[0])
     else:
-        say(str(found))
+        say("\n".join(map(str, found)))
     if keep.out is not None:
-        written = configuration(given, edits, claims, prompts, effort, measured, eps=eps)
-        found.save(keep.out, **written)
         tell_written(keep)
-    raise typer.Exit(exit_code(Counter(found.verdicts)))
+    raise typer.Exit(exit_code(Counter(verdict for one in found for verdict in one.verdicts)))
 
 
 def check_family(given: InputOptions, eps: float | None, measured: MetricOptions) -> None:
@@ -174,19 +183,24 @@ def _on_region(
     measured: MetricOptions,
     eps: float | None,
     tell: Progress,
-) -> Effect:
-    from prooflens.verdicts.effect import effect as bound
+    save: Callable[[str, Effect], None],
+) -> list[Effect]:
+    """The effect of all parts together, saved under no name, or of each of them under its own."""
+    from prooflens.verdicts.effect import effects
 
     held, prompt = given.load(tell)
     limit_memory(effort.memory)
-    region = given.region(eps, held, prompt)
-    return bound(
+    region, parts = given.region(eps, held, prompt), edits.parts(held)
+    asked = {part: [part] for part in parts} if edits.each else {"": parts}
+    names = list(asked)
+    return effects(
         held,
-        edits.parts(held),
+        list(asked.values()),
         prompt,
         region,
         measured.metric,
         vectors=measured.vectors,
+        found=lambda number, one: save(names[number], one),
         **_asked(claims, held),
         **effort.options(tell),
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from prooflens.engines import Bounds, FormBounds, Guarantee, get_engine
 from prooflens.engines.attack import AttackBudget, Witness
 from prooflens.engines.chebyshev import MOST_FACTORS
+from prooflens.engines.protocol import OutOfTimeError
 from prooflens.errors import EngineError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
@@ -39,7 +40,7 @@ from prooflens.verdicts.certify import decide_question
 from prooflens.verdicts.decide import verdict_of
 from prooflens.verdicts.pair import Edits, Pair
 from prooflens.verdicts.patched import decide_patched, patches, side_of
-from prooflens.verdicts.question import Place, as_prompt, ask
+from prooflens.verdicts.question import Place, as_prompt, ask, source_of
 from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors
 
@@ -98,40 +99,118 @@ def effect(
         >>> found.claims[0].verdict
         <Verdict.HOLDS: 'holds'>
     """
-    begin, settings = time.perf_counter(), Settings.of(**options)
-    wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
+    (found,) = effects(
+        model,
+        [edited],
+        prompt,
+        region,
+        metric,
+        necessary=necessary,
+        faithful=faithful,
+        sufficient=sufficient,
+        patched=patched,
+        vectors=vectors,
+        **options,
+    )
+    return found
+
+
+def effects(
+    model: Transformer | str,
+    edits: Sequence[Edits],
+    prompt: Prompt | str | Tensor,
+    region: Place,
+    metric: str | Query,
+    *,
+    necessary: float | None = None,
+    faithful: float | None = None,
+    sufficient: bool = False,
+    patched: Prompt | str | Tensor | None = None,
+    vectors: Vectors | None = None,
+    found: Callable[[int, Effect], None] = lambda number, effect: None,
+    **options: Unpack[Options],
+) -> list[Effect]:
+    """Bound the effects of several edits, each by itself, on one metric over one region; decide claims about each.
+
+    What is proved is what `effect` proves of each of them. The model's own bounds are computed once where the engine
+    can share them, and an edit of a late layer costs the layers from there on.
+
+    Args:
+        model: a model M, or what `load` takes.
+        edits: for each effect an edited model (`pl.edit`), or the parts to take out, as in `"a9.h6"`.
+        prompt: a text, a prompt of the model, or an input of shape [S, d].
+        region: where effects are bounded: a ball, a segment, a hull, a span.
+        metric: as in `effect`.
+        necessary: claim of each effect that it is at least this everywhere.
+        faithful: claim of each effect that it is at most this everywhere, on both sides.
+        sufficient: claim that each edited model gives the model's answer everywhere.
+        patched: another prompt on whose values named parts are held, as in `effect`.
+        vectors: the directions and dictionaries that the metric names.
+        found: called with the number of an edit and its effect as soon as that is known.
+        options: engine, memory, time (of all effects together), device, progress, seed and budget: see `Options`.
+
+    Returns:
+        An `Effect` for each edit, in the order of `edits`.
+
+    Raises:
+        ProoflensError: where an argument is not what it should be; the message says what to do.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> both = pl.effects(model, ["a1.h0", "a1.h1"], model.example(), pl.Ball(0.01), "logit0-logit1")
+        >>> [one.lower < one.upper for one in both]
+        [True, True]
+    """
+    settings = Settings.of(**options)
+    if settings.time is not None:
+        settings = settings.until(time.monotonic() + settings.time, settings.time)
     check_thresholds(necessary, faithful)
-    if patched is not None:
-        model = load(model) if settings.device is None else load(model).to(checked_device(settings.device))
-        other = as_prompt(model, patched)
-        edited = patches(model, edited, patched if isinstance(patched, str) else other)
-    pair = Pair.of(model, edited, prompt, region, metric, settings.device, vectors)
-    side = None if patched is None else side_of(pair, other)
+    held = load(model) if settings.device is None else load(model).to(checked_device(settings.device))
+    other = None if patched is None else as_prompt(held, patched)
+    if patched is not None and other is not None:
+        to = patched if isinstance(patched, str) else other
+        edits = [patches(held, edited, to) for edited in edits]
+    pairs: list[Pair] = []
+    asked, source = (prompt, region, metric, settings.device, vectors), source_of(model)
+    for edited in edits:
+        pairs.append(Pair.of(held, edited, *asked, like=pairs[0] if pairs else None, source=source))
+    wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
+    claims = {kind: delta for kind, delta in wanted.items() if delta is not None}
+    known: dict[int, Effect] = {}
     with shown(settings.progress) as tell:
         told = replace(settings, progress=tell)
-        bounds, engine, refused = _bounds(pair, told)
-        reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds)
-        least, most = (pair.point(side) for side in (reached.lower_corner, reached.upper_corner))
-        lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
-        proved = Proved(lower, upper, engine, refused, spent)
-        queries = [pair.query(kind, delta) for kind, delta in wanted.items() if delta is not None]
-        outcomes = [_decided(pair, query, proved, (least, most)) for query in queries]
-        if sufficient:
-            outcomes.append(_same_answer(pair, [least, most], told))
-        if side is not None:
-            outcomes.append(decide_patched(pair, side, told, vectors))
-    return Effect(
-        pair.subject,
-        pair.metric,
-        pair.clean,
-        lower,
-        upper,
-        least,
-        most,
-        engine,
-        time.perf_counter() - begin,
-        outcomes,
-    )
+        # The walk for the earliest edit serves all others.
+        for number in sorted(range(len(pairs)), key=lambda i: pairs[i].first_layer):
+            known[number] = _effect(pairs[number], claims, sufficient, other, told, vectors)
+            found(number, known[number])
+    return [known[number] for number in range(len(pairs))]
+
+
+def _effect(
+    pair: Pair,
+    claims: Mapping[str, float],
+    sufficient: bool,
+    other: Prompt | None,
+    settings: Settings,
+    vectors: Vectors | None,
+) -> Effect:
+    """Bound the effect of one edit, attack it, and decide claims about it."""
+    begin = time.perf_counter()
+    side = None if other is None else side_of(pair, other)
+    bounds, engine, refused = _bounds(pair, settings)
+    reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds)
+    least, most = (pair.point(end) for end in (reached.lower_corner, reached.upper_corner))
+    lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
+    proved = Proved(lower, upper, engine, refused, spent)
+    queries = [pair.query(kind, delta) for kind, delta in claims.items()]
+    outcomes = [_decided(pair, query, proved, (least, most)) for query in queries]
+    if sufficient:
+        outcomes.append(_same_answer(pair, [least, most], settings))
+    if side is not None:
+        outcomes.append(decide_patched(pair, side, settings, vectors))
+    ends = lower, upper, least, most, engine, time.perf_counter() - begin
+    return Effect(pair.subject, pair.metric, pair.clean, *ends, outcomes)
 
 
 def broken_at_reference(pair: Pair, faithful: float) -> Effect | None:
@@ -183,9 +262,13 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
         if reason := engine.refuses(pair.problem, pair.forms, settings.options):
             refused.append(reason)
             continue
-        found = pair.bounds(engine, settings.options)
+        try:
+            found = pair.bounds(engine, settings.options)
+        except OutOfTimeError as error:
+            refused.append(f"{name}: {error}")
+            continue
         if bool(found.lower.isfinite().all() & found.upper.isfinite().all()):
-            return found, name, ""
+            return found, name, "".join(f"; {reason}" for reason in refused)
     why = "".join(f"; {reason}" for reason in refused)
     if found is None:
         raise EngineError(f"no engine bounds this effect{why}")

@@ -86,6 +86,8 @@ class Pair:
         metric: str | Query,
         device: str | None,
         vectors: Vectors | None,
+        like: Pair | None = None,
+        source: str | None = None,
     ) -> Pair:
         """Bind a metric to a prompt in both models; nothing is bounded yet.
 
@@ -97,6 +99,8 @@ class Pair:
             metric: what is measured.
             device: where to run; None for where the model is.
             vectors: the directions and dictionaries that the metric names.
+            like: the same question about another edit, whose problem is shared; None if there is none.
+            source: the folder of the weights; None for the one that the model's name says.
         """
         first = load(model) if device is None else load(model).to(checked_device(device))
         held = as_prompt(first, prompt)
@@ -110,7 +114,7 @@ class Pair:
         check_tokens(second.weights, second.architecture.n_layers, len(held))
         query = as_metric(metric, first, held)
         check_metric(first, query)
-        source = source_of(model)
+        source = source or source_of(model)
         asked = [
             ask(one, held, region, queries=[query], source=source, vectors=vectors) for one in (first, second)
         ]
@@ -120,6 +124,7 @@ class Pair:
         problem = asked[0].problem
         used, forms, distribution = _read(functionals[0], problem.model)
         narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
+        narrow = narrow if like is None else like.problem
         other = replace(other, region=narrow.region)
         text = metric_text(asked[0].claims[0].query)
         models = asked[0].problem.model, asked[1].problem.model
@@ -187,6 +192,14 @@ class Pair:
             metrics = self.distribution.metrics
             return attack_metric(self.problem, self.edited, metrics, budget, seed, [bounds])
         return attack_effects(self.problem, self.edited, self.forms, budget, seed, [bounds])
+
+    @property
+    def first_layer(self) -> int:
+        """The first layer whose weights the edit changes; the number of layers if it changes none of a layer."""
+        one, other, layers = self.first.weights, self.second.weights, self.first.architecture.n_layers
+        changed = [name for name in one.keys() | other.keys() if one.get(name) is not other.get(name)]
+        found = (re.match(r"blocks\.(\d+)\.", name) for name in changed)
+        return min((int(match[1]) for match in found if match is not None), default=layers)
 
     @property
     def clean(self) -> tuple[float, float]:
