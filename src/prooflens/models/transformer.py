@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prooflens.errors import ModelError, PromptError
+from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
+from prooflens.models.embedding import checked_ids, embedded
 from prooflens.models.knockouts import moved_weights
 from prooflens.models.program import (
     OUTPUT,
@@ -339,45 +340,8 @@ class Transformer:
             ModelError: if the model has no vocabulary.
             PromptError: if there are no ids, too many, or ids that the vocabulary does not have.
         """
-        ids = torch.as_tensor(ids)
-        if ids.is_floating_point() and ids.numel():
-            raise PromptError("token ids are whole numbers; an input [S, d] is embedded already")
-        ids = ids.long()
-        n_tokens = ids.shape[-1]
-        architecture, weights = self.architecture, self.weights
-        if architecture.d_vocab is None:
-            raise ModelError(
-                f"{self.name} has no vocabulary: give an input of shape [S, {architecture.d_model}]"
-            )
-        if n_tokens == 0:
-            raise PromptError("the text has no tokens: give at least one")
-        if architecture.context is not None and n_tokens > architecture.context:
-            raise PromptError(
-                f"the text has {n_tokens} tokens, {self.name} reads at most {architecture.context}: shorten it"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= architecture.d_vocab:
-            raise PromptError(f"token ids must lie in 0 … {architecture.d_vocab - 1}")
-        ids = ids.to(self.device)
-        x = weights["embed.tokens"][ids]
-        if architecture.embed_scale is not None:
-            x = x * architecture.embed_scale
-        if "embed.positions" in weights:
-            x = x + weights["embed.positions"][torch.arange(n_tokens) + architecture.position_offset]
-        if "embed.types" in weights:
-            x = x + weights["embed.types"][0]
-        if "embed.norm.weight" in weights:
-            x = torch.nn.functional.layer_norm(
-                x,
-                x.shape[-1:],
-                weights["embed.norm.weight"],
-                weights.get("embed.norm.bias"),
-                architecture.norm_eps,
-            )
-        if "embed.project.weight" in weights:
-            x = torch.nn.functional.linear(
-                x, weights["embed.project.weight"], weights.get("embed.project.bias")
-            )
-        return x
+        ids = checked_ids(self.name, self.architecture, torch.as_tensor(ids))
+        return embedded(self.architecture, self.weights, ids.to(self.device))
 
     def prompt(self, text: str | Sequence[int] | Int[Tensor, " S"]) -> Prompt:
         """Tokenise and embed a text, or embed token ids as they are.

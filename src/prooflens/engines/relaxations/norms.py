@@ -25,6 +25,8 @@ SQUARINGS = 3
 """How often `spectral` squares a matrix; m equal eigenvalues then look like one that is larger by m^(1/16)."""
 FACTORISED = 128
 """From this width on a CPU finds eigenvalues by factorisations."""
+LEAST_PROVED = 2.0**-400
+"""Matrices with a smaller Frobenius norm, as of tokens that stand still, are bounded by it: `dominates` proves none."""
 CHUNK = 2**25
 """How many numbers of a batch of matrices are worked on at a time (256 MiB)."""
 
@@ -167,7 +169,7 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
         value = size - shift[:, 0]
     # Any guess will do, since `dominates` has to prove it; 1e-9 is for values near 0.
     guess = value * (1.0 + tight) + bound * 1e-9
-    open_ = (guess < bound) & (bound > 0)
+    open_ = (guess < bound) & (bound > LEAST_PROVED)
     for attempt in range(8):
         if not bool(open_.any()):
             break

@@ -51,17 +51,15 @@ from prooflens.engines.relaxations.norms import (
     identity,
     length,
     product_error,
-    top_eigenvalue,
 )
 from prooflens.engines.taylor.gates import (
     gated_cross,
-    gated_gram,
     gated_power,
-    gram,
     quarters,
     summed,
     weighted,
 )
+from prooflens.engines.taylor.network_forms import covector_bound, second_order
 from prooflens.engines.taylor.own_orders import own_orders
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.values import UNREAD, Value, times
@@ -327,33 +325,7 @@ class NetworkSite:
             t: the token.
             J: the Jacobian of the network's input by x; None for that by the root.
         """
-        J = self.source.J[t] if J is None else J
-        a = v @ self.down
-        W, second = self.step.bent.weight, self.second[t]
-        rows = W @ J
-        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
-        size, wide = a.abs() + a_noise, length(W)
-        if self.step.gate is None:
-            right = (a * second)[:, :, None] * rows
-            most = (size * second.abs()) @ wide.square()
-            slip = (a_noise * second.abs() + size * DERIVATIVE_ERROR) @ wide.square()
-        else:
-            up, other = self.step.up.weight, self.other[t]
-            rows, others = torch.cat((rows, up @ J)), up @ J
-            first, bent = self.first[t], second * other
-            across = (a * first)[:, :, None]
-            right = torch.cat(
-                ((a * bent)[:, :, None] * rows[: len(W)] + across * others, across * rows[: len(W)]), 1
-            )
-            pairs = wide * length(up)
-            most = (size * bent.abs()) @ wide.square() + 2.0 * (size * first.abs()) @ pairs
-            slip = (a_noise * bent.abs() + size * DERIVATIVE_ERROR * other.abs()) @ wide.square()
-            slip = slip + 2.0 * (a_noise * first.abs() + size * DERIVATIVE_ERROR) @ pairs
-        Q = rows.T @ right
-        # vW_d, WJ and the sum over neurons, of `most` at most; a gate adds two like it. 8 and 8 cover them.
-        error = product_error(8 * (sum(self.down.shape) + sum(W.shape)), 8.0 * most)
-        error = grow((error + slip) * frobenius(J).square())
-        return 0.5 * (Q + Q.mT), error
+        return second_order(self, v, t, self.source.J[t] if J is None else J)
 
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
@@ -368,39 +340,7 @@ class NetworkSite:
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""
-        a = v @ self.down
-        a_noise = gamma(len(self.down) + 16) * length(self.down.T) * length(v)[:, None]
-        size = a.abs() + a_noise
-        rows = self.rows[t]
-        raise_ = size * self.d_second[t] + a_noise * self.second[t].abs() + DERIVATIVE_ERROR * size
-        weights = a * self.second[t]
-        cross = None
-        if self.step.gate is not None:
-            weights = weights * self.other[t]
-            moved = self.other[t].abs()
-            raise_ = raise_ * moved + (size * (self.second[t].abs() + self.d_second[t])) * 2.0**-45
-            cross = a * self.first[t]
-            d_cross = size * self.d_first[t] + a_noise * self.first[t].abs() + gamma(8) * cross.abs()
-        raise_ = raise_ + gamma(8) * weights.abs()
-        sides = []
-        for sign in (1.0, -1.0):
-            raised = sign * weights + raise_
-            if cross is None:
-                form, error = gram(rows, self.row_sizes[t], raised)
-            else:
-                sizes = self.row_sizes[t], self.other_sizes[t]
-                form, error = gated_gram(
-                    rows, self.other_rows[t], sizes, raised + d_cross, sign * cross, d_cross
-                )
-            sides.append(top_eigenvalue(form) + error)
-        kinks = self._kinks(size, t) + self.noise(v, t)
-        return grow(0.5 * torch.stack(sides, -1) + kinks[:, None])
-
-    def _kinks(self, size: Float[Tensor, "F n"], t: int) -> Float[Tensor, " F"]:
-        """Bound what kinks add to ±v·r, for |a| ≤ size."""
-        if self.step.gate is not None:
-            size = size * (self.other[t].abs() + self.b_other[t])
-        return size @ self.kink[t]
+        return covector_bound(self, v, t)
 
     @cached_property
     def sway(self) -> Float[Tensor, "S n"]:
