@@ -28,7 +28,14 @@ EXACT_FACTORS = 12
 
 
 def try_case(case: Case, engines: Sequence[Engine], budget: AttackBudget, report: SoundnessReport) -> None:
-    """All engines on one case; what they prove is attacked."""
+    """Ask all engines about one case, and attack what they prove.
+
+    Args:
+        case: a model, a region and claims.
+        engines: who is asked.
+        budget: how hard proved claims are attacked.
+        report: where the outcome is counted.
+    """
     report.cases["claims"] += 1
     functionals = [f for claim in case.claims for f in claim.functionals]
     together: Bounds | None = None

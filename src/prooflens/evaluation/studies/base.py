@@ -306,7 +306,15 @@ _RESULTS: dict[tuple[str, StudySettings], tuple[Result, set[str]]] = {}
 def study(
     name: str, title: str, group: Group, model: str, paper_model: str | None = None
 ) -> Callable[[Callable[[StudySettings, Sheet], None]], Callable[[StudySettings, Sheet], None]]:
-    """Enter a function as the study of a label."""
+    """Enter a function as the study of a label.
+
+    Args:
+        name: the label, by which the study is asked for.
+        title: what its page is called.
+        group: the page that it stands on.
+        model: the model that it measures.
+        paper_model: the model that the paper measures there; None if it is the same.
+    """
 
     def enter(run: Callable[[StudySettings, Sheet], None]) -> Callable[[StudySettings, Sheet], None]:
         if name in _STUDIES:

@@ -59,7 +59,17 @@ class StudyCase:
         positions: Sequence[Token] | None = None,
         heads: str | None = None,
     ) -> StudyCase:
-        """Queries about all heads (or some) of a layer on the ball around an input."""
+        """Return queries about all heads (or some) of a layer on the ball around an input.
+
+        Args:
+            model: the model.
+            prompt: the input.
+            eps: the radius of the ball.
+            queries: what is asked, by name.
+            layer: the layer.
+            positions: query positions; None for all.
+            heads: some of the layer's heads; None for all.
+        """
         problem = Problem(model, Ball(eps).around(prompt))
         return cls(problem, bind(problem, queries, layer, positions, heads))
 
@@ -76,7 +86,15 @@ def bind(
     positions: Sequence[Token] | None = None,
     heads: str | None = None,
 ) -> dict[str, list[Claim]]:
-    """The claims that queries make about one layer of a problem."""
+    """Return the claims that queries make about one layer of a problem, by the names of the queries.
+
+    Args:
+        problem: the model and the region.
+        queries: what is asked, by name.
+        layer: the layer.
+        positions: query positions; None for all.
+        heads: some of the layer's heads, as in `"1.0,1.3"`; None for all.
+    """
     setting = problem.setting([layer])
     found = {}
     for name, query in queries.items():
@@ -157,6 +175,13 @@ def attacked(
 
     It starts from the corners that an engine knows. Claims that the engine proves get the budget `check` if there is
     one: they cannot break, and if one does the caller is told by `rows_of`.
+
+    Args:
+        cases: problems and claims.
+        budget: how hard to attack.
+        seed: seed of the attack.
+        known: what an engine said of the same cases; None if none was asked.
+        check: the budget for claims that the engine proves; None for the same.
     """
     tally = Measured()
     for number, case in enumerate(cases):
@@ -224,7 +249,14 @@ def _corner(part: Bounds | None) -> Tensor | None:
 def attained_entropies(
     problem: Problem, claims: Sequence[Claim], budget: AttackBudget, seed: int = 0
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """The smallest and the largest entropy that an attack attains, for every row that the claims read."""
+    """Return the smallest and the largest entropy that an attack attains, for every row that the claims read.
+
+    Args:
+        problem: the model and the region.
+        claims: their rows are read.
+        budget: how hard to attack.
+        seed: seed of the attack.
+    """
     setting = problem.setting(sorted({row.layer for claim in claims for row in claim.rows}))
     most = math.log(problem.n_tokens) + 1.0  # no entropy reaches it, so that no attack stops early
     ends = []
@@ -267,6 +299,16 @@ def rows_of(
     """A row per query and engine, the attack beside each. `engines` maps the paper's method to ours, best first.
 
     A claim that an engine proves and the attack breaks is a defect of the engine, and an error.
+
+    Args:
+        group: what the rows stand under.
+        cases: problems and claims.
+        engines: the engine for each of the paper's methods.
+        budget: how hard the attack beside them tries.
+        paper: the paper's figures; None if it has none.
+        seed: seed of the attack.
+        check: the budget for claims that an engine proves; None for the same.
+        labels: other names for queries in the table; None for their own.
     """
     tallies = {method: answered(engine, cases) for method, engine in engines.items()}
     first = next((t for t in tallies.values() if t.bounds), None)

@@ -42,14 +42,28 @@ class Remembering(SampledConnector):
     known: dict[int, Tensor] = field(default_factory=dict, compare=False)
 
     def remainder(self, program: Program, name: str, region: Region, J: Tensor) -> Tensor:
-        """safety · V̂."""
+        """Return safety · V̂, sampled once for each region.
+
+        Args:
+            program: the steps up to the connector.
+            name: the value behind it.
+            region: where V̂ is sampled.
+            J: the Jacobian of that value at the centre.
+        """
         if id(region) not in self.known:
             self.known[id(region)] = super().remainder(program, name, region, J)
         return self.known[id(region)]
 
 
 def answers(model: Transformer, prompts: Sequence[Prompt], eps: float, label: str) -> list[StudyCase]:
-    """The claim that the answer stays, prompt by prompt."""
+    """Return the claim that the answer stays, prompt by prompt.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        eps: the radius of the ball around each of them.
+        label: the name of the claim in the table.
+    """
     found = []
     for prompt in prompts:
         problem = Problem(model, Ball(eps).around(prompt))

@@ -274,6 +274,15 @@ def deep(
 
     Radii that leave as much as the paper's come first, then its own. A text takes half a minute of a GPU for all ε, and
     more than ten minutes of one core for the smallest.
+
+    Args:
+        settings: how much is measured, and where.
+        sheet: where rows are written.
+        layer: the layer.
+        paper: the paper's figures by its radii.
+        usual: the model, unless the settings name another.
+        radii: the ε at which rows stand beside the paper's figures; when quick, the first of them.
+        texts: how many texts are measured in full.
     """
     usual = "minilm" if settings.quick else usual
     name = sheet.model = settings.model_name or usual

@@ -62,7 +62,14 @@ class Probe:
 
 
 def joint_margins(case: StudyCase, heads: Sequence[int], layer: int, position: int) -> Query:
-    """The sum of the heads' margins between their two most attended tokens, bounded as one functional."""
+    """Return the sum of the heads' margins between their two most attended tokens, bounded as one functional.
+
+    Args:
+        case: the problem.
+        heads: the heads of the layer.
+        layer: the layer.
+        position: the query's position.
+    """
     parts = []
     setting = case.problem.setting([layer])
     keys = setting.keys(position, layer)
@@ -103,7 +110,14 @@ class ProbeRun:
         roles: dict[int, Counter[str]],
         circuits: Circuits = (),
     ) -> Probe:
-        """Every head of the layer, every prompt, every ε."""
+        """Ask about every head of the layer, every prompt and every ε.
+
+        Args:
+            places: prompts with a token that occurs twice.
+            radii: the ε.
+            roles: what each head looks at on the clean prompts, counted.
+            circuits: groups of heads that are also asked about jointly.
+        """
         found = Probe(self.layer, len(places), roles, circuits, {}, {}, 0.0)
         items = [(place, eps, circuits) for eps, place in itertools.product(radii, places)]
         journal, keys = Journal.of(self.settings), self._keys(items)

@@ -81,7 +81,14 @@ def duplicate_in(prompt: Prompt, name: str) -> Duplicate:
 def repeated_sequences(
     model: Transformer, count: int = 30, length: int = 7, seed: int = 0
 ) -> list[Duplicate]:
-    """Random tokens, and at the end the first one again: where a head that matches tokens looks back."""
+    """Return random tokens, and at the end the first one again: where a head that matches tokens looks back.
+
+    Args:
+        model: its vocabulary is drawn from.
+        count: how many prompts.
+        length: how many tokens stand before the repeated one.
+        seed: seed of the draw.
+    """
     architecture = model.architecture
     if architecture.d_vocab is None or model.tokenizer is None:
         raise PromptError(f"{model.name} reads no text: repeated sequences need a vocabulary")

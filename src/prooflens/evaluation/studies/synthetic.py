@@ -160,7 +160,14 @@ def queries_for(model: Transformer) -> dict[str, str]:
 
 
 def by_method(settings: StudySettings, sheet: Sheet, layer: int, paper: Mapping[float, Published]) -> None:
-    """All methods on all queries of one layer of `toy`."""
+    """Measure all methods on all queries of one layer of `toy`.
+
+    Args:
+        settings: how much is measured, and where.
+        sheet: where rows are written.
+        layer: the layer.
+        paper: the paper's figures by radius.
+    """
     model = trained("toy", settings)
     for eps, published in paper.items():
         cases = [

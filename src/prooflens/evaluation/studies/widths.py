@@ -70,7 +70,14 @@ def last_norm(model: Transformer) -> str:
 def output_width(
     engine: str, model: Transformer, prompts: Sequence[Prompt], eps: float
 ) -> tuple[float, float]:
-    """The mean proved width of the last norm's output by `interval` or a polynomial zonotope, and seconds per input."""
+    """Return the mean proved width of the last norm's output, and seconds per input.
+
+    Args:
+        engine: `interval`, or a polynomial zonotope.
+        model: the model.
+        prompts: the inputs.
+        eps: the radius of the ball around each of them.
+    """
     out, found, start = last_norm(model), [], time.perf_counter()
     for prompt in prompts:
         problem = Problem(model, Ball(eps).around(prompt))
@@ -83,7 +90,14 @@ def output_width(
 
 
 def sampled_width(model: Transformer, prompts: Sequence[Prompt], eps: float, seed: int = 0) -> float:
-    """The mean span over sampled points: no bound can be narrower."""
+    """Return the mean span over sampled points: no bound can be narrower.
+
+    Args:
+        model: the model.
+        prompts: the inputs.
+        eps: the radius of the ball around each of them.
+        seed: seed of the samples.
+    """
     out, spans = last_norm(model), []
     for prompt in prompts:
         points = Ball(eps).around(prompt).sample(SAMPLED_POINTS, seed)[0]
@@ -117,7 +131,14 @@ def _row(
 def widths(
     settings: StudySettings, sheet: Sheet, published: Mapping[str, tuple[float, ...]], full: int
 ) -> None:
-    """Every engine at every radius."""
+    """Measure every engine at every radius.
+
+    Args:
+        settings: how much is measured, and where.
+        sheet: where rows are written.
+        published: the paper's widths by method, one per radius.
+        full: how many inputs are measured in full.
+    """
     model = trained("toy", settings)
     prompts = inputs(model, settings.count(full, 1))
     for place, eps in enumerate(RADII):
