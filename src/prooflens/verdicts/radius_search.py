@@ -130,7 +130,7 @@ class RadiusSearch:
     def _guess(self, i: int, good: int, bad: int) -> int:
         """Where a deep claim's next proof is made."""
         claim = self.claims[i]
-        depth, clean = depth_of(self.problem, claim), float(claim.clean.min())
+        depth, clean = depth_of(self.problem, claim), least(claim, claim.clean)
         broken = self.ends.get(i, len(self.grid))
         return guessed(self.grid, good, bad, broken, clean, self.reached.get(i, {}), depth)
 
@@ -172,8 +172,8 @@ class RadiusSearch:
             for item in evidence:
                 self.skipped |= {note.engine: note for note in item.asked if not note.tried}
             for place, item in zip(chunk, evidence, strict=True):
-                self.reached.setdefault(members[place], {})[self.grid.index(eps)] = float(
-                    item.proved.lower.min()
+                self.reached.setdefault(members[place], {})[self.grid.index(eps)] = least(
+                    item.claim, item.proved.lower
                 )
                 if not item.open:
                     self.engines[members[place]] = item.named()
