@@ -1,20 +1,29 @@
 """Many prompts in one call against one call each: prompts per second of processor, and whether the answers agree.
 
 python benchmarks/batches.py [--models toy minilm smollm2] [--prompts 8] [--out benchmarks/measured/batches.jsonl]
+python benchmarks/batches.py --passes
 
 Every head and position of layer 0 is asked for its top key on a ball. Both ways run in one process, one after the
 other, on a model that is loaded already. A call for each prompt makes the float32 copy of the weights that the attack
 searches with, and the spectral norms of the first layer, again and again.
+
+--passes measures what an attack on several prompts at a time could gain: passes through the first layer and back per
+second of processor, by how many points go together, beside how many points the attack on one prompt already has
+together. Where the rate no longer grows at that many, prompts beside each other gain nothing.
 """
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import prooflens as pl
 from measuring import Line, tell
+from prooflens.problem import Problem
+from prooflens.queries import parse_query
+from prooflens.verdicts.stages import default_budget
 
 EPS = {"toy": 0.02, "minilm": 2e-3, "smollm2": 3e-4}
 WORDS = (
@@ -59,6 +68,34 @@ def measure(name: str, count: int) -> Line:
     }
 
 
+TOGETHER = (1, 8, 64, 256, 1024)
+"""How many points go through the model at a time."""
+
+
+def passes(name: str) -> Line:
+    """Rates of passes there and back in float32, as the attack makes them, and how many points it has at a time."""
+    model = pl.load(name)
+    prompt = model.example(0) if model.tokenizer is None else model.prompt(texts(1)[0])
+    problem = Problem(model, pl.Ball(EPS[name]).around(prompt))
+    claims = parse_query("top1").bind(problem.setting([0]))
+    budget = default_budget(problem)
+    small = replace(
+        problem, model=model.to(dtype=torch.float32), region=problem.region.to(dtype=torch.float32)
+    )
+    rates = {}
+    for count in TOGETHER:
+        x = small.region.center.expand(count, *small.region.center.shape).clone().requires_grad_()
+        rounds = max(3, 1024 // count)
+        for number in range(rounds + 1):
+            if number == 1:  # the first is not counted
+                start = time.process_time()
+            scores, _ = small.values(x, [0], False)
+            scores[0].sum().backward()
+        rates[count] = round(rounds * count / (time.process_time() - start))
+    attack = sum(bool(claim.functionals) for claim in claims) * budget.restarts
+    return {"model": name, "passes_per_second": rates, "attack_together": attack}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,10 +103,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(EPS), default=list(EPS))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/measured/batches.jsonl"))
+    parser.add_argument("--passes", action="store_true", help="rates by how many points go together")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.models:
-        tell(measure(name, options.prompts), options.out)
+        tell(passes(name) if options.passes else measure(name, options.prompts), options.out)
 
 
 if __name__ == "__main__":

@@ -152,11 +152,21 @@ def test_a_model_without_relus_is_bounded_as_alpha_crown_does() -> None:
     assert float(made.prove(whole, 8, NO_OPTIONS)) == float(best)
 
 
+def test_auto_begins_with_cases_on_large_problems_without_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, _ = open_problem()
+    monkeypatch.setattr("prooflens.verdicts.stages.SMALL_FACTORS", 1)
+    asked = [stage.engine for stage in PORTFOLIO if stage.applies(problem, 1)]
+    assert asked.index("beta-crown") < asked.index("taylor")
+    assert "crown" not in asked, "it is the first step of beta-crown"
+    assert asked.count("beta-crown") == 1
+
+
 def test_auto_goes_on_to_cases_where_there_are_no_norms() -> None:
     problem, _ = open_problem()
-    stage = next(stage for stage in PORTFOLIO if stage.engine == "beta-crown")
-    assert stage.applies(problem, 1)
-    assert not stage.applies(problem, 0)
-    assert not stage.applies(tiny_problem(19, 2, 0.1), 1)
+    first, last = (stage for stage in PORTFOLIO if stage.engine == "beta-crown")
+    assert last.applies(problem, 1)
+    assert not first.applies(problem, 1), "on a small problem other engines are asked before"
+    assert not last.applies(problem, 0)
+    assert not last.applies(tiny_problem(19, 2, 0.1), 1)
     found = output(problem.model, problem.region.center, Ball(0.1))
     assert str(found.rows[0]["verdict"]) == "holds", found.rows[0]

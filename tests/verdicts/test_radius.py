@@ -3,12 +3,16 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import prooflens as pl
 from prooflens.engines.attack import AttackBudget
 from prooflens.errors import ProoflensError
 from prooflens.models import Transformer
 from prooflens.results.outcome import Verdict
+from prooflens.verdicts.radius_guess import guessed
+from prooflens.verdicts.radius_search import RadiusSearch
 
 SMALL = AttackBudget(100, 4, 20)
 
@@ -108,3 +112,62 @@ def test_tables(found: pl.Radii) -> None:
     )
     assert "<table>" in found._repr_html_()
     assert found.summary == {"rows": 16, "certified": 16, "broken": 16}
+
+
+def test_deep_radii_take_few_proofs_and_end_where_proofs_end(
+    toy: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many steps as needed, no more: the next place of the grid is not proved, whatever the guesses were."""
+    asked: list[float] = []
+    plain = RadiusSearch._is_proved
+
+    def counted(self: RadiusSearch, eps: float, members: list[int]) -> list[bool]:
+        asked.append(eps)
+        return plain(self, eps, members)
+
+    monkeypatch.setattr(RadiusSearch, "_is_proved", counted)
+    query, step = "1.0:top1@-1", 0.05
+    found = pl.radius(toy, toy.example(0), query, budget=SMALL, tolerance=step, engine="crown")
+    assert len(asked) <= 8
+    assert found.certified in asked
+    above = min(eps for eps in asked if eps > found.certified)
+    assert above < found.certified * (1.0 + step) ** 1.01
+    holds, not_ = (
+        pl.certify(toy, toy.example(0), pl.Ball(eps), queries=query, engine="crown", budget=SMALL).verdict
+        for eps in (found.certified, above)
+    )
+    assert holds is Verdict.HOLDS
+    assert not_ is not Verdict.HOLDS
+
+
+@given(
+    end=st.integers(2, 60),
+    true=st.integers(-1, 59),
+    power=st.floats(0.5, 8.0),
+    depth=st.integers(1, 4),
+    silent=st.booleans(),
+)
+def test_guesses_end_at_the_last_place_that_is_proved(
+    end: int, true: int, power: float, depth: int, silent: bool
+) -> None:
+    """Whatever margins proofs report, the search ends, and at the right place."""
+    grid = [1e-6 * 1.1**k for k in range(60)]
+    true = min(true, end - 1)
+    good, bad, reached = -1, end, {}
+    while bad - good > 1:
+        place = guessed(grid, good, bad, end, 1.0, reached, depth)
+        assert good < place < bad
+        fine = place <= true
+        share = (grid[place] / grid[max(true, 0)]) ** power
+        reached[place] = (max(1.0 - share, 1e-3) if fine else -1e-3 - share) if not silent else -math.inf
+        good, bad = (place, bad) if fine else (good, place)
+    assert good == true
+    assert len(reached) <= 12
+
+
+def test_the_default_time_is_that_of_the_layers(toy: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prooflens.verdicts.forecast.LAYER_SECONDS", 1e-3)
+    found = pl.radius(toy, toy.example(0), "1.0:top1@-1", budget=SMALL)
+    assert found.unfinished == 1
+    assert found.certified == 0.0
+    assert "the time ended" in found.rows[0]["reason"]

@@ -291,6 +291,11 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
     except SearchInterrupted as stop:
         found, complete = stop.radii, False
     show_rows(found, keep)
+    if found.unfinished and not keep.as_json:
+        say(
+            f"{found.unfinished} of {len(found)} searches had not ended when the time did: "
+            "what is proved by then is shown; a longer --time goes on"
+        )
     if keep.out is not None:  # last: what was found is seen even where it cannot be written
         save_radii(found, keep.out, asked, complete)
         tell_written(keep)

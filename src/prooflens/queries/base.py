@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -179,12 +180,12 @@ class Claim:
     def __str__(self) -> str:
         return f"{self.query} on {', '.join(map(str, self.rows))}" if self.rows else str(self.query)
 
-    @property
+    @cached_property
     def functionals(self) -> tuple[Functional, ...]:
         """The functionals of the conditions, in the order of every bound that `met` takes."""
         return tuple(condition.functional for condition in self.conditions)
 
-    @property
+    @cached_property
     def wants_range(self) -> bool:
         """Whether the answer is a proved range and not a sign."""
         return any(condition.sense is Sense.RANGE for condition in self.conditions)

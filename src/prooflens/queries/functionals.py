@@ -18,6 +18,7 @@ What an engine needs beyond the linear term is in `remainder`; many functionals 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -237,12 +238,12 @@ class Functional:
     def __str__(self) -> str:
         return self.name
 
-    @property
+    @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The rows of attention that it reads, in the order of first use."""
         return tuple(dict.fromkeys(atom.row for _, atom in self.terms if not isinstance(atom, OutputAtom)))
 
-    @property
+    @cached_property
     def logits(self) -> tuple[int, ...]:
         """The outputs that it reads by index; of a standing the one that is compared."""
         named: list[int] = []
@@ -258,7 +259,7 @@ class Functional:
         """Its weight and its standing, if it is one; None for all others."""
         return next(((weight, atom) for weight, atom in self.terms if isinstance(atom, Standing)), None)
 
-    @property
+    @cached_property
     def is_linear(self) -> bool:
         """Whether it is affine in scores and logits, so that its Taylor remainder is 0."""
         return all(isinstance(atom, Score | Logit) for _, atom in self.terms)

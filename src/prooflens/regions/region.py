@@ -18,6 +18,7 @@ from torch import Tensor
 
 from prooflens.errors import RegionError
 from prooflens.regions.starts import Start
+from prooflens.regions.token_runs import TokenRuns
 
 FEASIBILITY = 1e-9
 """How far outside a constraint a sampled point may be. Samples serve the attack and are never part of a proof."""
@@ -118,6 +119,7 @@ class Region:
         image: the image that tokens were made of, pixels in [0, 1] of shape [C, H, W]; reports draw on it.
         starts: points that are residual streams of a model, with what they were computed from; the check asks for them.
         moving: the flat indices of the coordinates that move, of a region with radii.
+        runs: the generators token by token, where every one of them moves a single token; None otherwise.
 
     Example:
         >>> import torch
@@ -137,6 +139,7 @@ class Region:
     image: Float[Tensor, "C H W"] | None = None
     starts: tuple[Start, ...] = ()
     moving: Tensor = field(init=False, repr=False)
+    runs: TokenRuns | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "center", numbers(self.center, "the centre"))
@@ -166,6 +169,7 @@ class Region:
             (self.radius if self.radius is not None else torch.zeros_like(self.center)).flatten().nonzero()
         )
         object.__setattr__(self, "moving", moving[:, 0])
+        object.__setattr__(self, "runs", None if self.generators is None else TokenRuns.of(self.generators))
         if not isinstance(self.constraints, Constraints | None):
             raise RegionError("constraints are made by Constraints.of(n_factors, A_eq, b_eq, A_ub, b_ub)")
         if self.constraints is not None and self.constraints.A_eq.shape[1] != self.n_factors:
@@ -231,6 +235,8 @@ class Region:
         """
         if alpha.shape[-1] != self.n_factors:
             raise RegionError(f"the region has {self.n_factors} factors, got {alpha.shape[-1]}")
+        if self.runs is not None:
+            return self.center + self.runs.moved(alpha)
         if self.generators is not None:
             return self.center + torch.einsum("...p,psd->...sd", alpha, self.generators)
         move = torch.zeros(*alpha.shape[:-1], self.center.numel(), dtype=alpha.dtype, device=alpha.device)
@@ -243,6 +249,8 @@ class Region:
         Args:
             covector: v, shape [..., S, d].
         """
+        if self.runs is not None:
+            return self.runs.pullback(covector)
         if self.generators is not None:
             return torch.einsum("...sd,psd->...p", covector, self.generators)
         return covector.flatten(-2)[..., self.moving] * self.scale

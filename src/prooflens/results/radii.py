@@ -34,6 +34,10 @@ RADII = pa.schema(
 """The columns of a radius: certified ≤ true ≤ attack; `of_nearest` and `of_length` are the certified one in tokens."""
 
 
+TIME_ENDED = "the time ended before the search did"
+"""What the reason of a row says whose search had no time for its end."""
+
+
 class RadiusEvidence(NamedTuple):
     """What a radius is about.
 
@@ -100,6 +104,11 @@ class Radii(Frame):
             "certified": sum(value is None or value > 0 for value in certified),
             "broken": len(self) - self.table.column("attack").null_count,
         }
+
+    @property
+    def unfinished(self) -> int:
+        """How many rows the time ended for before their search did; what they say is sound."""
+        return sum(TIME_ENDED in reason for reason in self.to_arrow().column("reason").to_pylist())
 
     @property
     def precision(self) -> str | None:

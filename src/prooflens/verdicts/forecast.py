@@ -235,18 +235,19 @@ def _on_a_gpu(problem: Problem) -> str:
     return ", --device cuda is faster" if torch.cuda.is_available() else ", a GPU is faster"
 
 
-def deadline_of(settings: Settings, problem: Problem, claims: Sequence[Claim]) -> Settings:
+def deadline_of(settings: Settings, problem: Problem, claims: Sequence[Claim], times: int = 1) -> Settings:
     """Return settings with a deadline: the one they have, the time that was given, or the portfolio's default.
 
     Args:
         settings: how claims are decided.
         problem: the model and the region.
         claims: what is asked; the default goes with the number of layers that they read.
+        times: how often all of it is asked, each with the portfolio's default.
     """
     if settings.deadline is not None or (settings.time is None and not settings.planned):
         return settings
     layers = {depth_of(problem, claim) for claim in claims}
-    seconds = settings.time or LAYER_SECONDS * max(1, len(layers))
+    seconds = settings.time or LAYER_SECONDS * max(1, len(layers)) * times
     return settings.until(time.monotonic() + seconds, seconds)
 
 

@@ -26,6 +26,7 @@ from prooflens.regions import Ball, Region, listed
 from prooflens.results import Radii
 from prooflens.results.radii import RadiusEvidence
 from prooflens.verdicts.deployed import Precision
+from prooflens.verdicts.forecast import deadline_of
 from prooflens.verdicts.question import Heads, Question, ask
 from prooflens.verdicts.radius_search import RadiusSearch
 from prooflens.verdicts.settings import Options, Settings
@@ -121,8 +122,7 @@ def radius(
     frames: list[pa.Table] = []
     evidence: list[RadiusEvidence] = []
     with shown(settings.progress) as tell:
-        if settings.time is not None:
-            settings = settings.until(time.monotonic() + settings.time, settings.time)
+        settings = deadline_of(settings, question.problem, question.claims, len(moves))
         for number, token in enumerate(moves):
             told = replace(
                 _share(settings, len(moves) - number), progress=_part(tell, number, len(moves), token)

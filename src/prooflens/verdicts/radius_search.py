@@ -3,7 +3,8 @@
 What is proved on a ball holds on every smaller one and what is broken stays broken on every larger one, so both
 thresholds are sound whatever the engine does in between. Order: a short attack from above, proofs below what it
 broke, a full attack on what is left between. Each attack also starts at the witness that broke the claim at the
-nearest larger ε, pulled in.
+nearest larger ε, pulled in. Proofs of deeper layers are dear: where they are made is guessed (`radius_guess`), one ε
+at a time, and every claim that can learn from it does.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from prooflens.results.asked import Asked, ways_on
 from prooflens.results.deployed import Difference, with_differences
 from prooflens.results.frame import query_name
 from prooflens.results.outcome import least
-from prooflens.results.radii import RADII, RadiusEvidence
+from prooflens.results.radii import RADII, TIME_ENDED, RadiusEvidence
 from prooflens.results.tables import claim_place, finite
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import ATTACK, Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
 from prooflens.verdicts.portfolio import gather_evidence
+from prooflens.verdicts.radius_guess import guessed
 from prooflens.verdicts.settings import Settings
 from prooflens.verdicts.stages import default_budget, is_small
 
@@ -57,6 +59,10 @@ class RadiusSearch:
     asked: list[int] = field(default_factory=list)
     skipped: dict[str, Asked] = field(default_factory=dict)
     """Engines that were not asked at some ε, and what they would have needed."""
+    reached: dict[int, dict[int, float]] = field(default_factory=dict)
+    """The margins that proofs left, by claim and place on the grid."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """What the short attack broke, by claim."""
     late: bool = False
     """Whether the time ended before the search did."""
 
@@ -73,6 +79,7 @@ class RadiusSearch:
             if (left := whole.left) is not None:
                 self.settings = whole.until(time.monotonic() + share * left, whole.allotted)
             if prove:
+                self.ends = dict(enumerate(self.broken))
                 self._bisect(self.asked, self.proved, list(self.broken), self._is_proved, 0.3, True)
             else:
                 attack = self._survives(share)
@@ -90,20 +97,27 @@ class RadiusSearch:
         """Move `good` up and `bad` down until they are neighbours; one probe per ε and round.
 
         `from_above`: a claim first goes down from `bad` in steps of 1, 2, 4, … since proofs end near what is broken.
-        Engines that walk a deep model do the same work for one claim as for many: all that can learn from an ε do.
+        Engines that walk a deep model do the same work for one claim as for many: all that can learn from an ε do, and
+        one ε is asked at a time.
         """
         step = dict.fromkeys(chosen, 1)
         deep = {i for i in chosen if from_above and depth_of(self.problem, self.claims[i])}
         gaps = [bad[i] - good[i] for i in chosen]
         while any(bad[i] - good[i] > 1 for i in chosen) and not self._is_late():
             wanted: dict[int, list[int]] = {}
+            guesses: list[int] = []
             for i in chosen:
                 if bad[i] - good[i] > 1:
                     place = (good[i] + bad[i]) // 2
+                    if i in deep:
+                        guesses.append(self._guess(i, good[i], bad[i]))
+                        continue
                     if from_above and good[i] < 0 and bad[i] < len(self.grid):
                         place = max(place, bad[i] - step[i])
                         step[i] *= 2
                     wanted.setdefault(place, []).append(i)
+            if guesses:
+                wanted.setdefault(sorted(guesses)[len(guesses) // 2], [])
             for place, members in sorted(wanted.items(), reverse=True):
                 asked = [i for i in chosen if good[i] < place < bad[i] and (i in members or i in deep)]
                 if asked and not self._is_late():
@@ -112,6 +126,13 @@ class RadiusSearch:
                     told = f"{self._so_far()}; now ε={self.grid[place]:.2g}"
                     self.settings.options.progress(told, done + 0.3 * share)
                     self._ask(probe, place, asked, good, bad)
+
+    def _guess(self, i: int, good: int, bad: int) -> int:
+        """Where a deep claim's next proof is made."""
+        claim = self.claims[i]
+        depth, clean = depth_of(self.problem, claim), least(claim, claim.clean)
+        broken = self.ends.get(i, len(self.grid))
+        return guessed(self.grid, good, bad, broken, clean, self.reached.get(i, {}), depth)
 
     def _ask(self, probe: Probe, place: int, members: list[int], good: list[int], bad: list[int]) -> None:
         start = time.perf_counter()
@@ -151,6 +172,9 @@ class RadiusSearch:
             for item in evidence:
                 self.skipped |= {note.engine: note for note in item.asked if not note.tried}
             for place, item in zip(chunk, evidence, strict=True):
+                self.reached.setdefault(members[place], {})[self.grid.index(eps)] = least(
+                    item.claim, item.proved.lower
+                )
                 if not item.open:
                     self.engines[members[place]] = item.named()
                     done[place] = True
@@ -257,7 +281,7 @@ class RadiusSearch:
 
     def _missed(self) -> str:
         """What was not done: engines that were not asked, a search that had no time for its end."""
-        said = "; the time ended before the search did" if self.late else ""
+        said = f"; {TIME_ENDED}" if self.late else ""
         if self.skipped:
             named = ", ".join(f"{item.engine} ({item.needs or item.why})" for item in self.skipped.values())
             said += f"; not asked at some ε: {named}"

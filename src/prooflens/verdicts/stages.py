@@ -73,7 +73,7 @@ class Stage:
 
 
 def adds_lines(problem: Problem, depth: int) -> bool:
-    """Whether `crown` can add to `layer0`: not where the first scores are exactly quadratic.
+    """Whether `crown` can add anything: not where first scores are exactly quadratic, or cases began with its lines.
 
     Args:
         problem: the model and the region.
@@ -81,7 +81,7 @@ def adds_lines(problem: Problem, depth: int) -> bool:
     """
     architecture = problem.model.architecture
     exact = architecture.norm_place in ("post", "none", "output") and architecture.qk_norm == "none"
-    return depth > 0 or not exact
+    return (depth > 0 or not exact) and not cases_first(problem, depth)
 
 
 def adds_tangents(problem: Problem, depth: int) -> bool:
@@ -106,14 +106,35 @@ def has_cases(problem: Problem, depth: int) -> bool:
     return depth > 0 and architecture.activation == "relu" and architecture.norm_place == "none"
 
 
+def cases_first(problem: Problem, depth: int) -> bool:
+    """Whether cases of ReLUs come before `taylor`: where it would take most of the time, and they decide most.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer that is read.
+    """
+    return has_cases(problem, depth) and not is_small(problem)
+
+
+def cases_last(problem: Problem, depth: int) -> bool:
+    """Whether cases of ReLUs come after `taylor` and `crown`: on small problems these take no time.
+
+    Args:
+        problem: the model and the region.
+        depth: the deepest layer that is read.
+    """
+    return has_cases(problem, depth) and is_small(problem)
+
+
 PORTFOLIO: tuple[Stage, ...] = (
     Stage("layer0", range(1)),
     Stage("interval"),
     Stage(ATTACK, share=0.2),
     Stage("chebyshev", few=True),
+    Stage("beta-crown", useful=cases_first),
     Stage("taylor", few=False, useful=adds_tangents),
     Stage("crown", useful=adds_lines),
-    Stage("beta-crown", useful=has_cases),
+    Stage("beta-crown", useful=cases_last),
     Stage("cpz", small_only=True),
     Stage(ATTACK),
 )
