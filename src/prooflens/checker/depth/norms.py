@@ -13,6 +13,9 @@ Let |y| ≤ Y < 1, κ ≤ κ̄. Convexity of R^(−½) gives R^(−½) − 1 = �
     |t| ≤ T = ½κ̄f + (3/2)ηY² + 2ηY³(1 − Y)^(−5) + ⅜(1 − 2ηY)^(−5/2)(κ̄(1 + f) + ηf)²,      f = (1 − Y)^(−2) − 1.
 
 So r = γ ⊙ [−(m·u)Πu/q − ½κm]/σ (second order, as (1 − η)y = m·u/q) + γ ⊙ [Πu s + m t]/σ.
+
+Where the input may turn around (Y is not small, or m is 0, as where a cut edge leaves nothing), one bound is left: the
+norm's derivative is γ ⊙ (P − mmᵀ/q)/σ at every point, σ ≥ √eps, so ‖r‖ ≤ 2 max|γ|‖u‖/√eps.
 """
 
 from __future__ import annotations
@@ -222,7 +225,14 @@ class NormSite:
         slip = ball(up(self.m_error * self.most_gain * (0.5 * kappa + T)), self.d)
         fixed = total([scaled(fixed, up((0.5 * kappa + T) ** 2)), slip])
         found = scaled(total([moved, fixed]), up(self.inverse**2))
-        return np.where(np.isfinite(s)[:, None, None], found, np.inf)
+        return np.where(np.isfinite(s)[:, None, None], found, ball(self.steepest, self.d))
+
+    @cached_property
+    def steepest(self) -> Array:
+        """At least ‖r‖, whatever the input does."""
+        if not self.eps > 0.0:
+            return np.full(len(self.m), np.inf)
+        return up(2.0 * self.most_gain * up(self.source.tau + self.source.epsilon) / np.sqrt(self.eps))
 
     def _pair(self, P: Array) -> Array:
         """The shape of γ ⊙ (m·u)Πu/q for u ∈ E(P): ½(mPm·V + hhᵀ), V = ΓΠPΠΓ and h = ΓΠPm (`quadratics`)."""
@@ -254,6 +264,11 @@ class NormSite:
             self.m_error[t] + gamma(self.d + 8) * float(length(self.m[t]))
         )
         found = (a + e) * (s + l_e) + e * l_a
-        found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / np.maximum(self.q_low[t], 2.0**-900))
+        low = np.maximum(self.q_low[t], 2.0**-900)
+        found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / low)
         off = self.quadratic_error(v, t) + float(length(v)) * float(self.noise[t])
+        if not np.isfinite(found):
+            # |v·r| and |v·q(Aα)| by themselves; the latter is ‖γ ⊙ v‖(3/2)‖m‖‖Aα‖²/(qσ) at most.
+            second = size * 2.0 * float(length(self.m[t])) * source.tau[t] ** 2 * self.inverse[t] / low
+            return float(up(np.asarray(float(length(v)) * self.steepest[t] + second + off)))
         return float(up(np.asarray(found * self.inverse[t] + off)))

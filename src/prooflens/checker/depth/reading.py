@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prooflens.checker.depth.beside import Site
+from prooflens.checker.depth.layers import End, Layer
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.scores import ScoreSite
@@ -46,7 +48,7 @@ from prooflens.checker.depth.shapes import (
     up,
 )
 from prooflens.checker.depth.values import ROOT, Chain, factor_weights
-from prooflens.checker.depth.walk import End, Layer, Site, Walk
+from prooflens.checker.depth.walk import Walk
 
 Term = tuple[float, int, int, int]
 """A weight, and the head, query and key of a score."""
