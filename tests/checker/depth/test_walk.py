@@ -100,7 +100,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "networks beyond second order left out of what moves": (networks.NetworkSite, "rest_alone", nothing),
     "covectors that move forgotten": (moving.Moving, "meet", nothing),
     "products left out of what moves": (moving.Moving, "products", nothing),
-    "second order of e left out": (moving, "image", lambda H, E: 0.0 * E),
+    "second order of e left out": (moving, "image", lambda L, M: 0.0 * shapes.image(L, M)),
     "norms that turn around left out": (norms.NormSite, "steepest", property(lambda self: 0.0 * self.q)),
     "SoLU's box left out": (solu.SoluSite, "rest_box", property(lambda self: 0.0 * self.s)),
     "norms' mean kept": (norms.NormSite, "quadratic", lambda self, t: self.projection),
