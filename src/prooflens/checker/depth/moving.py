@@ -46,6 +46,8 @@ class Moving:
 
     def __init__(self, chain: Chain) -> None:
         self.chain, self.rest = chain, 0.0
+        self._pairs: list[tuple[Array, Array, float]] = []
+        """Shapes whose members meet, with a factor each."""
         self._W: dict[tuple[str, int], Array] = {}
         self._sizes: dict[tuple[str, int], tuple[float, int]] = {}
 
@@ -85,8 +87,8 @@ class Moving:
         A, E = value.linear[t], value.E[t]
         size = float(frobenius(H))
         self.meet(value, t, H @ A, (error + gamma(len(H) + 8) * size) * float(frobenius(A)))
-        twice = float(meeting(image(H, E), E)) + error * float(value.epsilon[t]) ** 2
-        self.rest += 0.5 * twice
+        self._pairs.append((image(H, E), E, 0.5))
+        self.rest += 0.5 * error * float(value.epsilon[t]) ** 2
 
     def products(self, scores: ScoreSite, terms: list[Term]) -> None:
         """Add what e brings to products of queries and keys.
@@ -110,16 +112,17 @@ class Moving:
                 K = w * q.A[i, h]
                 self.meet(k.value, j, K, gamma(8) * float(frobenius(K)), far)
             E = total([scaled(E_k[j, h], w * w) for w, j in held])
-            self.rest += float(meeting(E_q[i, h], E))
+            self._pairs.append((E_q[i, h], E, 1.0))
 
     def bound(self) -> float:
         """At least everything that was added."""
-        each, slips, p = [], 0.0, self.chain.N.shape[-1]
+        slips, p = sum(_meetings(self._pairs)), self.chain.N.shape[-1]
+        moved = list[tuple[Array, Array, float]]()
         for (s, t), W in self._W.items():
             shape, (size, count) = self.chain.shapes[s][t], self._sizes[s, t]
-            columns = W.T * factor_weights(W.T)
-            each.append(float(meeting(gram(columns), shape)))
+            moved.append((gram(W.T * factor_weights(W.T)), shape, 1.0))
             slips += gamma(count + 8) * size * float(np.sqrt(trace(shape)))
+        each = _meetings(moved)
         if not np.isfinite([*each, slips, self.rest]).all():
             return np.inf
         weights, K, error = shares(np.array(each or [1.0])), np.zeros((p, p)), 0.0
@@ -129,3 +132,14 @@ class Moving:
             error += gamma(len(each) + 16) * c * float(frobenius(made))
         together = np.sqrt(largest_on_box(np.zeros(p), Quadric(2.0 * K, 2.0 * error))) if each else 0.0
         return float(up(np.asarray(min(sum(each), float(together)) + slips + self.rest)))
+
+
+def _meetings(pairs: list[tuple[Array, Array, float]]) -> list[float]:
+    """factor · sup x·y over the members of two shapes, pair by pair; those of one size at once."""
+    found = [0.0] * len(pairs)
+    for n in {len(X) for X, _, _ in pairs}:
+        here = [i for i, (X, _, _) in enumerate(pairs) if len(X) == n]
+        X, Y = (np.stack([pairs[i][side] for i in here]) for side in (0, 1))
+        for i, most in zip(here, meeting(X, Y).tolist(), strict=True):
+            found[i] = pairs[i][2] * most
+    return found

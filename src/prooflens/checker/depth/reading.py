@@ -20,7 +20,7 @@ two walks share are sums, taken before norms are; only what stands behind the di
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ from prooflens.checker.depth.walk import Walk
 
 Covectors = dict[int, Array]
 """By token."""
+SMALL = 1e-3
+"""Where sites leave less than this share of the slope, they are bounded one by one; any share is valid."""
 
 
 class Strand(NamedTuple):
@@ -121,6 +123,7 @@ class Form:
         """H and a bound of |f(α) − center − slope·α − ½αᵀHα| over the region."""
         p = len(self.slope)
         form, rest, beyond = Quadric(np.zeros((p, p)), 0.0), self.noise, self.beyond
+        steep = float(np.abs(self.slope).sum())
         for product, w in self.products:
             form = form.plus(product, np.array([w]))
         strands, number = list(self.strands), self.number
@@ -128,8 +131,10 @@ class Form:
             bundles, lost = _bundled(strands)
             rest += lost
             for bundle in bundles:
-                form, lost = _with_sites(bundle, form, beyond, self.terms if beyond else ())
-                rest, beyond = rest + lost, 0.0
+                form, lost = _with_sites(bundle, form)
+                if lost + beyond > SMALL * steep:
+                    lost, beyond = min(lost + beyond, _moved(bundle, self.terms if beyond else ())), 0.0
+                rest, beyond = rest + lost + beyond, 0.0
             if number == 0:
                 rest += sum(
                     float(support(bundle.chain.shapes[ROOT][t], v))
@@ -297,32 +302,34 @@ def _bundled(strands: Iterable[Strand]) -> tuple[list[Bundle], float]:
     return bundles, float(up(np.asarray(lost)))
 
 
-def _with_sites(
-    bundle: Bundle, form: Quadric, beyond: float, terms: Iterable[tuple[Layer, list[Term]]]
-) -> tuple[Quadric, float]:
-    """A form with the second orders of a chain's sites, and a bound of what they leave.
-
-    It is bounded site by site, and together with covectors that move (`moving`); the less is taken. So is `beyond`, a
-    bound of what e brings to products of the queries and keys of `terms`.
-    """
-    roots, rest, moving = dict[int, Quadric](), beyond, Moving(bundle.chain)
-    moves = bundle.chain.N.shape[-1] <= MOST_FACTORS
-    for place, listed in terms if moves else ():
-        moving.products(place.scores, listed)
+def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
+    """A form with the second orders of a chain's sites, and a bound of what they leave, site by site."""
+    roots, rest = dict[int, Quadric](), 0.0
     for (s, t), v in bundle.found.items():
         if s != ROOT:
             site = bundle.sites[s]
             d = site.source.J.shape[-1]
             before = roots.get(t) or Quadric(np.zeros((d, d)), 0.0)
-            own = site.quadratic(t)
-            roots[t] = before.plus(own, v, site.source.J[t])
+            roots[t] = before.plus(site.quadratic(t), v, site.source.J[t])
             rest += site.rest(v, t)
-            if moves:
-                moving.site(site.source, t, *own.hessian(v))
-                moving.rest += site.rest_alone(v, t)
     for t, at_root in roots.items():
         form = form.with_image(at_root, bundle.chain.N[t])
-    return form, min(rest, moving.bound()) if moves else rest
+    return form, rest
+
+
+def _moved(bundle: Bundle, terms: Sequence[tuple[Layer, list[Term]]]) -> float:
+    """Another bound of what a chain's sites leave, and products of the queries and keys of `terms`: by `moving`."""
+    if bundle.chain.N.shape[-1] > MOST_FACTORS or any(place.chain is not bundle.chain for place, _ in terms):
+        return np.inf
+    moving = Moving(bundle.chain)
+    for place, listed in terms:
+        moving.products(place.scores, listed)
+    for (s, t), v in bundle.found.items():
+        if s != ROOT:
+            site = bundle.sites[s]
+            moving.site(site.source, t, *site.quadratic(t).hessian(v))
+            moving.rest += site.rest_alone(v, t)
+    return moving.bound()
 
 
 def _at_sources(
