@@ -3,8 +3,11 @@
     python benchmarks/checking.py peer-tiny --eps 0.002
     python benchmarks/checking.py minilm --text "the movie was long but good" --layer 1 --eps 0.0005 0.001
     python benchmarks/checking.py smollm2 --text "…" --layer 1 --eps 0.0001 --positions -1 --json FILE
+    python benchmarks/checking.py toy --radii 0.02 --layer 1 --run FOLDER
 
-One JSON line per ε. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
+One JSON line per ε. With `--radii` the largest radii that the engines just prove, to a share of themselves, are
+searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
+compared. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
 A peer model is exported to prooflens' own layout first, which is what the checker reads.
 """
 
@@ -13,12 +16,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from measuring import tell
 from peer_models import PEERS, peer_model
-from prooflens import Ball, Transformer, certify, load
+from prooflens import Ball, Transformer, certify, load, radius
 from prooflens.checker import check
 from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.models.cache import model_folder
@@ -39,13 +43,47 @@ def find(
     return model, prompt, embedded if embedded.is_dir() else model_folder(name)
 
 
+def measure_radii(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, object]:
+    """Search radii and check them: how many of those that are proved are proved again.
+
+    Args:
+        args: the command line.
+        options: what engines are told.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
+        run, begun = args.run or Path(place, "run"), time.perf_counter()
+        if not (run / "run.json").is_file():
+            found = radius(
+                model,
+                prompt,
+                args.query,
+                layer=args.layer,
+                positions=args.positions,
+                tolerance=args.radii,
+                between=(1e-5, 1.0),
+                **options,
+            )
+            found.save(run)
+        proving = time.perf_counter() - begun
+        begun = time.perf_counter()
+        report = check(run, folder, torch_tables, torch_powers)
+        checking = time.perf_counter() - begun
+    line = {"model": args.model, "layer": args.layer, "radii": args.radii, "query": args.query}
+    line |= {"rows": len(report.findings), "checked": report.counts, "problems": report.problems}
+    return line | {"proving_s": round(proving, 2), "checking_s": round(checking, 2)}
+
+
 def main() -> None:
     """Prove and check, ε by ε."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--eps", type=float, nargs="+", required=True)
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--eps", type=float, nargs="+", default=[])
+    asked.add_argument("--radii", type=float, help="check the largest radii, searched to this share")
+    parser.add_argument("--run", type=Path, help="where the run of --radii is kept, or is already")
     parser.add_argument("--text")
     parser.add_argument("--layer", type=int)
     parser.add_argument("--positions", type=int, nargs="+")
@@ -58,9 +96,11 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=PEERS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {
+    options: dict[str, Any] = {
         name: value for name in ("engine", "memory", "time") if (value := getattr(args, name)) is not None
     }
+    if args.radii is not None:
+        tell(measure_radii(args, options), args.json)
     for eps in args.eps:
         with tempfile.TemporaryDirectory() as place:
             model, prompt, folder = find(args.model, args.text, args.peers, Path(place))

@@ -36,6 +36,8 @@ from forgeries import (
 
 MODELS = ("toy", "toy-4layer")
 PARTS = ("a0.h0", "a0.h1", "a1.h0", "m0", "m1", "m1.n3")
+TABLES = ("a1.h0@1", "m0@-1", "a0.h1.k1", "a1.h0.q2.k1")
+"""Edits that are tables of a model: parts held at tokens, and hidden keys."""
 EPSILONS = (0.005, 0.02, 0.05)
 METRIC = "logit0-logit1"
 
@@ -172,7 +174,12 @@ def main() -> None:
     args = arguments(__doc__)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        honest = [make(name, 0, eps, part, folder) for name in MODELS for eps in EPSILONS for part in PARTS]
+        honest = [
+            make(name, 0, eps, part, folder)
+            for name in MODELS
+            for eps in EPSILONS
+            for part in (*PARTS, *TABLES)
+        ]
         count(args, honest, FORGERIES, folder)
 
 

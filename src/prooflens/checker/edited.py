@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flint import arb
@@ -38,8 +38,14 @@ def before_scores(weights: Mapping[str, Any]) -> bool:
     )
 
 
-def _places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Values]:
-    """Where coordinates are held, 1 or 0, and at what, [n, k]."""
+def places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Values]:
+    """Where coordinates are held, 1 or 0, and at what, [n, k].
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with.
+        n: how many tokens there are.
+    """
     at, values = weights[f"{stem}.at"], weights[f"{stem}.values"]
     k = len(weights[f"{stem}.read"])
     whole = at.ndim == 2 and at.shape[1] == 3 and values.shape == (len(at), k)
@@ -73,7 +79,7 @@ def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int,
     stem = f"{name}.held"
     if f"{stem}.at" not in weights:
         return y
-    chosen, put = (_spread(table, x) for table in _places(weights, stem, n))
+    chosen, put = (_spread(table, x) for table in places(weights, stem, n))
     parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
     return y + times(parts * (1.0 - chosen) + put, weights[f"{stem}.write"].T)
 
@@ -92,7 +98,7 @@ def held_at(weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Tim
     for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
         if f"{stem}.at" not in weights:
             continue
-        chosen, put = (_spread(table, x) for table in _places(weights, stem, n))
+        chosen, put = (_spread(table, x) for table in places(weights, stem, n))
         parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
         parts = parts if stem.endswith(".directions") else relu(parts)
         if stem.endswith(".decoded"):
@@ -118,6 +124,54 @@ def frozen(weights: Mapping[str, Any], layer: int, scores: Values) -> Values:
     return scores
 
 
+Sender = tuple[int, int, int]
+"""Kind (0 the input, 1 a head, 2 an attention, 3 a network, 4 a neuron), layer, and head or neuron."""
+
+
+class Edge(NamedTuple):
+    """A row of a table of edges.
+
+    Attributes:
+        channel: 0, 1, 2 for queries, keys and values, 3 for the network, 4 for the output.
+        head: the head that reads, or −1.
+        sender: who writes.
+        token: where the receiver lacks it.
+        value: what takes its place [d].
+    """
+
+    channel: int
+    head: int
+    sender: Sender
+    token: int
+    value: Values
+
+    def places(self, n: int) -> Values:
+        """1 at the tokens where the edge is cut, 0 elsewhere [n]."""
+        place = self.token if self.token >= 0 else n + self.token
+        return np.array([float(self.token == EVERY or place == i) for i in range(n)])
+
+
+def edges_of(weights: Mapping[str, Any], stem: str) -> list[Edge]:
+    """The edges of a receiver, in the order of its table.
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with, as in `blocks.3`.
+    """
+    rows = weights.get(f"{stem}.edges.rows")
+    if rows is None:
+        return []
+    need(rows.ndim == 2 and rows.shape[1] == 6 and bool(np.all(rows == np.rint(rows))), "no table of edges")
+    values = weights.get(f"{stem}.edges.values", rows[:, :0])
+    need(len(values) == len(rows), "edges lack their values")
+    return [
+        Edge(channel, head, (kind, layer, sender), token, value)
+        for (channel, head, kind, layer, sender, token), value in zip(
+            rows.astype(int).tolist(), values, strict=True
+        )
+    ]
+
+
 def without_edges(
     weights: Mapping[str, Any],
     reader: tuple[str, int, int],
@@ -135,26 +189,19 @@ def without_edges(
         times: the product of matrices, of balls or of floats.
     """
     stem, channel, head = reader
-    rows = weights.get(f"{stem}.edges.rows")
-    if rows is None:
-        return None
-    need(rows.ndim == 2 and rows.shape[1] == 6 and bool(np.all(rows == np.rint(rows))), "no table of edges")
-    values, n, found = weights.get(f"{stem}.edges.values", rows[:, :0]), len(notes["tokens"]), None
-    need(len(values) == len(rows), "edges lack their values")
-    for (c, h, kind, layer, sender, token), value in zip(rows.astype(int).tolist(), values, strict=True):
-        if (c, h) != (channel, head):
+    found = None
+    for edge in edges_of(weights, stem):
+        if (edge.channel, edge.head) != (channel, head):
             continue
-        place = token if token >= 0 else n + token
-        mask = np.array([[float(token == EVERY or place == i)] for i in range(n)])
-        sent = _sent(weights, kind, layer, sender, notes, times)
-        found = (x if found is None else found) + (value - sent) * _spread(mask, x)
+        mask = edge.places(len(notes["tokens"]))[:, None]
+        sent = _sent(weights, edge.sender, notes, times)
+        found = (x if found is None else found) + (edge.value - sent) * _spread(mask, x)
     return found
 
 
-def _sent(
-    weights: Mapping[str, Any], kind: int, layer: int, head: int, notes: Mapping[str, Values], times: Times
-) -> Values:
-    """What a sender writes into the stream: 0 the input, 1 a head, 2 an attention, 3 a network, 4 a neuron."""
+def _sent(weights: Mapping[str, Any], sender: Sender, notes: Mapping[str, Values], times: Times) -> Values:
+    """What a sender writes into the stream."""
+    kind, layer, head = sender
     names = {0: "input", 1: f"blocks.{layer}.attn.hook_z", 2: f"blocks.{layer}.hook_attn_out"}
     names |= {3: f"blocks.{layer}.hook_mlp_out", 4: f"blocks.{layer}.mlp.hook_post"}
     name = names.get(kind, "")

@@ -40,12 +40,12 @@ class PairProver(Prover):
         """The network on the region."""
         told = lambda layer: self.tell(f"layer {layer}")  # noqa: E731
         region = self.region
-        return Walk(self.net.first, region.center, region.factors, told, self.blur, keeps=True)
+        return Walk(self.net.first, region.center, region.factors, told, self.blur, other=self.net.second)
 
     @cached_property
     def edited(self) -> Walk:
         """Its edit, beside it."""
-        return self.walk.beside(self.net.second)
+        return self.walk.beside()
 
     def _output_form(self, weights: dict[int, float]) -> Form:
         outputs = len(self.walk.end().head[0])

@@ -214,7 +214,7 @@ class Prover:
 
     def _weights(self, layer: int, head: int, i: int, tight: bool) -> dict[int, tuple[arb, arb]]:
         """Lower and upper bounds of the attention weights of a row; empty if nothing is known."""
-        keys = [int(j) for j in np.flatnonzero(self.net.mask(len(self.region.center), layer)[i])]
+        keys = [int(j) for j in np.flatnonzero(self.net.masks(len(self.region.center), layer)[head, i])]
         gaps = {}
         for j, k in itertools.combinations(keys, 2):
             (low, high), _ = self._scores(layer, [(1.0, head, i, j), (-1.0, head, i, k)], tight)

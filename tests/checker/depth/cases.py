@@ -73,8 +73,8 @@ class Case:
             for layer in range(self.net.arch["n_layers"]):
                 mask = self.walk.layer(layer).scores.mask
                 for _ in range(count):
-                    h, i = choose.randrange(self.net.arch["n_heads"]), choose.randrange(len(mask))
-                    j, k = choose.choices([int(key) for key in np.flatnonzero(mask[i])], k=2)
+                    h, i = choose.randrange(self.net.arch["n_heads"]), choose.randrange(len(mask[0]))
+                    j, k = choose.choices([int(key) for key in np.flatnonzero(mask[h, i])], k=2)
                     form = score_form(self.walk, layer, [(1.0, h, i, j), (-0.7, h, i, k)])
                     found.append((form, _difference(layer, h, i, j, k)))
             found.append((output_form(self.walk, {0: 1.0, 1: -1.0}), lambda a, o: o[:, 0] - o[:, 1]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from flint import arb
 
-from prooflens.checker.depth import Form, Walk, output_form, reading, walk
+from prooflens.checker.depth import Form, Walk, beside, output_form, reading, steps, walk
 from prooflens.checker.depth.shapes import Array
 from prooflens.checker.network import Network
 from prooflens.problem import Problem
@@ -47,9 +47,9 @@ def pair_of(family: str, seed: int, only: str = "", **size: Any) -> tuple[Case, 
     net = Network(case.net.arch, weights, case.net.tables)
     held = {name: torch.tensor(weights[name]) for name in case.problem.model.weights}
     edited = replace(case.problem.model, weights=held)
-    first = Walk(case.net, case.walk.center, case.walk.generators, keeps=True)
+    first = Walk(case.net, case.walk.center, case.walk.generators, other=net)
     with np.errstate(all="ignore"):
-        second = first.beside(net)
+        second = first.beside()
     problem = Problem(edited, case.problem.region)
     return replace(case, walk=first), Case(net, second, problem, seed)
 
@@ -97,7 +97,8 @@ def test_what_both_share_cancels(family: str, part: str) -> None:
         alone = sum(b - a for a, b in ends)
         assert high - low <= 0.9 * alone
     assert first.walk.layers[0] is second.walk.layers[0]
-    same = difference(first, replace(first, walk=first.walk.beside(first.net)))
+    again = replace(first, walk=replace(first.walk, other=first.net, layers=[]))
+    same = difference(again, replace(again, walk=again.walk.beside()))
     assert max(map(abs, same.tight_bounds())) <= 0.01 * alone
     assert same.center == 0.0
 
@@ -143,9 +144,22 @@ def test_forms_of_different_depth_are_not_added() -> None:
 
 
 @pytest.mark.parametrize("family", ["encoder", "gpt2"])
+@pytest.mark.parametrize("part", ["o.weight", "down.weight"])
+def test_what_writes_into_the_stream_shares_its_site(family: str, part: str) -> None:
+    """Networks that differ in what they write have one mixing, and one remainder of their neurons."""
+    first, second = pair_of(family, 3, f"blocks.0.{part}", depth=1)
+    chain = second.walk.end().chain
+    assert chain is first.walk.end().chain
+    assert first.walk.layers[0].mix is second.walk.layers[0].mix
+    if part == "down.weight":
+        assert "blocks.0.network, edited" not in chain.shapes
+    assert worst(first, second) <= 1.0
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt2"])
 def test_remainders_on_a_shared_chain_keep_their_names(family: str) -> None:
     """An edited network reads what the other one does: on one chain its remainder is another source."""
-    first, second = pair_of(family, 3, "blocks.0.down.weight", depth=1)
+    first, second = pair_of(family, 3, "blocks.0.up.weight", depth=1)
     before = {name: shape.copy() for name, shape in first.walk.end().chain.shapes.items()}
     chain = second.walk.end().chain
     assert chain is first.walk.end().chain
@@ -167,9 +181,9 @@ def forgetful(strands: Any) -> Any:
 
 
 MUTANTS: dict[str, tuple[object, str, object]] = {
-    "other weights taken for the same": (walk, "_alike", lambda *_: True),
-    "another mixing taken for the same": (walk, "BEHIND_MIXING", ("o", "v", "q", "k", *walk.BEHIND_MIXING)),
-    "the walk beside begins too late": (walk, "_apart", lambda *_: []),
+    "other weights taken for the same": (steps, "alike", lambda *_: True),
+    "another mixing taken for the same": (beside, "BEHIND_MIXING", ("v", "q", "k", *beside.BEHIND_MIXING)),
+    "the walk beside begins too late": (walk, "apart", lambda *_: []),
     "remainders of one network forgotten": (reading, "_bundled", forgetful),
 }
 
@@ -180,7 +194,7 @@ def test_a_mutant_of_sharing_is_caught(name: str, monkeypatch: pytest.MonkeyPatc
     pairs = [
         pair_of(family, seed, part, depth=2)
         for family in ("encoder", "gpt2")
-        for part in ("o.weight", "down.weight")
+        for part in ("o.weight", "up.weight", "v.weight")
         for seed in (5, 6)
     ]
     assert max(worst(*pair) for pair in pairs) > 1.0

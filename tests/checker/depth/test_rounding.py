@@ -28,11 +28,10 @@ def contained(net: Network, center: Array, generators: Array, seed: int) -> tupl
     finite, least = 0, np.inf
     with np.errstate(all="ignore"):
         for layer in layers:
-            seen = np.argwhere(
-                np.broadcast_to(walk.layer(layer).scores.mask, walk.layer(layer).scores.center.shape)
-            )
+            mask = walk.layer(layer).scores.mask
+            seen = np.argwhere(mask)
             for h, i, j in rng.permutation(seen)[:4].tolist():
-                k = int(rng.choice(np.flatnonzero(walk.layer(layer).scores.mask[i])))
+                k = int(rng.choice(np.flatnonzero(mask[h, i])))
                 form = score_form(walk, layer, [(1.0, h, i, j), (-1.0, h, i, k)])
                 values = [at[layer][h, i, j] - at[layer][h, i, k] for at in found]
                 for low, high in (form.bounds(), form.tight_bounds()):

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.checker.depth import shapes
+from prooflens.checker.depth.boxes import Quadric, largest_on_box
 from prooflens.checker.depth.quadratics import Quadratic
-from prooflens.checker.depth.reading import Quadric, largest_on_box
 from prooflens.checker.depth.values import factor_weights
 
 SEEDS = st.integers(0, 2**32 - 1)

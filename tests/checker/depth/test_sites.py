@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from prooflens.checker.depth.activations import KINKED, SMOOTH, expansion
 from prooflens.checker.depth.mixing import tail
+from prooflens.checker.depth.moving import Moving
 from prooflens.checker.depth.networks import NetworkSite
 from prooflens.checker.depth.norms import NormSite
+from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, supports
 from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import ROOT, Chain
@@ -85,9 +87,18 @@ def used(site: NormSite | NetworkSite | SoluSite, out: Array, alpha: Array, e: A
         slack = 1e-13 * (1.0 + np.abs(out[:, t]) @ np.abs(W).T)
         most = max(most, float(((np.abs(seen) - slack) / supports(site.shape[t], W)).max()))
         form = site.quadratic(t)
-        second = ((linear[:, t] @ form.L.T) * (linear[:, t] @ form.R.T)) @ form.C.T
-        rests = np.array([site.rest(w, t) for w in W])
-        most = max(most, float(((np.abs((r[:, t] - second) @ W.T) - slack) / rests).max()))
+        # What second order leaves at Aα, and at Aα + e.
+        for x, rest in ((linear, site.rest), (u, site.rest_alone)):
+            second = ((x[:, t] @ form.L.T) * (x[:, t] @ form.R.T)) @ form.C.T
+            rests = np.array([rest(w, t) for w in W])
+            most = max(most, float(((np.abs((r[:, t] - second) @ W.T) - slack) / rests).max()))
+        H, error = form.hessian(W[0])
+        moving = Moving(held)
+        moving.site(site.source, t, H, error)
+        met = np.einsum("bi,ij,bj->b", linear[:, t], H, e[:, t]) + 0.5 * np.einsum(
+            "bi,ij,bj->b", e[:, t], H, e[:, t]
+        )
+        most = max(most, float(np.abs(met).max() / moving.bound()) if np.isfinite(met).all() else 0.0)
     return most
 
 
@@ -104,6 +115,22 @@ def try_norm(seed: int) -> float:
     site = NormSite(held.start, gain, bias, float(rng.choice([1e-12, 1e-5, 0.1, 1.0])), bool(rng.integers(2)))
     x = held.c + np.einsum("sdp,bp->bsd", held.N, alpha) + e
     with np.errstate(all="ignore"):
+        return used(site, norm_of(x, site), alpha, e, seed)
+
+
+def try_turning(seed: int) -> float:
+    """A norm of an input that may turn around, or of nothing but what moves it."""
+    rng = np.random.default_rng(seed)
+    d, p, nothing = int(rng.integers(2, 7)), int(rng.integers(1, 8)), bool(rng.integers(2))
+    held, alpha, e = chain(seed, d, p, 10.0 ** rng.uniform(-6, 1), 10.0 ** rng.uniform(-9, 0))
+    if nothing:
+        held = Chain(np.zeros_like(held.c), held.N, held.shapes)
+    gain, bias = rng.standard_normal((2, d))
+    site = NormSite(held.start, gain, bias, float(rng.choice([1e-5, 0.1, 1.0])), bool(rng.integers(2)))
+    x = held.c + np.einsum("sdp,bp->bsd", held.N, alpha) + e
+    with np.errstate(all="ignore"):
+        assert np.isfinite(site.shape).all()
+        assert np.isfinite(site.rest(np.ones(d), 0))
         return used(site, norm_of(x, site), alpha, e, seed)
 
 
@@ -133,6 +160,34 @@ def try_solu(seed: int) -> float:
         return used(SoluSite(held.start), x * weights / weights.sum(-1, keepdims=True), alpha, e, seed)
 
 
+def try_products(seed: int) -> float:
+    """What e brings to products of queries and keys, of a margin between two keys."""
+    rng = np.random.default_rng(seed)
+    d, p, n = (int(k) for k in rng.integers(2, 7, 3))
+    held, alpha, e = chain(seed, d, p, 10.0 ** rng.uniform(-2, 0), 10.0 ** rng.uniform(-3, 0))
+    W = rng.standard_normal((2, 2 * n, d))
+    q, k = (Heads(held.start.mapped(one), 2, 2) for one in W)
+    site = ScoreSite(q, k, 0.5, np.zeros((2, 2, 2)), np.ones((2, 2, 2), bool))
+    terms = [(1.0, 1, 0, 0), (float(rng.choice([-1.0, 0.7])), 1, 0, 1)]
+    moving = Moving(held)
+    moving.products(site, terms)
+    linear = np.einsum("sdp,bp->bsd", held.N, alpha)
+    met = np.zeros(len(alpha))
+    for w, h, i, j in terms:
+        rows = slice(h * n, (h + 1) * n)
+        (a_q, e_q), (a_k, e_k) = (
+            (linear[:, t] @ one[rows].T, e[:, t] @ one[rows].T) for t, one in zip((i, j), W, strict=True)
+        )
+        met += w * 0.5 * (a_q * e_k + e_q * a_k + e_q * e_k).sum(-1)
+    return float(np.abs(met).max() / moving.bound())
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_products_of_moves(seed: int) -> None:
+    assert try_products(seed) <= 1.0
+
+
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_solu(seed: int) -> None:
@@ -143,6 +198,12 @@ def test_solu(seed: int) -> None:
 @given(SEEDS)
 def test_norms(seed: int) -> None:
     assert try_norm(seed) <= 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_norms_whose_input_may_turn_around(seed: int) -> None:
+    assert try_turning(seed) <= 1.0
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,7 +9,9 @@ from flint import arb
 from prooflens.checker.depth import (
     Walk,
     activations,
+    boxes,
     mixing,
+    moving,
     networks,
     norms,
     reading,
@@ -27,7 +29,14 @@ from prooflens.problem import Problem
 from prooflens.queries import Row
 from prooflens.regions import Region
 from tests.checker.depth.cases import KNOWN, Case, worst
-from tests.checker.depth.test_sites import try_mixing, try_network, try_norm, try_solu
+from tests.checker.depth.test_sites import (
+    try_mixing,
+    try_network,
+    try_norm,
+    try_products,
+    try_solu,
+    try_turning,
+)
 
 
 @pytest.mark.parametrize("family", KNOWN)
@@ -87,16 +96,23 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "norms' rest left out": (norms.NormSite, "rest", nothing),
     "networks' rest left out": (networks.NetworkSite, "rest", nothing),
     "SoLU's rest left out": (solu.SoluSite, "rest", nothing),
+    "norms beyond second order left out of what moves": (norms.NormSite, "rest_alone", nothing),
+    "networks beyond second order left out of what moves": (networks.NetworkSite, "rest_alone", nothing),
+    "covectors that move forgotten": (moving.Moving, "meet", nothing),
+    "products left out of what moves": (moving.Moving, "products", nothing),
+    "second order of e left out": (moving, "image", lambda L, M: 0.0 * shapes.image(L, M)),
+    "norms that turn around left out": (norms.NormSite, "steepest", property(lambda self: 0.0 * self.q)),
     "SoLU's box left out": (solu.SoluSite, "rest_box", property(lambda self: 0.0 * self.s)),
     "norms' mean kept": (norms.NormSite, "quadratic", lambda self, t: self.projection),
-    "largest eigenvalue halved": (reading, "top_eigenvalue", lambda M: 0.5 * shapes.top_eigenvalue(M)),
+    "largest eigenvalue halved": (boxes, "top_eigenvalue", lambda M: 0.5 * shapes.top_eigenvalue(M)),
     "support halved": (reading, "support", half(shapes.support)),
 }  # fmt: skip
 
 
 def tried() -> float:
     """Everything that the tests of this folder try, a little of each."""
-    found = max(max(try_norm(seed), try_network(seed), try_solu(seed)) for seed in range(12))
+    sites = (try_norm, try_network, try_solu, try_turning, try_products)
+    found = max(site(seed) for seed in range(12) for site in sites)
     found = max(found, *(try_mixing(family, seed) for family in ("encoder", "gpt2") for seed in range(3)))
     cases = [Case.of(family, seed) for family in ("encoder", "bert", "gpt2", "llama") for seed in (5, 6)]
     return max(found, max(map(worst, cases)))
@@ -131,6 +147,12 @@ HOOKS = (
 )
 
 
+def shrunk(root: values.Value, widths: list[int]) -> list[values.Value]:
+    """The parts of a root, all but the first a little smaller."""
+    first, *others = parted(root, widths)
+    return [first, *(part.mapped(np.eye(part.c.shape[1]) * 0.9) for part in others)]
+
+
 PAIRS = (
     ("hook_resid_post", "hook_resid_pre"),
     ("mlp.hook_pre", "attn.hook_v"),
@@ -146,9 +168,7 @@ def test_values_at_two_places(family: str, forgets: bool, monkeypatch: pytest.Mo
     case, wrong = Case.of(family, 4, eps=0.01, depth=2), 0
     rng, widths = np.random.default_rng(0), hook_widths(case)
     if forgets:
-        monkeypatch.setattr(
-            walk, "parted", lambda root, d: (parted(root, d)[0], parted(root, d)[1].mapped(np.eye(2) * 0.9))
-        )
+        monkeypatch.setattr(walk, "parted", shrunk)
     for late, early in PAIRS:
         hooks = f"blocks.1.{late}", f"blocks.0.{early}"
         if not set(hooks) <= widths.keys():

@@ -14,7 +14,10 @@ r_s what the stand-in misses, u_s how far the site's input moves. Each r_s is bo
 | `values` | a value is c + JNα + Σ_s J_s r_s: linear maps lose nothing, residual connections cancel what they cancel |
 | `quadratics` | the ellipsoid of a quadratic map, and the quadratic form that a covector makes of it |
 | `norms`, `networks`, `solu`, `scores`, `mixing` | the sites: exact identities for r_s, and ellipsoids that hold it |
-| `walk` | a network as chains of such sites, from the weights on |
+| `writing`, `sent`, `carried` | edits: what is held at tokens, what cut edges bring, what goes on beside the stream |
+| `steps`, `attention`, `walk` | a network as chains of such sites, from the weights on |
+| `beside` | what two networks share |
+| `boxes`, `moving` | quadratic forms of the factors; what e brings to second order |
 | `reading` | a form: by ellipsoids, or with all second orders in one matrix |
 
 Nothing is searched for and no file of the run is believed: the weights and the region are all that goes in. Assumed:

@@ -1,12 +1,13 @@
-"""Values at two places in one form: what was read at an earlier hook is carried beside the stream to the later one.
+"""What is carried beside the stream: values at an earlier hook that a form reads, and what senders of cut edges wrote.
 
-Outputs are y = W h_t + W' h'_t': each part is a linear map of its value, 0 at all tokens but one, and both are added as
-values of one chain. Behind a mixing the new root holds the stream and what is carried, one above the other:
-(x + W_o z, y) = (x, y) + (W_o, 0) z.
+Outputs of two places are y = W h_t + W' h'_t': each part is a linear map of its value, 0 at all tokens but one, and
+both are added as values of one chain. Behind a mixing the new root holds the stream and what is carried, one above the
+other: (x + W_o z, y) = (x, y) + (W_o, 0) z.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,39 @@ def placed(arch: dict[str, Any], weight: Array, hook: str, x: Value) -> Value | 
     return x.mapped(each) if hook in (arch["read_hook"], arch["beside_hook"]) else None
 
 
-def stacked(stream: Value, W: Array, bias: Array, carried: Value) -> tuple[Value, Array, Array]:
+def stacked(stream: Value, W: Array, bias: Array, carried: Sequence[Value]) -> tuple[Value, Array, Array]:
     """A stream with what is carried below it, and the map of what attention mixes into it.
 
     Args:
-        stream: what a mixing is added to.
+        stream: what a mixing is added to, of at most as many coordinates as W has rows; it stands at the top.
         W: how it is mapped there.
         bias: what is added.
         carried: what is carried on.
     """
-    d, more = len(W), carried.c.shape[1]
-    both = stream.mapped(np.eye(d + more, d)).plus(carried.mapped(np.eye(d + more, more, -d)))
-    return both, np.concatenate((W, np.zeros((more, W.shape[1])))), np.concatenate((bias, np.zeros(more)))
+    d, widths = len(W), [value.c.shape[1] for value in carried]
+    whole = d + sum(widths)
+    both, at = stream if stream.c.shape[1] == whole else stream.mapped(np.eye(whole, stream.c.shape[1])), d
+    for value, width in zip(carried, widths, strict=True):
+        both, at = both.plus(value.mapped(np.eye(whole, width, -at))), at + width
+    return (
+        both,
+        np.concatenate((W, np.zeros((whole - d, W.shape[1])))),
+        np.concatenate((bias, np.zeros(whole - d))),
+    )
 
 
-def parted(root: Value, d: int) -> tuple[Value, Value]:
-    """The stream and what is carried, off the root behind a mixing.
+def parted(root: Value, widths: Sequence[int]) -> list[Value]:
+    """The parts of a root behind a mixing, one above the other.
 
     Args:
         root: the root.
-        d: the width of the stream there.
+        widths: how wide each part is.
     """
     whole = root.c.shape[1]
-    return root.mapped(np.eye(d, whole)), root.mapped(np.eye(whole - d, whole, d))
+    if list(widths) == [whole]:
+        return [root]
+    found, at = [], 0
+    for width in widths:
+        found.append(root.mapped(np.eye(width, whole, at)))
+        at += width
+    return found

@@ -102,7 +102,7 @@ class MixSite:
         off, short = np.zeros((self.H, self.S, 1)), 0.0
         for h in range(self.H):
             for i in range(self.S):
-                keys = self.scores.mask[i]
+                keys = self.scores.mask[h, i]
                 s = self.s[h, i, keys]
                 if not (s > 0.0).all():
                     return np.full_like(off, np.inf), np.inf
@@ -174,11 +174,12 @@ class Row:
     def __init__(self, mix: MixSite, t: int) -> None:
         self.mix, self.t, self.s = mix, t, mix.s[:, t]
         scores, v = mix.scores, mix.v
-        self.keys = np.flatnonzero(scores.mask[t])
+        self.mask = scores.mask[:, t]
+        self.keys = np.flatnonzero(self.mask.any(0))
         deviations = v.c.swapaxes(0, 1) - mix.z[t][:, None]
-        self.g = np.einsum("dhc,hjc->dhj", mix.O, deviations * scores.mask[t][None, :, None])
+        self.g = np.einsum("dhc,hjc->dhj", mix.O, deviations * self.mask[..., None])
         rows = scores.rows(t)
-        self.rows = (rows - np.einsum("hj,hjp->hp", self.s, rows)[:, None]) * scores.mask[t][None, :, None]
+        self.rows = (rows - np.einsum("hj,hjp->hp", self.s, rows)[:, None]) * self.mask[..., None]
         self.columns = (self.g * self.s).reshape(len(self.g), -1)
 
     @cached_property
@@ -266,10 +267,10 @@ class Row:
     def ranges(self) -> tuple[Array, Array]:
         """E and β [H, S]: sup |b_e|, and sup |ℓ| + E."""
         t, scores = self.t, self.mix.scores
-        s, mask = self.s, scores.mask[t]
+        s, mask = self.s, self.mask
         first, cross = (x[:, t] for x in scores.products)
         keys = scores.k.c.swapaxes(0, 1)
-        centred = (keys - np.einsum("hj,hjc->hc", s, keys)[:, None]) * mask[None, :, None]
+        centred = (keys - np.einsum("hj,hjc->hc", s, keys)[:, None]) * mask[..., None]
         near = support(scores.q.blocks("E")[t][:, None], centred)
         far = support(scores.k.blocks("E").swapaxes(0, 1), scores.q.c[t][:, None])
         other = first + cross + scores.scale * far

@@ -183,6 +183,16 @@ class NetworkSite:
         """At least |v·r − v·q(Aα)| for a covector v [o] at token t, r the source that `made` makes."""
         if not np.isfinite(self.rest_box[t]).all():
             return np.inf
+        return float(up(np.asarray(float(support(self._rest_shape(t), v)) + self._boxed(v, t))))
+
+    def rest_alone(self, v: Array, t: int) -> float:
+        """At least |v·r − v·q(Aα + e)|: what is beyond second order, wherever the input is."""
+        if not np.isfinite(self.rest_box[t]).all():
+            return np.inf
+        cubic = float(support(self._cubic(t), v)) if self.third[t].any() else 0.0
+        return float(up(np.asarray(cubic + self._boxed(v, t))))
+
+    def _boxed(self, v: Array, t: int) -> float:
+        """What a covector sees of the box and of rounding."""
         weights = np.abs(v @ self.down[0]) + gamma(len(v) + 8) * float(length(v)) * length(self.down[0].T)
-        found = float(support(self._rest_shape(t), v)) + float(weights @ self.rest_box[t])
-        return float(up(np.asarray(found + float(length(v)) * float(self.noise[t]))))
+        return float(up(np.asarray(weights @ self.rest_box[t] + float(length(v)) * float(self.noise[t]))))

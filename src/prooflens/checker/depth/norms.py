@@ -13,6 +13,9 @@ Let |y| ≤ Y < 1, κ ≤ κ̄. Convexity of R^(−½) gives R^(−½) − 1 = �
     |t| ≤ T = ½κ̄f + (3/2)ηY² + 2ηY³(1 − Y)^(−5) + ⅜(1 − 2ηY)^(−5/2)(κ̄(1 + f) + ηf)²,      f = (1 − Y)^(−2) − 1.
 
 So r = γ ⊙ [−(m·u)Πu/q − ½κm]/σ (second order, as (1 − η)y = m·u/q) + γ ⊙ [Πu s + m t]/σ.
+
+Where the input may turn around (Y is not small, or m is 0, as where a cut edge leaves nothing), one bound is left: the
+norm's derivative is γ ⊙ (P − mmᵀ/q)/σ at every point, σ ≥ √eps, so ‖r‖ ≤ 2 max|γ|‖u‖/√eps.
 """
 
 from __future__ import annotations
@@ -188,15 +191,15 @@ class NormSite:
         L = np.concatenate((np.tile(self.m[t], (d, 1)), Pi))
         return Quadratic(C, L, np.concatenate((Pi, Pi)))
 
-    def quadratic_error(self, v: Array, t: int) -> float:
-        """What v·q(Aα) is off by because the floats of `quadratic` are not the real numbers.
+    def quadratic_error(self, v: Array, t: int, far: float) -> float:
+        """What v·q(x) is off by, ‖x‖ ≤ far, because the floats of `quadratic` are not the real numbers.
 
         m, Π, q and 1/σ each err by a small share: ‖m − m̂‖/‖m‖, the tilt, and 2⁻⁴⁰ for what `Ball` gives to fewer than
-        10⁴ roundings; together at most 2(m_error/‖m‖ + tilt + 2⁻⁴⁰) of ‖γ ⊙ v‖(3/2)‖m‖‖Aα‖²/(qσ).
+        10⁴ roundings; together at most 2(m_error/‖m‖ + tilt + 2⁻⁴⁰) of ‖γ ⊙ v‖(3/2)‖m‖‖x‖²/(qσ).
         """
         size = np.sqrt(np.maximum(self.m_square[t], 2.0**-900))
         share = 2.0 * (self.m_error[t] / size + self.tilt[t] + 2.0**-40)
-        most = float(length(v * self.gain)) * 2.0 * float(length(self.m[t])) * self.source.tau[t] ** 2
+        most = float(length(v * self.gain)) * 2.0 * float(length(self.m[t])) * far**2
         return float(
             up(np.asarray(4.0 * share * most * self.inverse[t] / np.maximum(self.q_low[t], 2.0**-900)))
         )
@@ -222,7 +225,14 @@ class NormSite:
         slip = ball(up(self.m_error * self.most_gain * (0.5 * kappa + T)), self.d)
         fixed = total([scaled(fixed, up((0.5 * kappa + T) ** 2)), slip])
         found = scaled(total([moved, fixed]), up(self.inverse**2))
-        return np.where(np.isfinite(s)[:, None, None], found, np.inf)
+        return np.where(np.isfinite(s)[:, None, None], found, ball(self.steepest, self.d))
+
+    @cached_property
+    def steepest(self) -> Array:
+        """At least ‖r‖, whatever the input does."""
+        if not self.eps > 0.0:
+            return np.full(len(self.m), np.inf)
+        return up(2.0 * self.most_gain * up(self.source.tau + self.source.epsilon) / np.sqrt(self.eps))
 
     def _pair(self, P: Array) -> Array:
         """The shape of γ ⊙ (m·u)Πu/q for u ∈ E(P): ½(mPm·V + hhᵀ), V = ΓΠPΠΓ and h = ΓΠPm (`quadratics`)."""
@@ -239,12 +249,9 @@ class NormSite:
         a, e = self.across
         return meeting(a, e)
 
-    def rest(self, v: Array, t: int) -> float:
-        """At least |v·r − v·q(Aα)| for a covector v [d] at token t, r the source that `made` makes."""
-        source = self.source
-        l_a, l_e, _, far_e, _, _ = (x[t] for x in self.ranges)
-        s, T = (x[t] for x in self.beyond)
-        w = v * self.gain
+    def _seen(self, v: Array, t: int) -> tuple[float, float, float, float]:
+        """At least |γ ⊙ v ⊥ m|·Aα and ·e over the region, |γ ⊙ v·m|, and ‖γ ⊙ v‖."""
+        source, w = self.source, v * self.gain
         crosswise = w - w.mean() if self.centred else w
         crosswise = crosswise - (crosswise @ self.unit[t]) * self.unit[t]
         size = float(length(w))
@@ -253,7 +260,27 @@ class NormSite:
         along = abs(float(w @ self.m[t])) + size * (
             self.m_error[t] + gamma(self.d + 8) * float(length(self.m[t]))
         )
+        return float(a), float(e), float(along), size
+
+    def rest(self, v: Array, t: int) -> float:
+        """At least |v·r − v·q(Aα)| for a covector v [d] at token t, r the source that `made` makes."""
+        source, (a, e, along, size) = self.source, self._seen(v, t)
+        l_a, l_e, _, far_e, _, _ = (x[t] for x in self.ranges)
+        s, T = (x[t] for x in self.beyond)
+        low = np.maximum(self.q_low[t], 2.0**-900)
         found = (a + e) * (s + l_e) + e * l_a
-        found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / np.maximum(self.q_low[t], 2.0**-900))
-        off = self.quadratic_error(v, t) + float(length(v)) * float(self.noise[t])
+        found = found + along * (T + (self.inner[t] + 0.5 * far_e**2) / low)
+        off = self.quadratic_error(v, t, source.tau[t]) + float(length(v)) * float(self.noise[t])
+        if not np.isfinite(found):
+            # |v·r| and |v·q(Aα)| by themselves; the latter is ‖γ ⊙ v‖(3/2)‖m‖‖Aα‖²/(qσ) at most.
+            second = size * 2.0 * float(length(self.m[t])) * source.tau[t] ** 2 * self.inverse[t] / low
+            return float(up(np.asarray(float(length(v)) * self.steepest[t] + second + off)))
         return float(up(np.asarray(found * self.inverse[t] + off)))
+
+    def rest_alone(self, v: Array, t: int) -> float:
+        """At least |v·r − v·q(Aα + e)|: what is beyond second order, wherever the input is."""
+        source, (a, e, along, _) = self.source, self._seen(v, t)
+        s, T = (x[t] for x in self.beyond)
+        off = self.quadratic_error(v, t, source.tau[t] + source.epsilon[t])
+        found = ((a + e) * s + along * T) * self.inverse[t] + off + float(length(v)) * float(self.noise[t])
+        return float(up(np.asarray(found))) if np.isfinite(found) else np.inf

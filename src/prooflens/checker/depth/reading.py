@@ -20,19 +20,22 @@ two walks share are sums, taken before norms are; only what stands behind the di
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from prooflens.checker.depth.beside import Site
+from prooflens.checker.depth.boxes import Quadric, largest_on_box
+from prooflens.checker.depth.layers import End, Layer
 from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.moving import MOST_FACTORS, Moving, Term
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import (
     Array,
     ball,
-    frobenius,
     gamma,
     gram,
     length,
@@ -40,20 +43,17 @@ from prooflens.checker.depth.shapes import (
     scaled,
     support,
     supports,
-    top_eigenvalue,
     total,
     trace,
     up,
 )
 from prooflens.checker.depth.values import ROOT, Chain, factor_weights
-from prooflens.checker.depth.walk import End, Layer, Site, Walk
+from prooflens.checker.depth.walk import Walk
 
-Term = tuple[float, int, int, int]
-"""A weight, and the head, query and key of a score."""
 Covectors = dict[int, Array]
 """By token."""
-EVEN = 0.05
-"""Rows of H shorter than this share of the mean are weighed as if they were not."""
+SMALL = 1e-3
+"""Where sites leave less than this share of the slope, they are bounded one by one; any share is valid."""
 
 
 class Strand(NamedTuple):
@@ -74,50 +74,6 @@ class Bundle(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Quadric:
-    """H, symmetric, as it is computed, and a bound of its error in the 2-norm."""
-
-    H: Array
-    error: float
-
-    def plus(self, form: Quadratic, v: Array, A: Array | None = None) -> Quadric:
-        """With v·q(Ax) added; A is the identity where it is not given."""
-        own = Quadric(*form.hessian(v))
-        return self.with_image(own, A) if A is not None else self._sum(own)
-
-    def with_image(self, other: Quadric, A: Array) -> Quadric:
-        """With ½(Ax)ᵀH(Ax) of another form added."""
-        size = float(frobenius(A)) ** 2
-        error = other.error * size + gamma(2 * len(A) + 16) * 2.0 * float(frobenius(other.H)) * size
-        return self._sum(Quadric(A.T @ other.H @ A, float(up(np.asarray(error)))))
-
-    def _sum(self, other: Quadric) -> Quadric:
-        H = self.H + 0.5 * (other.H + other.H.T)
-        error = self.error + other.error + gamma(8) * (frobenius(other.H) + frobenius(H))
-        return Quadric(H, float(up(np.asarray(error))))
-
-
-def largest_on_box(a: Array, form: Quadric) -> float:
-    """At least a·α + ½αᵀHα for |α_k| ≤ 1."""
-    H, p = form.H, len(a)
-    lengths = np.sqrt(np.square(H).sum(-1))
-    x = lengths + EVEN * lengths.mean() + 2.0**-300
-    root = np.sqrt(x)
-    even = H / root[:, None] / root
-    # The quotients round, and so does x against root²: γ_16 of each entry.
-    D = (top_eigenvalue(0.5 * (even + even.T)) + gamma(16) * float(frobenius(even))) * x
-    steep, s = np.abs(a).sum(), np.where(a >= 0.0, 1.0, -1.0)
-    y = s * (H @ s)
-    blur = gamma(p + 8) * np.abs(H).sum(-1)
-    G = np.abs(a) + y - blur
-    flat = steep + 0.5 * D.sum()
-    corner = steep + 0.5 * (y + blur).sum() + 2.0 * np.maximum(D - G, 0.0).sum()
-    rounding = gamma(4 * p + 64) * (steep + np.abs(y).sum() + D.sum() + np.abs(G).sum())
-    # ½αᵀΔα ≤ ½p‖Δ‖ for an error Δ of H.
-    return float(up(np.asarray(min(flat, corner) + rounding + 0.5 * p * form.error)))
-
-
-@dataclass(frozen=True, eq=False)
 class Form:
     """A linear form of scores or of outputs: f = center + slope·α + Σ_s v_s·r_s + products of moves + noise.
 
@@ -130,6 +86,7 @@ class Form:
         second: sup of the products of moves, at Aα.
         beyond: what e adds to them.
         products: the products at Aα as quadratic maps of the factors, and their weights.
+        terms: the scores that the form reads, if it reads scores.
     """
 
     strands: tuple[Strand, ...]
@@ -140,6 +97,7 @@ class Form:
     second: float = 0.0
     beyond: float = 0.0
     products: tuple[tuple[Quadratic, float], ...] = ()
+    terms: tuple[tuple[Layer, list[Term]], ...] = ()
 
     def bounds(self) -> tuple[float, float]:
         """The first reading: f from below and from above."""
@@ -164,7 +122,8 @@ class Form:
     def expanded(self) -> tuple[Quadric, float]:
         """H and a bound of |f(α) − center − slope·α − ½αᵀHα| over the region."""
         p = len(self.slope)
-        form, rest = Quadric(np.zeros((p, p)), 0.0), self.beyond + self.noise
+        form, rest, beyond = Quadric(np.zeros((p, p)), 0.0), self.noise, self.beyond
+        steep = float(np.abs(self.slope).sum())
         for product, w in self.products:
             form = form.plus(product, np.array([w]))
         strands, number = list(self.strands), self.number
@@ -173,7 +132,9 @@ class Form:
             rest += lost
             for bundle in bundles:
                 form, lost = _with_sites(bundle, form)
-                rest += lost
+                if lost + beyond > SMALL * steep:
+                    lost, beyond = min(lost + beyond, _moved(bundle, self.terms if beyond else ())), 0.0
+                rest, beyond = rest + lost + beyond, 0.0
             if number == 0:
                 rest += sum(
                     float(support(bundle.chain.shapes[ROOT][t], v))
@@ -209,6 +170,7 @@ class Form:
             self.second + other.second,
             self.beyond + other.beyond,
             (*self.products, *other.products),
+            (*self.terms, *other.terms),
         )
 
     def _around(self, below: float, above: float) -> tuple[float, float]:
@@ -244,7 +206,8 @@ def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
     second, beyond = _moves(scores, terms)
     slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
     strands = (Strand(walk, place, seeds),)
-    return Form(strands, layer, float(sum(values)), slope, noise, second, beyond, tuple(products))
+    read = ((place, terms),)
+    return Form(strands, layer, float(sum(values)), slope, noise, second, beyond, tuple(products), read)
 
 
 def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
@@ -340,7 +303,7 @@ def _bundled(strands: Iterable[Strand]) -> tuple[list[Bundle], float]:
 
 
 def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
-    """A form with the second orders of a chain's sites, and a bound of what they leave."""
+    """A form with the second orders of a chain's sites, and a bound of what they leave, site by site."""
     roots, rest = dict[int, Quadric](), 0.0
     for (s, t), v in bundle.found.items():
         if s != ROOT:
@@ -352,6 +315,21 @@ def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
     for t, at_root in roots.items():
         form = form.with_image(at_root, bundle.chain.N[t])
     return form, rest
+
+
+def _moved(bundle: Bundle, terms: Sequence[tuple[Layer, list[Term]]]) -> float:
+    """Another bound of what a chain's sites leave, and products of the queries and keys of `terms`: by `moving`."""
+    if bundle.chain.N.shape[-1] > MOST_FACTORS or any(place.chain is not bundle.chain for place, _ in terms):
+        return np.inf
+    moving = Moving(bundle.chain)
+    for place, listed in terms:
+        moving.products(place.scores, listed)
+    for (s, t), v in bundle.found.items():
+        if s != ROOT:
+            site = bundle.sites[s]
+            moving.site(site.source, t, *site.quadratic(t).hessian(v))
+            moving.rest += site.rest_alone(v, t)
+    return moving.bound()
 
 
 def _at_sources(

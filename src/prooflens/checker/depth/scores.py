@@ -105,7 +105,7 @@ class ScoreSite:
         k: keys.
         scale: the factor of q·k.
         bias: added to scores [H, S, S].
-        mask: whether i may attend to j [S, S].
+        mask: whether query i of head h may attend to key j [H, S, S].
     """
 
     q: Heads
@@ -126,10 +126,10 @@ class ScoreSite:
 
     def rows(self, i: int) -> Array:
         """The linear parts of the scores of a query [H, S, p]; 0 where the mask hides a key."""
-        H, S = self.q.readers, len(self.mask)
+        H, S, _ = self.mask.shape
         found = np.zeros((H, S, self.q.A.shape[-1]))
         for h, g in enumerate(self.k.groups):
-            keys = np.flatnonzero(self.mask[i])
+            keys = np.flatnonzero(self.mask[h, i])
             found[h, keys] = self.q.c[i, h] @ self.k.A[keys, g] + self.k.c[keys, h] @ self.q.A[i, h]
         return np.asarray(self.scale * found)
 

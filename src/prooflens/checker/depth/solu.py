@@ -182,5 +182,9 @@ class SoluSite:
         """At least |v·r − v·q(Aα)| for a covector v [n] at token t, r the source that `made` makes."""
         if not np.isfinite(self.rest_box[t]).all():
             return np.inf
-        found = float(support(self._rests[t], v)) + float(np.abs(v) @ self.rest_box[t])
-        return float(up(np.asarray(found + float(length(v)) * float(self.noise[t]))))
+        return float(up(np.asarray(float(support(self._rests[t], v)) + self.rest_alone(v, t))))
+
+    def rest_alone(self, v: Array, t: int) -> float:
+        """At least |v·r − v·q(Aα + e)|: what is beyond second order, wherever the neurons are."""
+        found = np.abs(v) @ self.rest_box[t] + float(length(v)) * float(self.noise[t])
+        return float(up(np.asarray(found))) if np.isfinite(found) else np.inf

@@ -15,7 +15,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -187,6 +187,16 @@ class Value:
         noise = up(self.noise + gamma(4) * (length(self.c) + length(offset)))
         return Value(self.chain, self.c + offset, self.jacobians, noise)
 
+    def blurred(self, radius: Array) -> Value:
+        """The same value, known to a ball around it only.
+
+        Args:
+            radius: the radius of the ball, by token.
+        """
+        if not radius.any():
+            return self
+        return Value(self.chain, self.c, self.jacobians, up(self.noise + radius), self.parent)
+
     def rows(self, w: Array) -> Array:
         """At least sup |w·(JNα)| for w [S, n], one covector per token: the exact sum over the factors."""
         read = (w[:, None, :] @ self.J) @ self.chain.N
@@ -201,3 +211,15 @@ class Value:
     def along(self, w: Array) -> tuple[Array, Array]:
         """At least sup |w·(JNα)| and sup |w·e|, for w [S, n]."""
         return self.rows(w), support(self.E, w)
+
+
+def sum_of(values: Sequence[Value]) -> Value | None:
+    """The sum of values of a chain; None of none.
+
+    Args:
+        values: the values.
+    """
+    found = None
+    for value in values:
+        found = value if found is None else found.plus(value)
+    return found

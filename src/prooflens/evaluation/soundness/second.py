@@ -58,19 +58,19 @@ class SecondProof(EngineBase):
         if problem.model.architecture.beside_hook is not None:  # the checker proves no effects on two places
             infinite = torch.full((forms.size,), torch.inf, dtype=torch.float64)
             return FormBounds(-infinite, infinite)
-        first = _walk(problem, keeps=True)
+        first = _walk(problem, _network(edited))
         with np.errstate(all="ignore"):
-            second, negative = first.beside(_network(edited)), (forms if other is None else other).negated()
+            second, negative = first.beside(), (forms if other is None else other).negated()
             numbers = range(forms.size)
             pairs = [(_form(first, forms, n), _form(second, negative, n)) for n in numbers]
             return _read([one.plus(other) for one, other in pairs], problem)
 
 
-def _walk(problem: Problem, keeps: bool = False) -> Walk:
+def _walk(problem: Problem, other: Network | None = None) -> Walk:
     region = problem.region
     G = np.moveaxis(region.dense_generators().numpy(), 0, -1) if region.n_factors else None
     center = region.center.numpy()
-    return Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G, keeps=keeps)
+    return Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G, other=other)
 
 
 def _read(forms: list[Form], problem: Problem) -> FormBounds:

@@ -1,0 +1,145 @@
+"""Covectors that move: what second order at Aα + e adds to that at Aα, taken to the sources that e is made of.
+
+The second order of a site, as a covector v sees it, is ½uᵀHu with u = Aα + e. So it is ½(Aα)ᵀH(Aα), which goes into
+the one matrix of all factors, plus (HAα)·e + ½eᵀHe. There, e = Σ_s J_s r_s is a sum over *earlier* sources of the
+chain, and the middle part is Σ_s (W_sα)·r_s with W_s = AᵀHJ_s: all later sites of a token add up in W_s before a bound
+is taken, which is the largest x·y over x ∈ {W_sᵀα} and r_s in its ellipsoid. Products of queries and keys are such a
+second order as well, of two values: (A_qα)·e_k + (A_kα)·e_q + e_q·e_k.
+
+Sources are not at their worst at once: with r_s ∈ E(M_s) and Σ 1/c_s ≤ 1 the sum over all of them is at most
+Σ √(αᵀW_sM_sW_sᵀα) ≤ √(αᵀKα) with K = Σ c_s W_sM_sW_sᵀ, one form of the factors on their box.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prooflens.checker.depth.boxes import Quadric, largest_on_box
+from prooflens.checker.depth.scores import ScoreSite
+from prooflens.checker.depth.shapes import (
+    Array,
+    frobenius,
+    gamma,
+    gram,
+    image,
+    meeting,
+    scaled,
+    shares,
+    total,
+    trace,
+    up,
+)
+from prooflens.checker.depth.values import Chain, Value, factor_weights
+
+Term = tuple[float, int, int, int]
+"""A weight, and the head, query and key of a score."""
+MOST_FACTORS = 1024
+"""Regions of more factors are bounded without this: it costs as much as all the rest of a form."""
+
+
+class Moving:
+    """Σ_s (W_sα)·r_s on one chain, and what else second order leaves.
+
+    Args:
+        chain: the chain.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain, self.rest = chain, 0.0
+        self._pairs: list[tuple[Array, Array, float]] = []
+        """Shapes whose members meet, with a factor each."""
+        self._W: dict[tuple[str, int], Array] = {}
+        self._sizes: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def meet(self, value: Value, t: int, K: Array, error: float, some: slice = slice(None)) -> None:
+        """Add (Kα)·e, e what coordinates of a value are beyond their linear part.
+
+        Args:
+            value: the value.
+            t: its token.
+            K: the covectors [n, p], as they are computed.
+            error: at least the Frobenius norm of what K is off by.
+            some: which coordinates.
+        """
+        far = (float(frobenius(K)) + error) * K.shape[1] ** 0.5
+        for s, J in value.jacobians.items():
+            if s in self.chain.shapes:
+                own = J[t][some]
+                size = far * float(frobenius(own))
+                before, count = self._sizes.get((s, t), (0.0, 0))
+                self._sizes[s, t] = before + size, count + 1
+                made = K.T @ own
+                self._W[s, t] = self._W[s, t] + made if count else made
+                reach = float(np.sqrt(trace(self.chain.shapes[s][t])))
+                slip = error * K.shape[1] ** 0.5 * float(frobenius(own)) + gamma(len(K) + 8) * size
+                self.rest += slip * reach
+        self.rest += far * float(value.slip[t])
+
+    def site(self, value: Value, t: int, H: Array, error: float) -> None:
+        """Add (HAα)·e + ½eᵀHe of a site.
+
+        Args:
+            value: what the site reads.
+            t: the token.
+            H: the second order as a covector sees it [n, n], as it is computed.
+            error: at least the 2-norm of what H is off by.
+        """
+        A, E = value.linear[t], value.E[t]
+        size = float(frobenius(H))
+        self.meet(value, t, H @ A, (error + gamma(len(H) + 8) * size) * float(frobenius(A)))
+        self._pairs.append((image(H, E), E, 0.5))
+        self.rest += 0.5 * error * float(value.epsilon[t]) ** 2
+
+    def products(self, scores: ScoreSite, terms: list[Term]) -> None:
+        """Add what e brings to products of queries and keys.
+
+        Args:
+            scores: the scores.
+            terms: weights of some of them.
+        """
+        n, q, k = scores.q.width, scores.q, scores.k
+        E_q, E_k = q.blocks("E"), k.blocks("E")
+        for h, i in dict.fromkeys((h, i) for _, h, i, _ in terms):
+            g, held = (
+                int(k.groups[h]),
+                [(w * scores.scale, j) for w, head, at, j in terms if (head, at) == (h, i)],
+            )
+            near, far = slice(h * n, (h + 1) * n), slice(g * n, (g + 1) * n)
+            A = np.asarray(sum(w * k.A[j, g] for w, j in held))
+            size = sum(abs(w) * float(frobenius(k.A[j, g])) for w, j in held)
+            self.meet(q.value, i, A, gamma(len(held) + 8) * size, near)
+            for w, j in held:
+                K = w * q.A[i, h]
+                self.meet(k.value, j, K, gamma(8) * float(frobenius(K)), far)
+            E = total([scaled(E_k[j, h], w * w) for w, j in held])
+            self._pairs.append((E_q[i, h], E, 1.0))
+
+    def bound(self) -> float:
+        """At least everything that was added."""
+        slips, p = sum(_meetings(self._pairs)), self.chain.N.shape[-1]
+        moved = list[tuple[Array, Array, float]]()
+        for (s, t), W in self._W.items():
+            shape, (size, count) = self.chain.shapes[s][t], self._sizes[s, t]
+            moved.append((gram(W.T * factor_weights(W.T)), shape, 1.0))
+            slips += gamma(count + 8) * size * float(np.sqrt(trace(shape)))
+        each = _meetings(moved)
+        if not np.isfinite([*each, slips, self.rest]).all():
+            return np.inf
+        weights, K, error = shares(np.array(each or [1.0])), np.zeros((p, p)), 0.0
+        for c, ((s, t), W) in zip(weights.tolist(), self._W.items(), strict=False):
+            made = image(W, self.chain.shapes[s][t])
+            K = K + c * made
+            error += gamma(len(each) + 16) * c * float(frobenius(made))
+        together = np.sqrt(largest_on_box(np.zeros(p), Quadric(2.0 * K, 2.0 * error))) if each else 0.0
+        return float(up(np.asarray(min(sum(each), float(together)) + slips + self.rest)))
+
+
+def _meetings(pairs: list[tuple[Array, Array, float]]) -> list[float]:
+    """factor · sup x·y over the members of two shapes, pair by pair; those of one size at once."""
+    found = [0.0] * len(pairs)
+    for n in {len(X) for X, _, _ in pairs}:
+        here = [i for i, (X, _, _) in enumerate(pairs) if len(X) == n]
+        X, Y = (np.stack([pairs[i][side] for i in here]) for side in (0, 1))
+        for i, most in zip(here, meeting(X, Y).tolist(), strict=True):
+            found[i] = pairs[i][2] * most
+    return found
