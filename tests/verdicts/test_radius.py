@@ -153,7 +153,8 @@ def test_guesses_end_at_the_last_place_that_is_proved(
     """Whatever margins proofs report, the search ends, and at the right place."""
     grid = [1e-6 * 1.1**k for k in range(60)]
     true = min(true, end - 1)
-    good, bad, reached = -1, end, {}
+    good, bad = -1, end
+    reached: dict[int, float] = {}
     while bad - good > 1:
         place = guessed(grid, good, bad, end, 1.0, reached, depth)
         assert good < place < bad
