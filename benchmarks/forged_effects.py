@@ -1,6 +1,7 @@
 """Forged runs about effects of edits against the checker: how many are caught, and is what it accepts true?
 
     PYTHONPATH=. python benchmarks/forged_effects.py --count 400 --json FILE          (from the root of the checkout)
+    PYTHONPATH=. python benchmarks/forged_effects.py --edits tables --count 80          (parts at tokens, hidden keys)
 
 As `forgeries.py`, for runs of `prooflens effect`: a range, a claim that a part is necessary, a claim that what
 is left is faithful. A range that is accepted is *true* if the engines prove one inside it, and *false* if an attack
@@ -171,15 +172,11 @@ FORGERIES: tuple[Forge, ...] = (flipped, larger, smaller, swapped, witnessed, na
 
 def main() -> None:
     """Forge, and count."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, ("parts", "tables"))
+    parts, models = (PARTS, MODELS) if args.edits == "parts" else (TABLES, MODELS[:1])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        honest = [
-            make(name, 0, eps, part, folder)
-            for name in MODELS
-            for eps in EPSILONS
-            for part in (*PARTS, *TABLES)
-        ]
+        honest = [make(name, 0, eps, part, folder) for name in models for eps in EPSILONS for part in parts]
         count(args, honest, FORGERIES, folder)
 
 

@@ -241,9 +241,11 @@ def judge(honest: Honest, forge: Forge, choose: random.Random, folder: Path) -> 
     return ("true" if truth == row["verdict"] else "false"), report.findings[0].note
 
 
-def arguments(text: str | None) -> argparse.Namespace:
-    """What the command line asks for; `text` says what is forged."""
+def arguments(text: str | None, kinds: Sequence[str] = ()) -> argparse.Namespace:
+    """What the command line asks for; `text` says what is forged, and `kinds` what can be chosen among."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if kinds:
+        parser.add_argument("--edits", choices=kinds, default=kinds[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
