@@ -96,6 +96,8 @@ def without(
     for sender in dict.fromkeys(edge.sender for edge in edges):
         own = [edge for edge in edges if edge.sender == sender]
         kind, layer, index = sender
+        if sender not in carried:
+            raise ValueError("an edge starts at a part that there is not")
         value, d = carried[sender], x.c.shape[1]
         W = np.eye(d)
         if kind in (HEAD, NEURON):
