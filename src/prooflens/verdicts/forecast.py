@@ -83,6 +83,9 @@ def depth_of(problem: Problem, claim: Claim) -> int:
     return max((row.layer for f in claim.functionals for row in f.rows), default=0)
 
 
+DOUBT = 2.0
+"""Predictions are good to this factor: what may fit into the time that is left is asked, and stopped if it does not."""
+
 CURVED_STEPS = 10_000.0
 """Small steps that a functional takes that is no linear form: programs over the simplex, remainders (measured)."""
 
@@ -192,7 +195,7 @@ def obstacle(stage: Stage, problem: Problem, expected: Forecast, settings: Setti
     options: dict[str, str] = {}
     why = []
     left = settings.left
-    if left is not None and (left <= 0.0 or (expected.seconds or 0.0) > left):
+    if left is not None and (left <= 0.0 or (expected.seconds or 0.0) > DOUBT * left):
         options |= _more_time(expected.seconds or 0.0, left, settings)
         why.append(f"{written_time(max(left, 0.0))} were left{_on_a_gpu(problem)}")
     allowed = _allowed_memory(problem, settings)
