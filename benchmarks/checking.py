@@ -4,14 +4,17 @@
     python benchmarks/checking.py minilm --text "the movie was long but good" --layer 1 --eps 0.0005 0.001
     python benchmarks/checking.py smollm2 --text "…" --layer 1 --eps 0.0001 --positions -1 --json FILE
     python benchmarks/checking.py toy --radii 0.02 --layer 1 --run FOLDER
+    python benchmarks/checking.py toy --eps 0.005 0.02 0.05 --effects a1.h0 a1.h0@1 a0.h1.k1
 
 One JSON line per ε. With `--radii` the largest radii that the engines just prove, to a share of themselves, are
 searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
-compared. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
+compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. Both
+programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
 A peer model is exported to prooflens' own layout first, which is what the checker reads.
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from measuring import tell
 from peer_models import PEERS, peer_model
-from prooflens import Ball, Transformer, certify, load, radius
+from prooflens import Ball, Transformer, certify, effect, load, radius
 from prooflens.checker import check
 from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.models.cache import model_folder
@@ -74,6 +77,23 @@ def measure_radii(args: argparse.Namespace, options: dict[str, Any]) -> dict[str
     return line | {"proving_s": round(proving, 2), "checking_s": round(checking, 2)}
 
 
+def measure_effect(args: argparse.Namespace, part: str, eps: float) -> dict[str, object]:
+    """The range of the effect of taking a part out, what an attack attains, and what the checker says of it.
+
+    Args:
+        args: the command line.
+        part: the part.
+        eps: the radius of the ball.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
+        found = effect(model, part, prompt, Ball(eps), "logit0-logit1")
+        found.save(Path(place, "run"))
+        said = check(Path(place, "run"), folder, torch_tables, torch_powers).findings[0]
+    line = {"model": args.model, "effect": part, "eps": eps, "range": found.ends, "status": said.status}
+    return line | {"attained": (found.least.effect, found.most.effect), "note": said.note}
+
+
 def main() -> None:
     """Prove and check, ε by ε."""
     parser = argparse.ArgumentParser(
@@ -84,6 +104,7 @@ def main() -> None:
     asked.add_argument("--eps", type=float, nargs="+", default=[])
     asked.add_argument("--radii", type=float, help="check the largest radii, searched to this share")
     parser.add_argument("--run", type=Path, help="where the run of --radii is kept, or is already")
+    parser.add_argument("--effects", nargs="+", default=[], help="parts that are taken out")
     parser.add_argument("--text")
     parser.add_argument("--layer", type=int)
     parser.add_argument("--positions", type=int, nargs="+")
@@ -101,7 +122,9 @@ def main() -> None:
     }
     if args.radii is not None:
         tell(measure_radii(args, options), args.json)
-    for eps in args.eps:
+    for part, eps in itertools.product(args.effects, args.eps):
+        tell(measure_effect(args, part, eps), args.json)
+    for eps in [] if args.effects else args.eps:
         with tempfile.TemporaryDirectory() as place:
             model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
             begun = time.perf_counter()

@@ -91,9 +91,9 @@ def test_what_a_head_writes_is_known_by_its_name(toy: pl.Transformer, tmp_path: 
 
 
 def test_a_range_is_proved_again_only_if_it_is_wide_enough(toy: pl.Transformer, tmp_path: Path) -> None:
-    """The honest range moved outward by a tenth of its width, and inward by a thousandth, in row and tensors."""
+    """The honest range moved outward by a tenth of its width, and inward by a tenth, in row and tensors."""
     words = []
-    for number, share in enumerate((0.1, -0.001)):
+    for number, share in enumerate((0.1, -0.1)):
         out = tmp_path / f"{number}"
         found = saved(toy, out, "a0.h1", "logit0-logit1")
 

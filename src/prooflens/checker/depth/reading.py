@@ -52,7 +52,7 @@ from prooflens.checker.depth.walk import Walk
 
 Covectors = dict[int, Array]
 """By token."""
-SMALL = 1e-3
+SMALL = 1e-5
 """Where sites leave less than this share of the slope, they are bounded one by one; any share is valid."""
 
 
