@@ -108,6 +108,17 @@ def test_quick_walks_bound_effects(family: str, monkeypatch: pytest.MonkeyPatch)
     assert check(found, problem, edited, forms)
 
 
+def test_models_that_go_on_with_other_tokens_share_no_walk(begun: list[int]) -> None:
+    """Behind the last attention the model needs its last token alone, and the edited one every token."""
+    problem = random_problem(model_of("gpt2"), 3, 1e-3, 2)
+    forms = output_forms(torch.eye(problem.model.architecture.d_out or 0, dtype=torch.float64)[:1])
+    edited = Problem(pl.edit(problem.model, f"m{problem.model.architecture.n_layers - 1}@0"), problem.region)
+    found = Taylor().bound_effects(problem, edited, forms)
+    assert found is not None
+    check(found, problem, edited, forms)
+    assert begun[0] == 0
+
+
 def test_roots_of_chains_that_are_not_kept_hold_no_factors() -> None:
     problem, forms = asked()
     options = EngineOptions(int(1.01 * least_memory(problem, forms)))

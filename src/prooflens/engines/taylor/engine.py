@@ -33,7 +33,7 @@ from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_
 from prooflens.engines.taylor.parts import FormBatch, bound_part, last_token, last_value, nothing_of
 from prooflens.engines.taylor.pieces import PIECES, factors, pieces
 from prooflens.engines.taylor.remainder_bounds import Eigenvalues, Supports
-from prooflens.engines.taylor.segments import asked_segments
+from prooflens.engines.taylor.segments import Segment, asked_segments
 from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, third_order_batch
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.errors import EngineError
@@ -200,8 +200,13 @@ class Taylor(EngineBase):
         on_cpu = problem.region.center.device.type == "cpu"
         quick = quick or (on_cpu and taylor_work(problem, deepest(problem, forms)) > THOROUGH_ON_CPU)
 
+        # Walks that go on with other tokens behind the last attention share nothing.
+        reads = [read_tokens(one, asked_segments(one, forms)) for one in (problem, edited)]
+        alike = reads[0] == reads[1]
+
         def walk_of(asked: Problem, widths: Tensor | None, fork_at: int, fork: Fork | None) -> TaylorWalk:
-            return self.walk(asked, forms, options, quick, half_widths=widths, fork_at=fork_at, fork=fork)
+            at, start = (fork_at, fork) if alike else (-1, None)
+            return self.walk(asked, forms, options, quick, half_widths=widths, fork_at=at, fork=start)
 
         with torch.no_grad():
             found = EffectWalk(problem, edited, forms, other or forms).run(walk_of, options.workspace)
@@ -350,17 +355,7 @@ class Taylor(EngineBase):
             max(spare, 2**26), options.in_time, kept, quick, blur, half_widths=half_widths, fork_at=fork_at
         )
         segments = asked_segments(problem, forms)
-        read: list[int] | None = None
-        if segments[-1].final is not None:
-            pools = [segment for segment in segments if segment.pool is not None]
-            read = [last_token(problem)]
-            if pools and pools[0].pool is not None:
-                read = pools[0].pool.weights.nonzero()[:, 0].tolist()
-            last = max((i for i, segment in enumerate(segments) if segment.attention is not None), default=-1)
-            if any(
-                isinstance(step, Rotary | Shift) for later in segments[last + 1 :] for step in later.steps
-            ):
-                read = None  # what depends on the position needs every token in its place
+        read = read_tokens(problem, segments)
         if fork is None and fork_at is None:
             fork = earlier_walk(options, problem, segments, walk)
         if fork is None:
@@ -370,6 +365,22 @@ class Taylor(EngineBase):
         if fork_at is None:
             hold_walk(options, problem, forms, walk)
         return walk
+
+
+def read_tokens(problem: Problem, segments: list[Segment]) -> list[int] | None:
+    """Return the tokens that are walked behind the last attention; None for all.
+
+    Args:
+        problem: the model and the region.
+        segments: its program, cut at its attentions.
+    """
+    if segments[-1].final is None:
+        return None
+    last = max((i for i, segment in enumerate(segments) if segment.attention is not None), default=-1)
+    if any(isinstance(step, Rotary | Shift) for later in segments[last + 1 :] for step in later.steps):
+        return None  # what depends on the position needs every token in its place
+    pool = next((segment.pool for segment in segments if segment.pool is not None), None)
+    return [last_token(problem)] if pool is None else pool.weights.nonzero()[:, 0].tolist()
 
 
 def assembled_batch(walk: TaylorWalk, reading: type[Hessian]) -> int:
