@@ -205,8 +205,9 @@ def test_several_edits_have_the_effects_of_each(toy: pl.Transformer, region: pl.
 
 def test_effects_keep_to_a_time(toy: pl.Transformer) -> None:
     """Where no engine has the time, what stands is what the quickest has, and the reason names the others."""
-    found = pl.effect(toy, "a1.h0", toy.example(), pl.Ball(0.01), "logit0-logit1", faithful=1e-9, time=1e-9)
+    found = pl.effect(toy, "a1.h0", toy.example(), pl.Ball(0.01), "logit0-logit1", faithful=0.2, time=1e-9)
     assert found.lower <= found.least.effect <= found.most.effect <= found.upper
     assert found.engine != "taylor"
     (claim,) = found.claims
-    assert claim.verdict is Verdict.FAILS or "taylor: the time that was allowed ended" in claim.reason
+    assert claim.verdict is Verdict.HOLDS
+    assert "taylor: the time that was allowed ended" in claim.reason

@@ -84,7 +84,7 @@ def depth_of(problem: Problem, claim: Claim) -> int:
 
 
 DOUBT = 2.0
-"""Predictions are good to this factor: what may fit into the time that is left is asked, and stopped if it does not."""
+"""Predictions are mostly good to this factor: what may fit into the time left is asked, and stopped if it does not."""
 
 CURVED_STEPS = 10_000.0
 """Small steps that a functional takes that is no linear form: programs over the simplex, remainders (measured)."""

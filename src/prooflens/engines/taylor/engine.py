@@ -67,7 +67,7 @@ LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.55}
 """The promise with remainders by ellipsoids from which matrices are made; moving covectors about halve remainders."""
 
 THOROUGH_ON_CPU = 1e13
-"""Multiplications up to which a CPU walks two models thoroughly for an effect: about ten minutes."""
+"""Multiplications up to which a CPU walks two models thoroughly for an effect; it only steers."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
@@ -205,6 +205,7 @@ class Taylor(EngineBase):
         alike = reads[0] == reads[1]
 
         def walk_of(asked: Problem, widths: Tensor | None, fork_at: int, fork: Fork | None) -> TaylorWalk:
+            """Walk `asked` by factors of half-widths `widths`, with a fork at `fork_at`, or on from `fork`."""
             at, start = (fork_at, fork) if alike else (-1, None)
             return self.walk(asked, forms, options, quick, half_widths=widths, fork_at=at, fork=start)
 
