@@ -223,7 +223,7 @@ def try_mixing(family: str, seed: int) -> float:
     rng, most = np.random.default_rng(seed), 0.0
     for layer in range(2):
         attended = stream_behind(plain, layer, x)
-        mix, chain = walk.layers[layer].mix, walk.layers[layer + 1].chain
+        mix, chain = walk.kept(layer).mix, walk.kept(layer + 1).chain
         assert mix is not None
         for t in range(x.shape[1]):
             e = attended[:, t] - chain.c[t] - alpha @ chain.N[t].T
@@ -231,7 +231,7 @@ def try_mixing(family: str, seed: int) -> float:
             slack = 1e-13 * (1.0 + np.abs(attended[:, t]) @ np.abs(W).T)
             bound = supports(chain.shapes[ROOT][t], W)
             most = max(most, np.nan_to_num((np.abs(e @ W.T) - slack) / bound).max())
-            for w in W if layer == 0 and len(walk.layers[0].sites) == 0 else ():
+            for w in W if layer == 0 and len(walk.kept(0).sites) == 0 else ():
                 form, _ = mix.form(w, t)
                 second = ((alpha @ form.L.T) * (alpha @ form.R.T)).sum(1)
                 rest = supports(mix.beyond[t], w[None])[0]

@@ -30,6 +30,7 @@ from functools import cached_property
 import numpy as np
 from flint import arb
 
+from prooflens.checker.depth.origins import Origin, carried_on, kept_apart
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import (
@@ -117,17 +118,25 @@ class MixSite:
         """The root behind the mixing: for some tokens, in that order; the others are left out."""
         self.tokens = tokens
         found = [self._token(t) for t in tokens]
-        c, N, e = (np.stack(part) for part in zip(*found, strict=True))
-        return Chain(c, N, {ROOT: e})
+        c, N, own, A = (np.stack(part) for part in zip(*found, strict=True))
+        chain = self.stream.chain
+        if ROOT not in chain.shapes:
+            return Chain(c, N, {ROOT: own}, [Origin(own)])
+        carried = carried_on(chain.origins or [Origin(chain.shapes[ROOT])], A)
+        own = total([own, ball(carried.noise, c.shape[1])])
+        return Chain(c, N, {ROOT: total([own, *carried.reached])}, kept_apart(carried, own))
 
-    def _token(self, t: int) -> tuple[Array, Array, Array]:
+    def _token(self, t: int) -> tuple[Array, Array, Array, Array]:
+        """Centre and linear part of a token behind the mixing, what it misses from here, and its Jacobian by the root.
+
+        What it misses is the mixing's own and what the sites of the chain left; the root's e comes by its origins.
+        """
         row = Row(self, t)
         c = self.stream.c[t] + self.out @ self.z[t].ravel() + self.bias
         N = self.stream.linear[t] + row.linear
-        parts = row.carried()
         self.noises[t] = row.noise
         self.beyond[t] = total([*row.beyond(), ball(np.asarray(row.noise), len(c))])
-        return c, N, total([*parts, *row.second(), self.beyond[t]])
+        return c, N, total([*row.carried(), *row.second(), self.beyond[t]]), row.by_root()
 
     def form(self, v: Array, t: int) -> tuple[Quadratic, float]:
         """The second order of query token t as a covector v sees it: one form of the factors, and its error.
@@ -176,6 +185,8 @@ class Row:
         scores, v = mix.scores, mix.v
         self.mask = scores.mask[:, t]
         self.keys = np.flatnonzero(self.mask.any(0))
+        self.met = np.union1d(self.keys, [t])
+        """Whose values come here: the keys, and the token itself, which the stream brings even if no head reads it."""
         deviations = v.c.swapaxes(0, 1) - mix.z[t][:, None]
         self.g = np.einsum("dhc,hjc->dhj", mix.O, deviations * self.mask[..., None])
         rows = scores.rows(t)
@@ -207,19 +218,31 @@ class Row:
         return q, found[0], found[1]
 
     def carried(self) -> list[Array]:
-        """The shapes of what earlier remainders become here, source by source and token by token."""
-        mix, t = self.mix, self.t
-        q, k, v = (x.value for x in (mix.scores.q, mix.scores.k, mix.v))
-        by_q, by_k, by_v = self.jacobians
+        """The shapes of what the chain's sites left, as they come here, source by source and token by token."""
         found = []
-        for name, shapes in mix.stream.chain.shapes.items():
-            for r in self.keys:
-                held = [(by_k[r], k), (by_v[r], v)]
-                held += [(by_q, q), (np.eye(len(by_q)), mix.stream)] if r == t else []
-                parts = [T @ x.jacobians[name][r] for T, x in held if name in x.jacobians]
-                if parts:
-                    found.append(image(sum(parts[1:], parts[0]), shapes[r]))
+        for name, shapes in self.mix.stream.chain.shapes.items():
+            for r in self.met if name != ROOT else ():
+                if (J := self._by(name, r)) is not None:
+                    found.append(image(J, shapes[r]))
         return found
+
+    def by_root(self) -> Array:
+        """The Jacobian by the root's tokens [d, S, n]."""
+        S, n = self.mix.stream.chain.c.shape
+        found = np.zeros((len(self.g), S, n))
+        for r in self.met:
+            if (J := self._by(ROOT, r)) is not None:
+                found[:, r] = J
+        return found
+
+    def _by(self, name: str, r: int) -> Array | None:
+        """The Jacobian by what a source is at token r; None if nothing that meets here comes from it."""
+        mix, (by_q, by_k, by_v) = self.mix, self.jacobians
+        held = [(by_k[r], mix.scores.k.value), (by_v[r], mix.v.value)]
+        if r == self.t:
+            held += [(by_q, mix.scores.q.value), (np.eye(len(by_q)), mix.stream)]
+        parts = [T @ x.jacobians[name][r] for T, x in held if name in x.jacobians]
+        return sum(parts[1:], parts[0]) if parts else None
 
     @cached_property
     def noise(self) -> float:

@@ -48,7 +48,7 @@ from prooflens.checker.depth.shapes import (
     up,
 )
 from prooflens.checker.depth.values import ROOT, Chain, factor_weights
-from prooflens.checker.depth.walk import Walk
+from prooflens.checker.depth.walk import LetGoError, Walk
 
 Covectors = dict[int, Array]
 """By token."""
@@ -114,8 +114,11 @@ class Form:
         )
 
     def tight_bounds(self) -> tuple[float, float]:
-        """The second reading: f from below and from above."""
-        form, rest = self.expanded()
+        """The second reading: f from below and from above; nothing where the walk has let go of earlier layers."""
+        try:
+            form, rest = self.expanded()
+        except LetGoError:
+            return -np.inf, np.inf
         ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
         return self._around(ends[0] + rest, ends[1] + rest)
 
@@ -146,7 +149,7 @@ class Form:
             number -= 1
             strands = []
             for bundle in bundles:
-                place = bundle.walk.layers[number]
+                place = bundle.walk.kept(number)
                 roots = {t: v for (s, t), v in bundle.found.items() if s == ROOT}
                 form, lost, seeds = _through(place.mix, roots, form)
                 rest += lost

@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from prooflens.checker.depth.origins import Origin
 from prooflens.checker.depth.shapes import (
     Array,
     ball,
@@ -56,11 +57,13 @@ class Chain:
         c: the root at the centre [S, d].
         N: its linear part [S, d, p].
         shapes: the shapes of the sources by name, each [S, m, m].
+        origins: what the root's own e is made of; none if it is known by its shape alone.
     """
 
     c: Array
     N: Array
     shapes: dict[str, Array] = field(default_factory=dict)
+    origins: list[Origin] = field(default_factory=list)
 
     @cached_property
     def spread(self) -> Array:

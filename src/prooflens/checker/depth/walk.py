@@ -18,6 +18,7 @@ from prooflens.checker.depth.beside import AT_THE_END, apart, equal, mixes_alike
 from prooflens.checker.depth.carried import parted, placed, stacked
 from prooflens.checker.depth.layers import End, Layer
 from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.room import numbers
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.sent import ATTENTION, FINAL, HEAD, INPUT, OUTPUT, columns_of, needed, without
 from prooflens.checker.depth.shapes import Array, ball
@@ -28,6 +29,12 @@ from prooflens.checker.network import SOLU, Network
 
 READ = "read"
 """The name under which what a form reads at an earlier hook is carried."""
+SHARE = 0.5
+"""The share of the memory that the layers of a walk may take; beyond that only the last one is kept."""
+
+
+class LetGoError(Exception):
+    """A layer was let go of: the walk is too deep for all of them to fit into memory."""
 
 
 @dataclass(eq=False)
@@ -42,6 +49,7 @@ class Walk(Attention):
         blur: by how much the centre of each token may be off, in the 2-norm [S]; None if it is exact.
         other: a network of the same architecture that is walked beside this one.
         twin: the walk that this one goes beside.
+        layers: the layers so far; None for those that were let go of because they do not all fit into memory.
     """
 
     net: Network
@@ -51,7 +59,7 @@ class Walk(Attention):
     blur: Array | None = None
     other: Network | None = None
     twin: Walk | None = None
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[Layer | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         Attention.__init__(self)
@@ -73,7 +81,7 @@ class Walk(Attention):
             if (INPUT, -1, -1) in self.senders:
                 self._carried[INPUT, -1, -1] = self._stream
         else:
-            start = self.twin.layers[len(self.layers)]
+            start = self.twin.kept(len(self.layers))
             self._chain, self._stream, self._sites = start.chain, start.stream, dict(start.sites)
             self._carried = dict(start.carried)
 
@@ -112,13 +120,36 @@ class Walk(Attention):
         return ""
 
     def layer(self, number: int) -> Layer:
-        """The scores of a layer, walked to if need be."""
+        """The scores of a layer, walked to if need be; again from the input if it was let go of."""
+        if number < len(self.layers) and self.layers[number] is None:
+            self.layers = []
+            self.__post_init__()
         while len(self.layers) <= number:
-            if len(self.layers) > self._finished:
-                self._finish(self.layers[-1], len(self.layers) - 1)
-            self.tell(len(self.layers))
-            self.layers.append(self._attend(len(self.layers)))
-        return self.layers[number]
+            done = len(self.layers)
+            if done > self._finished:
+                self._finish(self.kept(done - 1), done - 1)
+                if not self.keeps and self._numbers * (number + 1) > numbers(SHARE):
+                    self.layers[done - 1] = None
+            self.tell(done)
+            self.layers.append(self._attend(done))
+        return self.kept(number)
+
+    @property
+    def _numbers(self) -> int:
+        """About how many numbers a layer holds: linear parts of what it reads, Jacobians and shapes."""
+        S, d, p = self.generators.shape
+        return int(S * d * (4 * p + 60 * d))
+
+    def kept(self, number: int) -> Layer:
+        """A layer that was walked to.
+
+        Raises:
+            LetGoError: if it was let go of.
+        """
+        layer = self.layers[number]
+        if layer is None:
+            raise LetGoError
+        return layer
 
     def _attend(self, number: int) -> Layer:
         """The chain's end at a layer's scores."""
@@ -147,7 +178,7 @@ class Walk(Attention):
         elif self.net.arch.get("read_hook") == hook:
             token = np.zeros(len(x.c))
             token[int(self.net.arch["read_position"])] = 1.0
-            mixings = len([layer for layer in self.layers if layer.mix is not None])
+            mixings = len([layer for layer in self.layers if layer is None or layer.mix is not None])
             self._end = End(self._chain, self._sites, x, token, self._weights("read"), mixings)
         return x
 
@@ -163,7 +194,7 @@ class Walk(Attention):
         if self._seen == {arch["read_hook"], arch["beside_hook"]}:
             tokens = np.zeros(len(x.c))
             tokens[[int(arch["read_position"]), int(arch["beside_position"])]] = 1.0
-            mixings = len([layer for layer in self.layers if layer.mix is not None])
+            mixings = len([layer for layer in self.layers if layer is None or layer.mix is not None])
             self._end = End(self._chain, self._sites, part, tokens, (np.eye(len(W)), bias), mixings)
 
     def _read_at_hook(self) -> End:
@@ -317,7 +348,7 @@ class Walk(Attention):
         """The twin's layer, if it is the same up to the root behind its mixing."""
         if self.twin is None or self.net.arch.get("parallel"):
             return None
-        other = self.twin.layers[number]
+        other = self.twin.kept(number)
         if other.mix is None or other.behind is None or other.mix.tokens != tokens:
             return None
         carries = layer.carried.keys() == other.carried.keys() and all(
