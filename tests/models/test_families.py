@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from transformers.models.llama import modeling_llama
 
+from prooflens.errors import ModelError
 from prooflens.models import INPUT, Transformer, load, pattern_name
+from prooflens.models.program import blocks_to
 from tests.families import FAMILIES, VOCABULARY, bert, llama
 
 RELATIVE = 1e-9
@@ -148,6 +150,33 @@ def test_batched_equals_looped_and_vmapped(family: str) -> None:
                 assert torch.allclose(cache[name][i, j], value, rtol=1e-12, atol=1e-14), name
     mapped = torch.func.vmap(torch.func.vmap(model))(x)
     assert torch.allclose(mapped, batched, rtol=1e-12, atol=1e-14)
+
+
+def test_a_program_to_an_early_value_is_the_beginning_of_the_whole(toy: Transformer) -> None:
+    assert toy.architecture.n_layers == 2
+    x = toy.example().x
+    _, cache = toy.run_with_cache(x)
+    for name in cache:
+        if name != "output":
+            assert torch.equal(toy.run(x, name)[name], cache[name]), name
+    with pytest.raises(ModelError, match="no value named"):
+        toy.program(4, "blocks.0.nothing")
+    with pytest.raises(ModelError, match="no value named"):
+        toy.program(4, "blocks.7.hook_resid_pre")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "blocks"),
+    [
+        (["blocks.0.attn.hook_q"], 1),
+        (["blocks.0.attn.hook_q", "blocks.2.hook_resid_mid"], 3),
+        (["blocks.3.attn.hook_attn_scores"], None),
+        (["blocks.0.attn.hook_q", "output"], None),
+        (["blocks.0"], None),
+    ],
+)
+def test_no_block_is_built_that_nobody_wants(wanted: list[str], blocks: int | None) -> None:
+    assert blocks_to(wanted, 4) == blocks
 
 
 def test_program_stops_where_it_is_told(toy: Transformer) -> None:

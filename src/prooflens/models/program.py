@@ -92,6 +92,7 @@ def build_program(
     weights: Mapping[str, Tensor],
     n_tokens: int,
     padding: Bool[Tensor, " S"] | None = None,
+    blocks: int | None = None,
 ) -> Program:
     """All the steps of a model on `n_tokens` tokens, from the post-embedding input to the output.
 
@@ -100,9 +101,10 @@ def build_program(
         weights: its canonical weights.
         n_tokens: how many tokens.
         padding: True at real tokens; None if all are.
+        blocks: stop behind so many blocks, without an output; None for the whole model.
     """
     like = some_weight(weights)
-    layers = range(architecture.n_layers)
+    layers = range(architecture.n_layers if blocks is None else blocks)
     masks = [attention_mask(architecture, n_tokens, padding, like.device, layer) for layer in layers]
     masks = [
         mask_by_head(mask, knockouts_of(weights, layer), architecture.n_heads)
@@ -113,19 +115,41 @@ def build_program(
     streams = [INPUT]
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))
-    if architecture.read_hook is not None:
-        append_read(builder, n_tokens)
-    else:
-        stream = streams[-1]
-        if (OUT, -1) in (cut := readers_of(weights, FINAL)):
-            stream = without_edges(builder, cut[OUT, -1], stream, "final_norm.edges")
-        if architecture.has_final_norm:
-            stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
-        _readout(builder, stream, n_tokens, padding)
-    builder.steps[-1] = replace(builder.steps[-1], out=OUTPUT)
+    if blocks is None:
+        _finish(builder, streams[-1], padding)
     return Program(
         tuple(builder.steps), n_tokens, attention_mask(architecture, n_tokens, padding, like.device)
     )
+
+
+def blocks_to(wanted: Iterable[str], n_layers: int) -> int | None:
+    """Return how many blocks make all wanted values; None where the last block, or what is behind it, is needed.
+
+    Args:
+        wanted: names of values.
+        n_layers: how many blocks the model has.
+    """
+    deepest = 0
+    for name in wanted:
+        block, _, rest = name.removeprefix("blocks.").partition(".")
+        if not (rest and name.startswith("blocks.") and block.isdecimal()):
+            return None
+        deepest = max(deepest, int(block))
+    return deepest + 1 if deepest + 1 < n_layers else None
+
+
+def _finish(builder: Builder, stream: str, padding: Tensor | None) -> None:
+    """What comes behind the blocks; the last step makes the output."""
+    architecture = builder.architecture
+    if architecture.read_hook is not None:
+        append_read(builder, builder.n_tokens)
+    else:
+        if (OUT, -1) in (cut := readers_of(builder.weights, FINAL)):
+            stream = without_edges(builder, cut[OUT, -1], stream, "final_norm.edges")
+        if architecture.has_final_norm:
+            stream = builder.norm("final_norm", stream, "ln_final.hook_normalized")
+        _readout(builder, stream, builder.n_tokens, padding)
+    builder.steps[-1] = replace(builder.steps[-1], out=OUTPUT)
 
 
 def some_weight(weights: Mapping[str, Tensor]) -> Tensor:
@@ -134,7 +158,7 @@ def some_weight(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _readout(builder: Builder, stream: str, n_tokens: int, padding: Tensor | None) -> None:
-    """Pooling, pooler and head; the last step makes the output."""
+    """Pooling, pooler and head."""
     architecture, weights, steps = builder.architecture, builder.weights, builder.steps
     if architecture.pool != "none":
         real = torch.ones(n_tokens, dtype=torch.float64) if padding is None else padding.cpu().double()

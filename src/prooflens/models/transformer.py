@@ -21,6 +21,7 @@ from prooflens.models.program import (
     OUTPUT,
     Program,
     attention_mask,
+    blocks_to,
     build_program,
     pattern_name,
     scores_name,
@@ -216,7 +217,8 @@ class Transformer:
         """
         wanted = (until,) if isinstance(until, str) else tuple(until)
         padding = None if padding is None else padding.bool()
-        return build_program(self.architecture, self.weights, n_tokens, padding).slice(wanted)
+        blocks = blocks_to(wanted, self.architecture.n_layers)
+        return build_program(self.architecture, self.weights, n_tokens, padding, blocks).slice(wanted)
 
     def input(self, x: Input) -> Float[Tensor, "... S d"]:
         """Return the post-embedding input of a text, a prompt or token ids; a tensor [..., S, d] comes back as it is.

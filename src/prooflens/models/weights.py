@@ -115,7 +115,7 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
             name == "embed.types" and tensor.shape[1:] == shapes[name][1:]
         ):
             raise ModelError(f"{name} has shape {list(tensor.shape)}, expected {list(shapes[name])}")
-        if not bool(torch.isfinite(tensor).all()):
+        if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):  # one pass; NaN is both ends
             bad = int((~torch.isfinite(tensor)).sum())
             raise ModelError(f"{name} holds {bad} values that are NaN or infinite: the weights are broken")
     for stem in sorted({name.rpartition(".")[0] for name in loose if name in weights}):
