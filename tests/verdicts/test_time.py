@@ -203,6 +203,19 @@ def test_taylor_keeps_the_parts_that_were_bounded_in_time(
     assert bool((part.upper >= whole.upper - 1e-12).all())
 
 
+def test_a_walk_of_taylor_looks_at_the_clock_at_every_step_and_token(toy: Transformer) -> None:
+    problem = Problem(toy, pl.Ball(0.02).around(toy.example()))
+    forms = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
+    shares: list[float] = []
+    options = EngineOptions(
+        progress=lambda stage, share: shares.append(share) if stage == "layer 0" else None
+    )
+    get_engine("taylor").bound_forms(problem, forms, options)
+    steps = len(toy.program(4, "blocks.0.attn.hook_attn_scores").steps)
+    assert shares.count(0.0) >= steps
+    assert max(shares) <= 0.5
+
+
 def test_the_attack_keeps_what_it_found_before_the_deadline(toy: Transformer) -> None:
     late = pl.certify(toy, toy.example(), pl.Ball(0.5), "0.1", engine="attack", budget="64/2/8", time="1ms")
     for outcome in late.outcomes:

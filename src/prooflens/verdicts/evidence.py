@@ -63,6 +63,8 @@ class Known:
     lower: Float[Tensor, " F"]
     upper: Float[Tensor, " F"]
     sources: list[BoundSource | None]
+    told: bool = False
+    """Whether any engine said anything."""
 
     @classmethod
     def nothing(cls, claim: Claim, guarantee: Guarantee) -> Known:
@@ -89,6 +91,7 @@ class Known:
             first: the place of the first of them in the bounds.
             engines: who gave the bounds, by name.
         """
+        self.told = True
         here, places = slice(first, first + len(chosen)), torch.tensor(chosen)
         lower, upper, better, _ = tighter(
             (self.lower[places], self.upper[places]),
@@ -145,13 +148,18 @@ class Evidence:
     @property
     def guarantee(self) -> Guarantee | None:
         """What shows that the claim holds; None if nothing does."""
-        return decide(self.claim, self.proved.bounds, self.estimated.bounds)
+        return decide(self.claim, *self._known)
 
     @property
     def verdict(self) -> Verdict:
         """What the evidence is worth."""
         broken = self.witness is not None or self.broken
-        return verdict_of(self.claim, broken, self.proved.bounds, self.estimated.bounds)
+        return verdict_of(self.claim, broken, *self._known)
+
+    @property
+    def _known(self) -> list[Bounds]:
+        """What is proved, and what is estimated if anything is."""
+        return [known.bounds for known in (self.proved, self.estimated) if known is self.proved or known.told]
 
     @property
     def open(self) -> bool:
@@ -262,6 +270,8 @@ class Evidence:
     def _guessed(self) -> Bool[Tensor, " F"]:
         """For which functionals the estimate stands: it does what no proof does, or nothing is proved at all."""
         proved, estimated = self.proved, self.estimated
+        if not estimated.told:
+            return torch.zeros(len(proved.lower), dtype=torch.bool)
         enough, guess = (self.claim.met_each(known.lower, known.upper) for known in (proved, estimated))
         return ~enough & (guess | (_is_blank(proved) & ~_is_blank(estimated)))
 

@@ -107,7 +107,8 @@ def form_count(problem: Problem, functionals: Sequence[Functional]) -> int:
         problem: the model and the region.
         functionals: what is to be bounded.
     """
-    functionals, _ = unfolded(functionals)
+    if any(f.standing is not None for f in functionals):
+        functionals, _ = unfolded(functionals)
     per_row = problem.n_tokens * (problem.n_tokens + 1) // 2
     return sum(1 if f.is_linear else per_row * len(f.rows) for f in functionals)
 
