@@ -66,7 +66,16 @@ def test_every_part_bounds_the_points_that_have_its_signs(seed: int) -> None:
     all_parts_of(seed, 0.3)
 
 
-def all_parts_of(seed: int, eps: float) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_time_ends_parts_keep_the_bound_of_what_they_are_parts_of(seed: int) -> None:
+    all_parts_of(seed, 0.3, EngineOptions(deadline=0.0))
+    made, parts, _ = branching_of(*plain_network(seed, 0.3))
+    if len(made.gaps):
+        late = made._split(parts, len(made.gaps), EngineOptions(deadline=0.0))
+        assert bool((late.best == parts.best).all())
+
+
+def all_parts_of(seed: int, eps: float, options: EngineOptions = NO_OPTIONS) -> None:
     problem, forms = plain_network(seed, eps)
     made, parts, _ = branching_of(problem, forms)
     if not len(made.gaps):
@@ -81,7 +90,7 @@ def all_parts_of(seed: int, eps: float) -> None:
         free = int((parts.side == 0).sum(-1).min())
         if free == 0:
             break
-        parts = made._split(parts, free)
+        parts = made._split(parts, free, options)
         inside = (hidden[None] * parts.side[:, None] >= 0.0).all(-1)
         assert bool(inside.any(0).all()), "the parts do not cover the region"
         for part, bound in zip(inside, parts.best.tolist(), strict=True):

@@ -25,7 +25,7 @@ from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.crown.engine import bound_by
 from prooflens.engines.crown.walk import Concretise, LineWalk, Start, plain, proved, signs
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineBase, EngineOptions, register
+from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions, register
 from prooflens.problem import Problem
 
 PARAMETERS = 2**23
@@ -56,6 +56,7 @@ def descend(
     steps: int,
     made: Callable[[Mapping[Key, Tensor]], Mapping[str, dict[str, Tensor]]],
     rate: float = RATE,
+    options: EngineOptions = NO_OPTIONS,
 ) -> Descent:
     """Minimise the bounds of linear functions by projected gradient descent; every visited point is a proof.
 
@@ -67,6 +68,7 @@ def descend(
         steps: how many points to visit.
         made: the walk's parameters, by step, from those that are moved.
         rate: the first step; the last one is a tenth of it.
+        options: the time; one point is always visited.
     """
     free = {key: part.detach().clone().requires_grad_() for key, part in tau.items()}
     kept = {key: part.detach().clone() for key, part in tau.items()}
@@ -87,7 +89,7 @@ def descend(
                 chosen = better if len(part) == len(better) else better.any()[None]
                 kept[key] = torch.where(chosen.reshape(-1, *(1,) * (part.ndim - 1)), part.detach(), kept[key])
             usable = bound[bound.detach().isfinite()]
-            if not len(usable):
+            if not len(usable) or options.late:
                 break
             optimiser.zero_grad()
             usable.sum().backward()
@@ -107,9 +109,11 @@ class SlopeSearch:
 
     Attributes:
         steps: how many steps to take.
+        options: the time.
     """
 
     steps: int
+    options: EngineOptions = NO_OPTIONS
 
     def __call__(self, walk: LineWalk, start: Start) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
         """Return the least proved bound over all steps, with the corner it belongs to."""
@@ -135,7 +139,7 @@ class SlopeSearch:
         lead = n if n * total <= PARAMETERS else 1
         like = next(iter(start.values.values()))
         zero = {key: like.new_zeros(lead, *shape) for key, shape in shapes.items()}
-        return descend(walk, start, zero, self.steps, by_step)
+        return descend(walk, start, zero, self.steps, by_step, options=self.options)
 
 
 def _shapes(walk: LineWalk, start: Start) -> dict[Key, tuple[int, ...]]:
@@ -205,6 +209,6 @@ class AlphaCrown(EngineBase):
         """Bound every form, never looser than `crown`, with corners."""
         hidden = problem.n_tokens * problem.model.architecture.d_ff
         small = bool(self.inner_steps) and hidden <= self.inner_limit
-        inner: Concretise = SlopeSearch(self.inner_steps) if small else plain
-        found = bound_by(problem, forms, inner, SlopeSearch(self.steps))
+        inner: Concretise = SlopeSearch(self.inner_steps, options) if small else plain
+        found = bound_by(problem, forms, inner, SlopeSearch(self.steps, options))
         return best_of(found, bound_by(problem, forms, plain)) if small else found

@@ -149,7 +149,7 @@ class Branching:
                 if not bool((free > 0).all()):
                     break
                 options.in_time("parts", made / most)
-                found = self._split(worst, int(free.min()))
+                found = self._split(worst, int(free.min()), options)
                 made += len(found.best)
                 done = found.best < 0.0
                 if bool(done.any()):
@@ -157,11 +157,12 @@ class Branching:
                 parts = joined([others, found.chosen(~done)])
         return closed if not len(parts.best) else torch.maximum(closed, parts.best.max())
 
-    def _split(self, parts: Parts, free: int) -> Parts:
+    def _split(self, parts: Parts, free: int, options: EngineOptions) -> Parts:
         """Split the ReLUs of every part that may cost most, and bound the parts that this makes.
 
         Where a line λh below a ReLU was used, β begins where the coefficient of h stays what it was, Aλ: on the side
-        h ≥ 0 at |A|(1 − λ), on the other at |A|λ. So no part begins worse than the one it is a part of.
+        h ≥ 0 at |A|(1 − λ), on the other at |A|λ. So no part begins worse than the one it is a part of, and where the
+        time ends it keeps the bound of that one.
         """
         A, lost = self._coefficients(parts)
         # Where nothing is lost at the corner, the largest loss that lines may have decides.
@@ -181,14 +182,14 @@ class Branching:
             made.append(parts._replace(side=side, beta=beta, unit=unit))
         children = joined(made)
         size = max(1, self.walk.chunk() // 4)
-        found = [self._bound(children.chosen(some)) for some in torch.arange(len(children.best)).split(size)]
-        return joined(found)
+        every = (children.chosen(some) for some in torch.arange(len(children.best)).split(size))
+        return joined([some if options.late else self._bound(some, options) for some in every])
 
-    def _bound(self, parts: Parts) -> Parts:
+    def _bound(self, parts: Parts, options: EngineOptions) -> Parts:
         """Search τ and β of some parts; a part is never worse than the one it is a part of."""
         free = {("", "tau"): parts.tau, ("", "beta"): parts.beta}
         start = self._repeated(len(parts.best))
-        found = descend(self.walk, start, free, self.steps, lambda at: self._made(parts, at), RATE)
+        found = descend(self.walk, start, free, self.steps, lambda at: self._made(parts, at), RATE, options)
         best = torch.minimum(found.best, parts.best)
         return parts._replace(tau=found.tau["", "tau"], beta=found.tau["", "beta"], best=best)
 
@@ -304,7 +305,7 @@ class BetaCrown(EngineBase):
     def _least(self, walk: LineWalk, start: Start, options: EngineOptions) -> Float[Tensor, ""]:
         """Bound one linear function from above, by cases if the search on the whole region leaves it above 0."""
         bound, _ = plain(walk, start)
-        found: Descent | None = SlopeSearch(self.steps).search(walk, start)
+        found: Descent | None = SlopeSearch(self.steps, options).search(walk, start)
         if found is None:
             return bound[0]
         best = torch.minimum(bound, found.best)
