@@ -37,13 +37,14 @@ class Terms:
         self.values = q, k, v
         self.shapes = MixShape(mix, q, k, v, [t], Grams(mix))
         self.generator = torch.Generator().manual_seed(seed)
-        self.s = mix.s[:, t]
-        self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.deviations[:, t])
+        self.seen = self.shapes.seen
+        self.s = mix.s[:, t, self.seen]
+        self.g = torch.einsum("dhc,hjc->dhj", mix.out, mix.deviations[:, t, self.seen])
         self.c = self.g * self.s
-        self.b = torch.einsum("hjp,np->nhj", mix.rows[:, t], alpha)
+        self.b = torch.einsum("hjp,np->nhj", mix.rows[:, t, self.seen], alpha)
         self.A_q = torch.einsum("hcp,np->nhc", mix.scores.q.A[t], alpha)
         self.A_k, self.A_v = (
-            torch.einsum("jhcp,np->njhc", x.A, alpha).repeat_interleave(x.share, 2)
+            torch.einsum("jhcp,np->njhc", x.A[self.seen], alpha).repeat_interleave(x.share, 2)
             for x in (mix.scores.k, mix.v)
         )
 
@@ -122,12 +123,12 @@ def test_every_term_lies_in_its_ellipsoid(name: str) -> None:
                 assert outside(M[0], points) <= 1e-13
             alone = image(shapes.columns, products)[0]
             assert outside(alone, at.products(at.A_q, at.A_k)) <= 1e-13
-            e_k = torch.stack([at.members(k, "shape_e", j) for j in range(len(k.u))], 1)
+            e_k = torch.stack([at.members(k, "shape_e", j) for j in range(len(k.u))[at.seen]], 1)
             crossed = at.products(at.members(q, "shape", t), e_k)
             crossed = crossed + at.products(at.members(q, "shape_e", t), at.A_k)
             assert outside(shapes._cross()[0], crossed) <= 1e-13
             K_e = shapes._nonlinear(products)
-            budget = SoftmaxBudget.of(at.mix, [t], K_e)
+            budget = SoftmaxBudget.of(at.mix, [t], at.seen, K_e)
             w = torch.randn(POINTS, K_e.shape[-1], generator=at.generator, dtype=torch.float64)
             b_e = ((w @ K_e[0]) / (w @ K_e[0] * w).sum(-1, keepdim=True).sqrt()).reshape(at.b.shape)
             b_e = b_e * (budget.E / b_e.abs()).clamp(max=1.0).amin((1, 2), keepdim=True)
@@ -172,16 +173,17 @@ def test_scores_and_what_is_beyond_fourth_order_lie_in_their_ellipsoids(name: st
         pattern = Softmax("pattern", ("scores",), step.mask)(scores)
         for t in chain.goes_on[-2:]:
             at = Terms(chain, t, alpha * chain.root.half_widths, number)
-            b = ((scores - center) * step.mask)[:, :, t]
-            b = (b - (at.s * b).sum(-1, keepdim=True)) * step.mask[t]
+            read, mask = moved[:, at.seen], step.mask[t, at.seen]
+            b = (scores - center)[:, :, t, at.seen] * mask
+            b = (b - (at.s * b).sum(-1, keepdim=True)) * mask
             shapes = at.shapes
             K_e = shapes._nonlinear(shapes._products())
-            assert outside(K_e[0], ((b - at.b) * step.mask[t]).flatten(1)) <= 1e-12
-            weights = pattern[:, :, t]
+            assert outside(K_e[0], ((b - at.b) * mask).flatten(1)) <= 1e-12
+            weights = pattern[:, :, t, at.seen]
             rest = torch.einsum("nhj,dhj->nd", weights - at.s - at.s * b, at.g)
-            rest = rest + torch.einsum("nhj,dhc,njhc->nd", weights - at.s, mix.out, moved)
-            rest = rest - at.second(b, moved) - sum(at.third(b, moved)) - sum(at.fourth(b, moved))
-            budget = SoftmaxBudget.of(mix, [t], K_e)
+            rest = rest + torch.einsum("nhj,dhc,njhc->nd", weights - at.s, mix.out, read)
+            rest = rest - at.second(b, read) - sum(at.third(b, read)) - sum(at.fourth(b, read))
+            budget = SoftmaxBudget.of(mix, [t], at.seen, K_e)
             M = total(shapes._sized(budget, beyond(budget), "shape"))[0]
             assert outside(M, rest) <= 1e-13
 
@@ -193,7 +195,7 @@ def test_everything_asked_alone_is_counted(name: str) -> None:
     at = Terms(chain, t, torch.zeros(1, problem.region.n_factors, dtype=torch.float64), 0)
     shapes = at.shapes
     K_e = shapes._nonlinear(shapes._products())
-    budget = SoftmaxBudget.of(at.mix, [t], K_e)
+    budget = SoftmaxBudget.of(at.mix, [t], at.seen, K_e)
     wanted = [*shapes._third(), *shapes._fourth(), shapes._cross(), *shapes._linear_in_e(budget, K_e)]
     wanted += shapes._sized(budget, with_e(budget).plus(beyond(budget)), "shape")
     wanted += [shapes._values_e(budget), *shapes._sized(budget, against_e(budget), "shape_e")]
@@ -212,7 +214,7 @@ def test_sums_of_sizes_lie_in_their_ellipsoids(name: str, field: str) -> None:
     chain, problem = chains(name, 0.01)[1]
     t = chain.goes_on[-1]
     at = Terms(chain, t, torch.zeros(1, problem.region.n_factors, dtype=torch.float64), 0)
-    budget = SoftmaxBudget.of(at.mix, [t], at.shapes._nonlinear(at.shapes._products()))
+    budget = SoftmaxBudget.of(at.mix, [t], at.seen, at.shapes._nonlinear(at.shapes._products()))
     H, S = at.s.shape
     zero = torch.zeros(1, H, S, dtype=torch.float64)
     heads = field.startswith("head")

@@ -202,6 +202,26 @@ def total_along(
     return raised(found, gamma(4 * shapes.shape[-3] + 8) * size)
 
 
+def smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
+    """Return, of two shapes of the same, the one with the lesser trace, token by token.
+
+    Args:
+        M: one shape for each token.
+        N: the other.
+    """
+    return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
+
+
+def hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
+    """Return the Hadamard product of two shapes, raised.
+
+    Args:
+        M: one factor.
+        K: the other.
+    """
+    return raised(M * K, gamma(8) * frobenius(M) * frobenius(K))
+
+
 def support(M: Float[Tensor, "n n"], w: Float[Tensor, "*f n"]) -> Float[Tensor, "*f"]:
     """Return √(wᵀMw) ≥ sup |w·x| for one matrix and many covectors.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import supports
@@ -271,6 +271,16 @@ def budget(weights: Float[Tensor, "*b n"], rows: Float[Tensor, "*b n p"]) -> Flo
     K = X @ X.mT
     error = product_error(X.shape[-1] + 64, frobenius(X).square())
     return grow(largest(0.5 * (K + K.mT)) + error + UNDERFLOW)
+
+
+def seen_keys(mask: Bool[Tensor, "*b S"]) -> slice:
+    """Return the range of the keys that some query reads; of queries that read none, the first one.
+
+    Args:
+        mask: which keys each of some queries reads.
+    """
+    live = mask.reshape(-1, mask.shape[-1]).any(0).nonzero()[:, 0].tolist()
+    return slice(live[0], live[-1] + 1) if live else slice(0, 1)
 
 
 def _per_key(u: Float[Tensor, "H S c"], n_keys: int) -> Float[Tensor, "H S S c"]:

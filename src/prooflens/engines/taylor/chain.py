@@ -25,6 +25,24 @@ Seeds = dict[int, dict[str, Tensor]]
 """Covectors [F, n] by token and by the name of the value they read."""
 
 
+class MovedShapes(NamedTuple):
+    """What a mixing leaves once moving covectors hold its third order, by token of the next root.
+
+    Attributes:
+        rest: shapes of what neither second order nor moving covectors hold.
+        squares: shapes of b², by head and key.
+        products: shapes of π, by head and key.
+        budget: bounds of Σ s b², head by head.
+        budget_e: bounds of Σ s b_e², head by head.
+    """
+
+    rest: Float[Tensor, "T d d"]
+    squares: Float[Tensor, "T n n"]
+    products: Float[Tensor, "T n n"]
+    budget: Float[Tensor, "T H"]
+    budget_e: Float[Tensor, "T H"]
+
+
 @dataclass(eq=False)
 class Chain:
     """A segment of the program with its values and sites, and how it goes on.
@@ -56,7 +74,7 @@ class Chain:
     """The shapes of the mixing's remainder, by token of the next root."""
     beyond: Tensor | None = None
     """The shapes of the mixing's remainder without the second order of Aα."""
-    moved: tuple[Tensor, Tensor, Tensor] | None = None
+    moved: MovedShapes | None = None
     noise: Tensor | None = None
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""

@@ -29,8 +29,10 @@ from torch import Tensor
 from prooflens.engines.relaxations.ellipsoids import (
     ball,
     box,
+    hadamard,
     image,
     raised,
+    smaller,
     total,
     total_along,
     trace,
@@ -38,7 +40,7 @@ from prooflens.engines.relaxations.ellipsoids import (
     weights_of_sum,
 )
 from prooflens.engines.relaxations.norms import UNDERFLOW, frobenius, grow, identity, length, product_error
-from prooflens.engines.taylor.attention import MixSite
+from prooflens.engines.taylor.attention import MixSite, seen_keys
 from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.softmax_budget import Sizes, SoftmaxBudget, against_e, at_once, beyond, with_e
 from prooflens.engines.taylor.values import UNREAD, Value
@@ -69,47 +71,65 @@ class MixShape:
 
     def __post_init__(self) -> None:
         mix, t = self.mix, self.tokens
-        self.S, self.H, self.c = mix.z.shape
+        _, self.H, self.c = mix.z.shape
+        self.seen = seen_keys(mix.mask[..., t, :])
+        self.S = len(range(len(mix.z))[self.seen])
         self.T, self.n = len(t), self.H * self.S
         self.out = mix.out.flatten(1)
-        self.w = mix.weights[t][:, None]
-        self.squares = self.w[:, 0, self.grams.first].square()
-        self.s = mix.s[:, t].movedim(0, 1)
-        self.live = mix.mask.expand(self.H, -1, -1)[:, t].movedim(0, 1).flatten(1).to(self.s)
-        self.slopes = self.live * mix.slopes[:, t].movedim(0, 1).flatten(1)
-        self.A_q = mix.scores.q.A[t].flatten(1, 2)
-        self.g = torch.einsum("dhc,htjc->tdhj", mix.out, mix.deviations[:, t]).flatten(2)
+        self.squares = mix.weights[t][:, self.grams.first].square()
+        self.moving = self._factors()
+        self.w = mix.weights[t][:, None, self.moving]
+        self.s = self._asked(mix.s)
+        self.live = self._asked(mix.mask.expand(self.H, -1, -1)).flatten(1).to(self.s)
+        self.slopes = self.live * self._asked(mix.slopes).flatten(1)
+        self.A_q = mix.scores.q.A[t][..., self.moving].flatten(1, 2)
+        self.rows_k, self.rows_v = (
+            x.A[self.seen, ..., self.moving].flatten(0, 2) for x in (mix.scores.k, mix.v)
+        )
+        self.e_k, self.e_v = (x.shape_e[self.seen] for x in (self.k, self.v))
+        self.g = torch.einsum("dhc,thjc->tdhj", mix.out, self._asked(mix.deviations)).flatten(2)
         self.weight = self.s.flatten(1)
         self.columns = self.g * self.weight[:, None]
-        rows = mix.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
+        rows = self._asked(mix.rows[..., self.moving]).flatten(1, 2) * self.w
         self.weighted = rows * self.w
         self.bent, self.bent_rest = self._caps()
         self.K = raised(rows @ rows.mT, JOINT * product_error(rows.shape[-1] + 8, frobenius(rows).square()))
 
+    def _factors(self) -> slice:
+        """Return the range of the factors that move these tokens or what they read: in a causal model, the first."""
+        columns = self.q.root.columns
+        own = [columns[t] for t in [*self.tokens, *range(len(columns))[self.seen]]]
+        own = [range_ for range_ in own if range_ != (0, 0)] or [(0, 1)]
+        return slice(min(range_[0] for range_ in own), max(range_[1] for range_ in own))
+
+    def _asked(self, x: Float[Tensor, "H S S *rest"]) -> Float[Tensor, "T H K *rest"]:
+        """Return what belongs to these query tokens and to the keys that they read."""
+        return x[:, self.tokens, self.seen].movedim(0, 1)
+
     def _caps(self) -> tuple[Float[Tensor, "T n n"] | None, Float[Tensor, "T n"] | None]:
         """Return the shape of ½φ″ℓ² of capped scores, and bounds of what caps add beyond; None without a cap."""
-        bent, t = self.mix.scores.capped, self.tokens
+        bent = self.mix.scores.capped
         if bent is None:
             return None, None
-        rows = self.mix.scores.rows[:, t].movedim(0, 1).flatten(1, 2) * self.w
+        rows = self._asked(self.mix.scores.rows[..., self.moving]).flatten(1, 2) * self.w
         K = raised(rows @ rows.mT, product_error(rows.shape[-1] + 8, frobenius(rows).square()))
-        half, rest = (x[:, t].movedim(0, 1).flatten(1) * self.live for x in (0.5 * bent.curve, bent.rest))
+        half, rest = (self._asked(x).flatten(1) * self.live for x in (0.5 * bent.curve, bent.rest))
         form = half[:, :, None] * (K * K) * half[:, None]
         return raised(form, gamma(16) * (half.abs().amax(1) * frobenius(K)).square()), rest
 
     @cached_property
     def keys(self) -> Float[Tensor, "T g g jl ce"]:
         """Inner products of keys as each token weighs factors, [(g, G), (j, l), (c, e)], raised."""
-        return self._pairs(self.k, self.grams.rows_k)
+        return self._pairs(self.k.heads, self.grams.keys(self.seen, self.squares))
 
     @cached_property
     def values(self) -> Float[Tensor, "T g g jl ce"]:
         """Inner products of values as each token weighs factors, [(g, G), (j, l), (c, e)], raised."""
-        return self._pairs(self.v, self.grams.rows_v)
+        return self._pairs(self.v.heads, self.grams.values(self.seen, self.squares))
 
-    def _pairs(self, value: Value, rows: Float[Tensor, "n p"]) -> Float[Tensor, "T g g jl ce"]:
-        S, g, c = self.S, value.heads, self.c
-        K = self.grams.weighed(rows, rows, self.squares)
+    def _pairs(self, g: int, K: Float[Tensor, "T m m"]) -> Float[Tensor, "T g g jl ce"]:
+        """Return inner products of keys or values of g heads by pairs of heads, of tokens and of coordinates."""
+        S, c = self.S, self.c
         K = raised(K, JOINT * product_error(self.w.shape[-1] + 64, trace(K)))
         K = K.reshape(-1, S, g, c, S, g, c).permute(0, 2, 5, 1, 4, 3, 6)
         return K.reshape(-1, g, g, S * S, c * c)
@@ -125,7 +145,7 @@ class MixShape:
         if self.bent_rest is not None:
             rest.append(box(self.g, grow(self.weight * self.bent_rest)))
         K_e = self._nonlinear(products)
-        at = SoftmaxBudget.of(self.mix, self.tokens, K_e)
+        at = SoftmaxBudget.of(self.mix, self.tokens, self.seen, K_e)
         rest += self._linear_in_e(at, K_e)
         rest += self._sized(at, with_e(at).plus(beyond(at)), "shape")
         rest += [self._values_e(at), *self._sized(at, against_e(at), "shape_e")]
@@ -134,8 +154,8 @@ class MixShape:
 
     def quick(self) -> list[Float[Tensor, "T d d"]]:
         """Return the shapes of what the tokens miss in few steps: by budgets, products of scores by their sizes."""
-        at = SoftmaxBudget.of(self.mix, self.tokens)
-        E = self.mix.E_products[:, self.tokens].movedim(0, 1)
+        at = SoftmaxBudget.of(self.mix, self.tokens, self.seen)
+        E = self._asked(self.mix.E_products)
         most = (self.s * E.square()).flatten(1).sum(1)[:, None]
         noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
         parts = [weighted_sum(self.g, grow(self.weight * most)), ball(noise, len(self.out))]
@@ -150,10 +170,10 @@ class MixShape:
         size = self.weight * torch.linalg.vector_norm(self.g, dim=1)
         size = size + UNREAD * size.mean(-1, keepdim=True) + 2.0**-300
         centring = _less_mean(self.s, 1.0, 1.0)
-        e_k, queries = self._split(self.k.shape_e, self.k.heads), mix.scores.q.u[t]
+        e_k, queries = self._split(self.e_k, self.k.heads), mix.scores.q.u[t]
         each = queries.reshape(self.T, self.k.heads, -1, self.c)
         forms = torch.einsum("tgrc,jgcGe,tGRe->tjgrGR", each, e_k, each).reshape(self.T, S, H, H)
-        slip = length(queries).square().sum(-1)[:, None] * frobenius(self.k.shape_e) * H
+        slip = length(queries).square().sum(-1)[:, None] * frobenius(self.e_k) * H
         forms = raised(forms, product_error(2 * self.c, slip))
         by_key = size.reshape(self.T, H, S).movedim(1, 2).square()
         spans = (by_key * forms.diagonal(dim1=-2, dim2=-1)).sum(-1).sqrt()
@@ -162,11 +182,11 @@ class MixShape:
         shared.diagonal(dim1=2, dim2=4).copy_(forms.permute(0, 2, 3, 1))
         shared = raised(shared.reshape(self.T, self.n, self.n), gamma(4) * frobenius(forms.flatten(1, 2)))
         far = image(centring * self.live[:, :, None] * self.slopes[:, None], shared)
-        keys, e_q = mix.keys[:, t].movedim(0, 1), self._split(self.q.shape_e[t], H)
+        keys, e_q = self._asked(mix.keys), self._split(self.q.shape_e[t], H)
         own = torch.einsum("thjc,thcke,tkle->thjkl", keys, e_q, keys).reshape(self.T, self.n, self.n)
         slip = keys.flatten(1).square().sum(1) * frobenius(self.q.shape_e[t]) * H
         own = raised(own, product_error(2 * self.c, 2.0 * slip))
-        left = mix.E_cross[:, t].movedim(0, 1).flatten(1)
+        left = self._asked(mix.E_cross).flatten(1)
         alone = torch.diag_embed(grow(left.square() * weights_of_sum(left * size)) + UNDERFLOW)
         found = [image(centring, products), mix.scale**2 * far, mix.scale**2 * own, alone]
         if self.bent is not None:
@@ -191,24 +211,26 @@ class MixShape:
         alone = 0.5 * E.square(), 0.5 * (beta.square() + at.W_head) * E, beta * d1
         others = [weighted_sum(self.g, (s * E.square() * at.W).flatten(1))]
         others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
-        others += [self._sum_values(grow(s * x), self.v.blocks("shape_a")) for x in (E, beta * E + d1)]
-        return [_smaller(M, N) for M, N in zip(parts, others, strict=True)]
+        others += [
+            self._sum_values(grow(s * x), self.v.blocks("shape_a")[self.seen]) for x in (E, beta * E + d1)
+        ]
+        return [smaller(M, N) for M, N in zip(parts, others, strict=True)]
 
     def _values_e(self, at: SoftmaxBudget) -> Float[Tensor, "T d d"]:
         """Return Σ s b W_O e_V, by the budget of b, or token by token by the inner products of the heads' scores."""
-        chosen = self._choose_values(grow(at.straight.square()), self.v.blocks("shape_e"))
+        chosen = self._choose_values(grow(at.straight.square()), self.v.blocks("shape_e")[self.seen])
         g, T, S = self.v.heads, self.T, self.S
         own = self.weight[:, :, None] * self.K * self.weight[:, None]
         own = own.reshape(T, self.H, S, self.H, S).diagonal(dim1=2, dim2=4).movedim(-1, 1)
         heads = own.reshape(T, S, g, self.H // g, g, self.H // g)
-        form = torch.einsum("tjgrGR,jgcGe->tjgrcGRe", heads, self._split(self.v.shape_e, g))
-        size = frobenius(own) * frobenius(self.v.shape_e) * self.H
+        form = torch.einsum("tjgrGR,jgcGe->tjgrcGRe", heads, self._split(self.e_v, g))
+        size = frobenius(own) * frobenius(self.e_v) * self.H
         form = raised(form.reshape(T, S, self.H * self.c, -1), gamma(16) * size)
-        return _smaller(chosen, total_along(image(self.out, form)))
+        return smaller(chosen, total_along(image(self.out, form)))
 
     def _sized(self, at: SoftmaxBudget, sizes: Sizes, name: str) -> list[Float[Tensor, "T d d"]]:
         """Return the shapes of sums of such sizes: x g, and x W_O δ for δ in one of the values' shapes."""
-        blocks = self.v.blocks(name)
+        blocks = self.v.blocks(name)[self.seen]
         alone = [x for x in (sizes.g, sizes.g_e) if x is not None]
         squares = [sizes.v.square(), sizes.v_e.square()]
         squares += [at.s * x.square() for x in (sizes.head, sizes.head_e) if x is not None]
@@ -221,7 +243,7 @@ class MixShape:
         It is one quadratic map, so one Gram matrix of all three kinds of forms, with the inner products between them.
         """
         T, n, S, K, g = self.T, self.n, self.S, self.K, self.v.heads
-        mixed = (self.weighted @ self.grams.rows_v.T).reshape(T, n, S, g, self.c)
+        mixed = (self.weighted @ self.rows_v.T).reshape(T, n, S, g, self.c)
         scores = (K * self.weight[:, None]).reshape(T, n, g, self.H // g, S)
         across = 0.5 * torch.einsum("tngrl,tnlgc->tngrc", scores, mixed).flatten(2)
         own = self.weight[:, :, None] * K * self.weight[:, None]
@@ -248,12 +270,12 @@ class MixShape:
         T, H, S, width, scale = self.T, self.H, self.S, self.c, self.mix.scale
         g, k = self.v.heads, self.k.heads
         b_q = (self.weighted @ self.A_q.mT).reshape(T, self.n, k, H // k, width)
-        b_k = (self.weighted @ self.grams.rows_k.T).reshape(T, self.n, S, k, width)
+        b_k = (self.weighted @ self.rows_k.T).reshape(T, self.n, S, k, width)
         by_scores = torch.einsum("tngrc,tnjgc->tngrj", b_q, b_k).reshape(T, self.n, self.n)
         by_scores = (0.5 * scale) * by_scores * self.slopes[:, None]
-        v_k = self.grams.weighed(self.grams.rows_v, self.grams.rows_k, self.squares)
+        v_k = self.grams.across(self.seen, self.squares)
         v_k = v_k.reshape(T, S, g, width, S, k, width)
-        v_q = self.grams.rows_v @ (self.A_q * self.w.square()).mT
+        v_q = self.rows_v @ (self.A_q * self.w.square()).mT
         v_q = v_q.reshape(T, S, g, width, k, H // k, width)
         weights = self.s.reshape(T, g, H // g, S, 1, 1, 1)
         b_q, b_k = (weights * x.reshape(T, g, H // g, S, *x.shape[2:]) for x in (b_q, b_k))
@@ -261,7 +283,7 @@ class MixShape:
         found = found + torch.einsum("tgrjJGc,tjgaGRc->tGRJgra", b_k, v_q)
         by_values = (0.5 * scale) * found.reshape(T, self.n, H * width) * self.slopes[:, :, None]
         size = _size(b_q) * _size(v_k) + _size(b_k) * _size(v_q) + _size(by_scores)
-        sizes = _size(self.weighted).square() * _size(self.A_q) * frobenius(self.grams.rows_k)
+        sizes = _size(self.weighted).square() * _size(self.A_q) * frobenius(self.rows_k)
         return by_scores, by_values, scale * (size + sizes)
 
     def _third(self) -> list[Float[Tensor, "T d d"]]:
@@ -314,7 +336,7 @@ class MixShape:
         T, k, r, width = self.T, self.k.heads, self.H // self.k.heads, self.c
         A = self.A_q * self.w
         own = raised(A @ A.mT, JOINT * product_error(A.shape[-1], frobenius(A).square()))
-        mixed = ((A * self.w) @ self.grams.rows_k.T).reshape(T, k, r, width, self.S, k, width)
+        mixed = ((A * self.w) @ self.rows_k.T).reshape(T, k, r, width, self.S, k, width)
         crossed = torch.einsum("tgrclGe,tGRejgc->tgrjGRl", mixed, mixed).reshape(T, self.n, self.n)
         both = 0.5 * (self._by_keys(own) + crossed)
         size = frobenius(own) * _size(self.keys) + _size(mixed).square()
@@ -340,9 +362,9 @@ class MixShape:
         """Return the inner products of x·e_k over heads, key by key, for queries' moves x of shape M, and sizes."""
         T, S, H, k = self.T, self.S, self.H, self.k.heads
         moves = M.reshape(T, k, H // k, self.c, k, H // k, self.c)
-        e_k = self._split(self.k.shape_e, k)
+        e_k = self._split(self.e_k, k)
         forms = torch.einsum("tgrcGRe,jgcGe->tjgrGR", moves, e_k).reshape(T, S, H, H)
-        return forms, frobenius(M)[:, None] * frobenius(self.k.shape_e) * H
+        return forms, frobenius(M)[:, None] * frobenius(self.e_k) * H
 
     def _choose_values(
         self, squares: Float[Tensor, "T H S"], shapes: Float[Tensor, "S g c c"]
@@ -370,21 +392,6 @@ class MixShape:
 def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
     """Return the Frobenius norm of everything that belongs to a token."""
     return frobenius(x.flatten(1)[:, None])
-
-
-def _smaller(M: Float[Tensor, "T d d"], N: Float[Tensor, "T d d"]) -> Float[Tensor, "T d d"]:
-    """Return, of two shapes of the same, the one with the lesser trace, token by token."""
-    return torch.where((trace(M) <= trace(N))[:, None, None], M, N)
-
-
-def hadamard(M: Float[Tensor, "T n n"], K: Float[Tensor, "T n n"]) -> Float[Tensor, "T n n"]:
-    """Return the Hadamard product of two shapes, raised.
-
-    Args:
-        M: one factor.
-        K: the other.
-    """
-    return raised(M * K, gamma(8) * frobenius(M) * frobenius(K))
 
 
 def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tensor, "T n n"]:

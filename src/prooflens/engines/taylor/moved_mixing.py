@@ -17,17 +17,23 @@ What stays are boxes of what e adds to products, scale Σ c e_q·e_k, and all th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.relaxations.ellipsoids import ball, image, raised, total, total_along, weighted_sum
+from prooflens.engines.relaxations.ellipsoids import (
+    ball,
+    hadamard,
+    image,
+    raised,
+    total,
+    total_along,
+    weighted_sum,
+)
 from prooflens.engines.relaxations.norms import grow, product_error
-from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.chain import Chain, MovedShapes
 from prooflens.engines.taylor.grams import Grams
-from prooflens.engines.taylor.mixing import MixShape, hadamard
+from prooflens.engines.taylor.mixing import MixShape
 from prooflens.engines.taylor.next_root import tokens_at_once
 from prooflens.engines.taylor.softmax_budget import SoftmaxBudget, against_e, beyond, with_e
 
@@ -43,27 +49,13 @@ def moved_shapes(chain: Chain, memory: int = 2**32) -> MovedShapes:
     assert names is not None
     assert mix is not None
     q, k, v = (chain.values[name] for name in (names.q, names.k, names.v))
-    size, grams = tokens_at_once(mix, len(mix.out), memory), Grams(mix)
+    size, grams = tokens_at_once(mix, len(mix.out), memory), Grams(mix, memory // 8)
     tokens = chain.goes_on
     parts = [
         MovedMixShape(mix, q, k, v, tokens[start : start + size], grams).moved()
         for start in range(0, len(tokens), size)
     ]
     return MovedShapes(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-class MovedShapes(NamedTuple):
-    """Shapes of a mixing by token of the next root.
-
-    Attributes:
-        rest: of what neither second order nor moving covectors hold.
-        squares: of b², by head and key.
-        products: of π, by head and key.
-    """
-
-    rest: Float[Tensor, "T d d"]
-    squares: Float[Tensor, "T n n"]
-    products: Float[Tensor, "T n n"]
 
 
 class MovedMixShape(MixShape):
@@ -73,17 +65,26 @@ class MovedMixShape(MixShape):
         """Return the shapes of everything beyond second order that no moving covector holds, of b² and of π."""
         products = self._products()
         K_e = self._nonlinear(products)
-        at = SoftmaxBudget.of(self.mix, self.tokens, K_e)
+        at = SoftmaxBudget.of(self.mix, self.tokens, self.seen, K_e)
         by_e = self._linear_in_e(at, K_e)
         # In place of what holds all of b_e: Σ c b b_e and Σ s b_e W_O A_vα for products with e alone.
-        E = self.mix.E_cross[:, self.tokens].movedim(0, 1)
+        E = self._asked(self.mix.E_cross)
         by_e[0] = weighted_sum(self.g, (at.s * E.square() * at.W).flatten(1))
-        by_e[4] = self._sum_values(grow(at.s * E), self.v.blocks("shape_a"))
+        by_e[4] = self._sum_values(grow(at.s * E), self.v.blocks("shape_a")[self.seen])
         rest = [*self._fourth(), self._cross_e(), *by_e]
         rest += self._sized(at, with_e(at).plus(beyond(at)), "shape")
         rest += self._sized(at, against_e(at), "shape_e")
         noise = self.mix.noise[self.tokens] * torch.exp(2.0 * at.beta.flatten(1).amax(1))
-        return MovedShapes(total([*rest, ball(noise, len(self.out))]), hadamard(self.K, self.K), products)
+        squares, products = (self._by_all_keys(M) for M in (hadamard(self.K, self.K), products))
+        rest.append(ball(noise, len(self.out)))
+        return MovedShapes(total(rest), squares, products, at.W_head[..., 0], at.W_e_head[..., 0])
+
+    def _by_all_keys(self, M: Float[Tensor, "T n n"]) -> Float[Tensor, "T m m"]:
+        """Return a shape by head and key with keys that no token here reads, as 0."""
+        (T, H, K), S = self.s.shape, len(self.mix.z)
+        made = M.new_zeros(T, H, S, H, S)
+        made[:, :, self.seen, :, self.seen] = M.reshape(T, H, K, H, K)
+        return made.reshape(T, H * S, H * S)
 
     def _cross_e(self) -> Float[Tensor, "T d d"]:
         """Return scale Σ c e_q·e_k."""

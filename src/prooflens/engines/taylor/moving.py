@@ -29,14 +29,15 @@ from prooflens.engines.relaxations.norms import (
     product_error,
     top_eigenvalue,
 )
+from prooflens.engines.taylor.attention import seen_keys
 from prooflens.engines.taylor.chain import Chain, turn, turning_norm
 from prooflens.engines.taylor.head_norms import HeadNormSite
-from prooflens.engines.taylor.hessian import evened
+from prooflens.engines.taylor.hessian import EVEN, evened
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.solu import SoluSite
-from prooflens.engines.taylor.values import UNREAD, Value
+from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.sites import Affine, Norm, Rotary, Solu
 from prooflens.numerics import gamma
@@ -93,7 +94,7 @@ class MovingCovectors:
         for chain, place in self.mixings:
             assert chain.mix is not None
             t, columns = chain.goes_on[place], chain.root.columns
-            ends += [columns[t][1], *(last for _, last in columns[_seen(chain.mix.mask[..., t, :])])]
+            ends += [columns[t][1], *(last for _, last in columns[seen_keys(chain.mix.mask[..., t, :])])]
         for chain in self.walk.chains:
             if chain.segment.layer in self.forms.layers:
                 here = self.forms.layer == chain.segment.layer
@@ -148,8 +149,8 @@ class MovingCovectors:
         """Bound (Wα)·r for r in E(M): ‖LᵀWα‖² ≤ λ_max(Σ_k c_k (LᵀW_k)(LᵀW_k)ᵀ) for Σ 1/c_k ≤ 1 on the box."""
         L = cholesky_factor(M)
         C = W @ L
-        sizes = torch.linalg.vector_norm(C, dim=-1)
-        c = weights_of_sum(sizes + UNREAD * sizes.mean(-1, keepdim=True))
+        sizes = ((C @ (C.mT @ C)) * C).sum(-1).clamp(min=0.0).sqrt()
+        c = weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True))
         X = c.sqrt()[..., None] * C
         G = X.mT @ X
         error = product_error(self.p + 16, frobenius(X).square())
@@ -273,7 +274,7 @@ class MovingCovectors:
         assert chain.mixed is not None
         assert chain.noise is not None
         names, p, widths = mix.attention, self.p, self.half_widths[: self.p]
-        keys = _seen(mix.mask[..., t, :])
+        keys = seen_keys(mix.mask[..., t, :])
         s, deviations = mix.s[:, t, keys], mix.deviations[:, t, keys]
         gamma_, at_values, at_query, at_keys = None, None, None, None
         k_heads, v_heads = mix.scores.k.source.heads, mix.v.source.heads
@@ -330,7 +331,7 @@ class MovingCovectors:
         """Bound a mixing's own third order, Σ b²ℓ + Σ πγ (`taylor.moved_mixing`)."""
         assert chain.moved is not None
         H = squares.shape[2]
-        for W, M in zip((squares, products), chain.moved[1:], strict=True):
+        for W, M in ((squares, chain.moved.squares), (products, chain.moved.products)):
             some = M[place].unflatten(0, (H, -1)).unflatten(2, (H, -1))[:, keys, :, keys]
             self._against(some.flatten(2).flatten(0, 1), W.flatten(2))
 
@@ -358,7 +359,7 @@ class MovingCovectors:
             rows = frobenius((mix.rows[:, t, :, : self.p] * read).flatten(0, 1))
             coef = 2.0 * omega * values
             assert chain.moved is not None
-            seen = sum(trace(M[place]).sqrt() for M in chain.moved[1:])
+            seen = sum(trace(M[place]).sqrt() for M in (chain.moved.squares, chain.moved.products))
             most = most + 4.0 * (coef * rows + omega * A_v) * (by_scores + seen) * H
             most = most + mix.scale * coef * H * (A_k * sizes[0][t] + A_q * sizes[1].sum())
             most = most + omega * rows * sizes[2].sum() * H
@@ -381,12 +382,6 @@ def _pull_error(site: NormSite | NetworkSite | SoluSite, t: int) -> Tensor:
         most = most + frobenius(step.up.weight) * site.post[t].abs().amax()
     inner = 2 * (sum(site.down.shape) + sum(step.bent.weight.shape))
     return product_error(inner, 4.0 * frobenius(site.down) * most)
-
-
-def _seen(mask: Tensor) -> slice:
-    """Return the range of the keys that some head of a query reads; of a query that reads none, the first one."""
-    live = mask.reshape(-1, mask.shape[-1]).any(0).nonzero()[:, 0].tolist()
-    return slice(live[0], live[-1] + 1) if live else slice(0, 1)
 
 
 def _put(moves: dict[str, Tensor], name: str, W: Tensor | None) -> None:

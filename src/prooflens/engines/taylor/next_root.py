@@ -7,6 +7,8 @@ hides from a query adds nothing, so in a causal model only the tokens before a q
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -28,13 +30,14 @@ from prooflens.engines.taylor.values import Columns, Root, Value
 from prooflens.numerics import gamma
 
 
-def next_root(chain: Chain, memory: int, quick: bool) -> Root:
+def next_root(chain: Chain, memory: int, quick: bool, tell: Callable[[float], None]) -> Root:
     """Return the root after the attention of a chain; the chain learns its mixing and what that leaves.
 
     Args:
         chain: a chain with scores and an attention.
         memory: bytes that may be used.
         quick: bound the mixing in few steps.
+        tell: told the share of the tokens that is done, before every few of them; it may end the work.
     """
     names = chain.segment.attention
     assert names is not None
@@ -47,9 +50,10 @@ def next_root(chain: Chain, memory: int, quick: bool) -> Root:
     row = 8 * CHUNK if root.u.is_cuda else CHUNK // 8
     size = min(tokens_at_once(mix, d, memory), max(1, row // (S * d * m)))
     step = _Step(chain, mix, (q, k, v, stream), 0 if quick else sources_room(memory, T * S * d * m))
-    grams = Grams(mix)
+    grams = Grams(mix, memory // 8 if size < T else 0)
     mixed, beyond = [], []
     for start in range(0, T, size):
+        tell(start / T)
         places = slice(start, min(start + size, T))
         step.take(places)
         shapes = MixShape(mix, q, k, v, tokens[places], grams)

@@ -38,17 +38,20 @@ class SoftmaxBudget:
     W_e_head: Float[Tensor, "T H 1"]
 
     @classmethod
-    def of(cls, mix: MixSite, tokens: list[int], K_e: Float[Tensor, "T n n"] | None = None) -> SoftmaxBudget:
+    def of(
+        cls, mix: MixSite, tokens: list[int], keys: slice, K_e: Float[Tensor, "T n n"] | None = None
+    ) -> SoftmaxBudget:
         """Make budgets from the eigenvalues of the linear parts and from b_e's shape or, without one, from E.
 
         Args:
             mix: the mixing.
             tokens: the query tokens.
+            keys: the keys that they read.
             K_e: the shape of b_e; None to use |b_e| ≤ E.
         """
-        s, E, beta = (x[:, tokens].movedim(0, 1) for x in (mix.s, mix.E, mix.beta))
+        s, E, beta = (x[:, tokens, keys].movedim(0, 1) for x in (mix.s, mix.E, mix.beta))
         T, H, S = s.shape
-        rows = mix.rows[:, tokens].movedim(0, 1) * mix.weights[tokens][:, None, None]
+        rows = mix.rows[:, tokens, keys].movedim(0, 1) * mix.weights[tokens][:, None, None]
         linear, heads = budget(s.flatten(1), rows.flatten(1, 2)), budget(s, rows)
         each = (s * E.square()).sum(-1)
         W_e, W_e_head = each.sum(-1), each

@@ -102,6 +102,11 @@ class TaylorWalk:
         tokens = list(range(len(root.u)))
         for number in range(len(self.chains), len(segments)):
             segment = segments[number]
+            stage = "output" if segment.layer is None else f"layer {segment.layer}"
+
+            def tell(share: float, stage: str = stage, number: int = number) -> None:
+                self.progress(stage, (number + share) / len(segments))
+
             if number == self.fork_at:
                 self.fork = Fork(self.chains, root).copied()
             chain = Chain(segment, root)
@@ -111,8 +116,10 @@ class TaylorWalk:
             self.chains.append(chain)
             self._start(chain)
             for step in segment.steps:
+                tell(0.0)
                 self._step(chain, step)
             if segment.scores is not None:
+                tell(0.0)
                 names = (segment.scores.inputs[0], segment.scores.inputs[1])
                 q, k = (chain.values[name] for name in names)
                 heads = Heads.of(q, q.heads), Heads.of(k, q.heads)
@@ -121,9 +128,7 @@ class TaylorWalk:
                 )
             self.visit(chain)
             if number + 1 < len(segments):
-                stage = "output" if segment.layer is None else f"layer {segment.layer}"
-                self.progress(stage, number / len(segments))
-                root = self._next(chain)
+                root = self._next(chain, tell)
                 # Only the way forward asks for them, and their Jacobians are the largest things there are.
                 chain.root.origins.clear()
                 if self.kept is not None and segment.layer not in self.kept:
@@ -213,12 +218,12 @@ class TaylorWalk:
         made.sources[step.out] = eye
         return made
 
-    def _next(self, chain: Chain) -> Root:
-        """Return the root after an attention or a pooling."""
+    def _next(self, chain: Chain, tell: Callable[[float], None]) -> Root:
+        """Return the root after an attention or a pooling, and tell how much of it is done."""
         segment = chain.segment
         if segment.pool is not None:
             return self._pooled(chain, segment.pool)
-        return next_root(chain, self.memory, self.quick)
+        return next_root(chain, self.memory, self.quick, tell)
 
     def _pooled(self, chain: Chain, pool: Pool) -> Root:
         tokens = self.chains[-2].goes_on if len(self.chains) > 1 else list(range(len(pool.weights)))
