@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.relaxations.ellipsoids import support, trace
+from prooflens.engines.relaxations.ellipsoids import trace
 from prooflens.engines.relaxations.norms import (
     cholesky_factor,
     frobenius,
@@ -35,6 +35,7 @@ from prooflens.engines.relaxations.norms import (
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.hessian import Hessian
+from prooflens.engines.taylor.mixing_rest import MixingMajorants
 from prooflens.engines.taylor.moved_mixing import moved_shapes
 from prooflens.engines.taylor.moving import MovingCovectors, SiteForm
 from prooflens.engines.taylor.walk import TaylorWalk
@@ -83,6 +84,7 @@ class ThirdOrder(Hessian):
         super().__init__(half_widths, forms)
         self.sites: dict[tuple[Chain, str, int], SiteForm] = {}
         self.mixings: dict[tuple[Chain, int], Tensor] = {}
+        self.majorants = MixingMajorants(half_widths)
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
         """Keep the site's second order for the matrix and for the moving covectors; bound its own third order.
@@ -105,7 +107,7 @@ class ThirdOrder(Hessian):
         return grow(found)[:, None].expand(-1, 2)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
-        """Add the mixing's second order to the matrix, keep its covectors, and bound what is beyond.
+        """Add the mixing's second order to the matrix, and keep its covectors and what majorises the rest.
 
         Args:
             chain: the chain that ends in the mixing.
@@ -117,7 +119,8 @@ class ThirdOrder(Hessian):
         self.mixings[chain, place] = self.mixings.get((chain, place), 0.0) + u
         if chain.moved is None:
             chain.moved = moved_shapes(chain)
-        return support(chain.moved[0][place], u)[:, None].expand(-1, 2)
+        self.majorants.add(chain, place, u)
+        return u.new_zeros(len(u), 2)
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
         """Add the scores' own products to the Hessians; return what e_q·e_k adds to them."""
@@ -126,13 +129,13 @@ class ThirdOrder(Hessian):
         return chain.scores.products_e
 
     def moving(self, walk: TaylorWalk, forms: Forms) -> Float[Tensor, "F 2"]:
-        """Bound Σ (W_sα)·r_s over all sites, for + and −.
+        """Bound Σ (W_sα)·r_s over all sites, and what mixings leave beside, for + and −.
 
         Args:
             walk: the walk forward.
             forms: what is bounded.
         """
-        found = MovingCovectors(walk, forms, self.sites, self.mixings).bound()
+        found = MovingCovectors(walk, forms, self.sites, self.mixings).bound() + self.majorants.bound()
         return found[:, None].expand(-1, 2)
 
 
