@@ -5,7 +5,7 @@ python benchmarks/interventions.py [WORK …] [--device cuda] [--layers 17-18] [
 | work | what |
 |---|---|
 | widths | `toy-4layer`, every head and network taken out by itself, on balls: joint, alone, attained by an attack |
-| read | minilm: heads of layers 1 and 2 taken out by themselves, a direction of the stream behind; one token moves |
+| read | minilm: heads of layers 1 and 2 taken out by themselves, the stream behind it or later; one token moves |
 | family | the effect of every head of `--layers` on logit{A} − logit{B} over an IOI template, every member run |
 | segment | the same on the segment between two prompts |
 | ball | the same on a ball of radius `--eps` |
@@ -68,21 +68,23 @@ def widths(eps: float) -> Line:
     return {"work": "widths", "model": model.name, "eps": eps} | _ratios(rows, meter)
 
 
-def read_widths(layer: int, eps: float, heads: int) -> Line:
-    """Widths of the effects of heads of a layer of minilm on a random direction of the stream behind it."""
+def read_widths(layer: int, eps: float, heads: int, behind: int | None = None) -> Line:
+    """Widths of the effects of heads of a layer of minilm on a random direction of the stream behind it, or later."""
+    read = layer if behind is None else behind
     model, engine = pl.load("minilm"), get_engine("taylor")
     prompt = model.prompt(SENTENCE)
     v = torch.randn(model.architecture.d_model, generator=torch.Generator().manual_seed(layer)).double()
-    metric, region = f"read(blocks.{layer}.hook_resid_post@{MOVES},DIR)", Ball(eps, tokens=[MOVES])
+    metric, region = f"read(blocks.{read}.hook_resid_post@{MOVES},DIR)", Ball(eps, tokens=[MOVES])
     rows = []
     with Meter(model.device) as meter:
         for head in range(heads):
             pair = Pair.of(model, f"a{layer}.h{head}", prompt, region, metric, None, {"DIR": v / v.norm()})
-            asked = pair.problem, pair.edited, pair.forms
-            joint, alone = (f(engine, *asked) for f in (bound_effects, both_alone))
-            reached = attack_effects(*asked, AttackBudget(200, 4, 30), 0, [joint])
+            both = pair.problem, pair.edited, pair.forms
+            joint, alone = (f(engine, *both) for f in (bound_effects, both_alone))
+            reached = attack_effects(*both, AttackBudget(200, 4, 30), 0, [joint])
             rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
-    return {"work": "read", "model": model.name, "layer": layer, "eps": eps} | _ratios(rows, meter)
+    asked = {"work": "read", "model": model.name, "layer": layer, "behind": read, "eps": eps}
+    return asked | _ratios(rows, meter)
 
 
 def _ratios(rows: list[list[float]], meter: Meter) -> Line:
@@ -249,6 +251,9 @@ def main() -> None:
     parser.add_argument("--small", nargs="*", choices=SMALL, default=list(SMALL), help="models of `circuits`")
     parser.add_argument("--radii", nargs="*", type=float, default=RADII[:3], help="radii of `circuits`")
     parser.add_argument("--read-layers", nargs="*", type=int, default=[1, 2], help="layers of `read`")
+    parser.add_argument(
+        "--read-behind", type=int, help="the layer behind which `read` reads, if not that of the head"
+    )
     parser.add_argument("--read-eps", type=float, default=0.001, help="the radius of `read`")
     parser.add_argument("--heads", type=int, default=1, help="heads of each layer of `read`")
     parser.add_argument("--names", type=int, default=92)
@@ -262,7 +267,7 @@ def main() -> None:
             continue
         if work == "read":
             for layer in given.read_layers:
-                tell(read_widths(layer, given.read_eps, given.heads), given.out)
+                tell(read_widths(layer, given.read_eps, given.heads, given.read_behind), given.out)
             continue
         if work == "circuits":
             for eps in given.radii:

