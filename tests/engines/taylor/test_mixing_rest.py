@@ -219,5 +219,23 @@ def test_tokens_are_bounded_together() -> None:
         assert bool((torch.as_tensor(made.bound()) <= torch.as_tensor(made.apart)).all())
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_few_rows_and_many_are_bounded_by_the_same_eigenvalue(rows: int) -> None:
+    """Above the squares at every corner, and at most their trace."""
+    Z = torch.randn(2, rows, 6, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    made = MixingMajorants(torch.ones(6, dtype=torch.float64))
+    made.rows, made.apart = [Z], torch.full((2,), torch.inf, dtype=torch.float64)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 6)
+    attained = (Z @ corners.T).square().sum(1).amax(1)
+    found = torch.as_tensor(made.bound())
+    assert bool((attained <= found).all())
+    assert bool((found <= 6.0 * Z.square().sum((1, 2))).all())
+    other = MixingMajorants(made.half_widths)
+    more = max(0, 12 - rows)  # rows of 0 change nothing, and take the other product
+    other.rows = [torch.cat((Z, Z.new_zeros(2, more, 6)), 1)]
+    other.apart = made.apart
+    assert torch.allclose(torch.as_tensor(other.bound()), found, rtol=1e-3)
+
+
 def test_without_mixings_nothing_is_left() -> None:
     assert MixingMajorants(torch.ones(3)).bound() == 0.0

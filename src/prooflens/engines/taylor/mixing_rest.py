@@ -195,11 +195,16 @@ class MixingMajorants:
         if not self.rows:
             return self.apart
         Z = torch.cat(self.rows, 1)
-        sizes = ((Z.mT @ (Z @ Z.mT)) * Z.mT).sum(-1).clamp(min=0.0).sqrt()
-        X = Z * weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True)).sqrt()[:, None]
-        G = X @ X.mT
-        # The rows' own products and roots round by a few units each; sums run over the factors.
-        error = product_error(X.shape[-1] + 64, frobenius(X).square())
+        wide = (
+            Z.shape[1] <= Z.shape[2]
+        )  # of ZZᵀ and ZᵀZ, which have the same eigenvalues, the smaller one is made
+        G = Z @ Z.mT if wide else Z.mT @ Z
+        sizes = ((Z.mT @ G) * Z.mT).sum(-1).clamp(min=0.0).sqrt() if wide else length(G)
+        root = weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True)).sqrt()
+        X = Z * root[:, None]
+        G = X @ X.mT if wide else root[:, :, None] * G * root[:, None]
+        # The rows' own products and roots round by a few units each; sums run over the factors or over the rows.
+        error = product_error(max(X.shape[1:]) + 64, frobenius(X).square())
         together = grow(largest(0.5 * (G + G.mT)) + error + self.rest)
         return torch.fmin(together, torch.as_tensor(self.apart))
 
