@@ -49,7 +49,7 @@ def carried_on(origins: Sequence[Origin], A: Array) -> Carried:
         A: the Jacobian of the new root by that one [T, d, S, n].
     """
     T, d, S, n = A.shape
-    flat, sizes = A.reshape(T, d, S * n), frobenius(A.reshape(T, d, S * n))
+    sizes = frobenius(A.reshape(T, d, S * n))
     found = Carried([], [], np.zeros(T))
     noise = found.noise
     waiting = list(origins)
@@ -58,13 +58,29 @@ def carried_on(origins: Sequence[Origin], A: Array) -> Carried:
         J = A
         if before is not None:
             R, m = before.shape[2:]
-            J = (flat @ before.reshape(S * n, R * m)).reshape(T, d, R, m)
+            J = _product(A, before)
             # Sums of S·n products, seen by each x[r].
             most = frobenius(np.moveaxis(before, 2, 0).reshape(R, S * n, m)) * np.sqrt(trace(shapes))
             noise = noise + gamma(S * n + 8) * sizes * most.sum()
         found.origins.append(Origin(shapes, J))
         found.reached.append(np.stack([_reached(J[t], shapes) for t in range(T)]))
     return Carried(found.origins, found.reached, up(noise))
+
+
+def _product(A: Array, before: Array) -> Array:
+    """A [T, d, S, n] times a Jacobian [S, n, R, m]; in a causal network most pairs of tokens are 0 in either."""
+    (T, d, _, n), (R, m) = A.shape, before.shape[2:]
+    found = np.zeros((T, d, R, m))
+    reads = [np.flatnonzero(A[t].any((0, 2))) for t in range(T)]
+    for r in range(R):
+        column = before[:, :, r]
+        comes = np.asarray(column.any((1, 2)))
+        for t in range(T):
+            if len(some := reads[t][comes[reads[t]]]):
+                found[t, :, r] = A[t][:, some].reshape(d, len(some) * n) @ column[some].reshape(
+                    len(some) * n, m
+                )
+    return found
 
 
 def _reached(J: Array, shapes: Array) -> Array:
