@@ -5,28 +5,35 @@
     python benchmarks/checking.py smollm2 --text "…" --layer 1 --eps 0.0001 --positions -1 --json FILE
     python benchmarks/checking.py toy --radii 0.02 --layer 1 --run FOLDER
     python benchmarks/checking.py toy --eps 0.005 0.02 0.05 --effects a1.h0 a1.h0@1 a0.h1.k1
+    python benchmarks/checking.py smollm2 --text "…" --depth 18 --eps 0.00002
 
 One JSON line per ε. With `--radii` the largest radii that the engines just prove, to a share of themselves, are
 searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
-compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. Both
-programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
+compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. With `--depth`
+there is no run: the checker walks the network by itself, and one line per layer says of how many heads it proves what
+the last position attends to most, on the ball around all tokens. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
 A peer model is exported to prooflens' own layout first, which is what the checker reads.
 """
 
 import argparse
 import itertools
+import resource
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from measuring import tell
 from peer_models import PEERS, peer_model
 from prooflens import Ball, Transformer, certify, effect, load, radius
 from prooflens.checker import check
+from prooflens.checker.depth import Walk, score_form
+from prooflens.checker.network import Network
 from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.models.cache import model_folder
 from prooflens.models.export import export
@@ -94,6 +101,35 @@ def measure_effect(args: argparse.Namespace, part: str, eps: float) -> dict[str,
     return line | {"attained": (found.least.effect, found.most.effect), "note": said.note}
 
 
+def measure_depth(args: argparse.Namespace, eps: float) -> Iterator[dict[str, object]]:
+    """Yield what the checker proves without a run: for every layer down to `--depth`, top-1 of the last position.
+
+    Args:
+        args: the command line.
+        eps: the radius of the ball around all tokens.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
+        net = Network.read(folder, torch_tables, torch_powers)
+    center = model.input(prompt).double().numpy()
+    S, d = center.shape
+    walk = Walk(net, center, eps * np.eye(S * d).reshape(S, d, S * d))
+    begun, cpu = time.perf_counter(), time.process_time()
+    for number in range(args.depth + 1):
+        scores = walk.layer(number).scores.center[:, -1]
+        proved = []
+        for head, row in enumerate(scores):
+            top = int(row.argmax())
+            others = (j for j in range(S) if j != top)
+            margins = ([(1.0, head, S - 1, top), (-1.0, head, S - 1, j)] for j in others)
+            if all(score_form(walk, number, terms).bounds()[0] > 0.0 for terms in margins):
+                proved.append(head)
+        line: dict[str, object] = {"model": args.model, "alone": "top1@-1", "layer": number, "eps": eps}
+        line |= {"proved": proved, "of": len(scores), "seconds": round(time.perf_counter() - begun, 1)}
+        line |= {"processor_s": round(time.process_time() - cpu, 1)}
+        yield line | {"gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)}
+
+
 def main() -> None:
     """Prove and check, ε by ε."""
     parser = argparse.ArgumentParser(
@@ -105,6 +141,7 @@ def main() -> None:
     asked.add_argument("--radii", type=float, help="check the largest radii, searched to this share")
     parser.add_argument("--run", type=Path, help="where the run of --radii is kept, or is already")
     parser.add_argument("--effects", nargs="+", default=[], help="parts that are taken out")
+    parser.add_argument("--depth", type=int, help="walk by the checker alone down to this layer")
     parser.add_argument("--text")
     parser.add_argument("--layer", type=int)
     parser.add_argument("--positions", type=int, nargs="+")
@@ -124,7 +161,10 @@ def main() -> None:
         tell(measure_radii(args, options), args.json)
     for part, eps in itertools.product(args.effects, args.eps):
         tell(measure_effect(args, part, eps), args.json)
-    for eps in [] if args.effects else args.eps:
+    for eps in args.eps if args.depth is not None else []:
+        for line in measure_depth(args, eps):
+            tell(line, args.json)
+    for eps in [] if args.effects or args.depth is not None else args.eps:
         with tempfile.TemporaryDirectory() as place:
             model, prompt, folder = find(args.model, args.text, args.peers, Path(place))
             begun = time.perf_counter()
