@@ -9,9 +9,10 @@
 
 One JSON line per ε. With `--radii` the largest radii that the engines just prove, to a share of themselves, are
 searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
-compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. With `--depth`
-there is no run: the checker walks the network by itself, and one line per layer says of how many heads it proves what
-the last position attends to most, on the ball around all tokens. Both programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
+compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. With
+`--depth` there is no run: the checker walks the network by itself, and one line per layer says of how many heads it
+proves what the last position attends to most, on the ball around all tokens. Both programs run on the CPU, one after
+the other: give both the same threads (OMP_NUM_THREADS).
 A peer model is exported to prooflens' own layout first, which is what the checker reads.
 """
 
