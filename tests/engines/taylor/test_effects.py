@@ -13,7 +13,6 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.engines.taylor import Taylor, least_memory
-from prooflens.engines.taylor import engine as taylor_engine
 from prooflens.engines.taylor.chain import Fork
 from prooflens.engines.taylor.segments import Segment
 from prooflens.engines.taylor.walk import TaylorWalk
@@ -97,14 +96,24 @@ def test_a_walk_is_not_shared_with_other_questions(begun: list[int]) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
 def test_quick_walks_bound_effects(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes quick walks where thorough ones would take long."""
-    monkeypatch.setattr(taylor_engine, "THOROUGH_ON_CPU", 0.0)
+    """Where thorough walks do not fit into memory, quick ones bound the effect."""
+    taken: list[bool] = []
+    walk = Taylor.walk
+
+    def noted(
+        engine: Taylor, asked: Problem, forms: Forms, options: EngineOptions, quick: bool, **more: object
+    ) -> TaylorWalk:
+        taken.append(quick)
+        return walk(engine, asked, forms, options, quick, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Taylor, "walk", noted)
     problem = random_problem(model_of(family), 3, 1e-3, 2)
     outputs = problem.model.architecture.d_out or 0
     forms = output_forms(torch.eye(outputs, dtype=torch.float64)[:1])
     edited = Problem(pl.edit(problem.model, "a1.h0"), problem.region)
-    found = Taylor().bound_effects(problem, edited, forms)
+    found = Taylor().bound_effects(problem, edited, forms, EngineOptions(least_memory(problem, forms) - 1))
     assert found is not None
+    assert taken == [True, True]
     assert check(found, problem, edited, forms)
 
 

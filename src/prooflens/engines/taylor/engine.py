@@ -26,7 +26,7 @@ from prooflens.engines.protocol import (
 from prooflens.engines.relaxations.ellipsoids import ball, support, total
 from prooflens.engines.relaxations.norms import CHUNK, grow, identity, length
 from prooflens.engines.taylor.chain import Fork
-from prooflens.engines.taylor.cost import deepest, least_memory, needed_memory, taylor_work, walk_cost
+from prooflens.engines.taylor.cost import least_memory, needed_memory, walk_cost
 from prooflens.engines.taylor.effects import EffectWalk
 from prooflens.engines.taylor.held import earlier_walk, held_layer, hold_walk
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound, hessian_batch
@@ -65,9 +65,6 @@ STAGES: dict[type[Hessian], str] = {Hessian: "Hessians", ThirdOrder: "third orde
 
 LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.55}
 """The promise with remainders by ellipsoids from which matrices are made; moving covectors about halve remainders."""
-
-THOROUGH_ON_CPU = 1e13
-"""Multiplications up to which a CPU walks two models thoroughly for an effect; it only steers."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
@@ -197,8 +194,6 @@ class Taylor(EngineBase):
         if reason := self.refuses(problem, forms, options):
             raise EngineError(reason)
         quick = least_memory(problem, forms) > allowed_memory(problem, options)
-        on_cpu = problem.region.center.device.type == "cpu"
-        quick = quick or (on_cpu and taylor_work(problem, deepest(problem, forms)) > THOROUGH_ON_CPU)
 
         # Walks that go on with other tokens behind the last attention share nothing.
         reads = [read_tokens(one, asked_segments(one, forms)) for one in (problem, edited)]
