@@ -32,6 +32,7 @@ from prooflens.models.edits import edit, find_place, places_of
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
 from prooflens.models.parts import Edit, split_tokens
+from prooflens.models.reads import find_hook, value_name
 
 READS = 0.3
 """The share of cases that are about a value inside the model."""
@@ -78,7 +79,7 @@ def random_edits(
         choose: what draws them.
         n_tokens: how many tokens the model reads, without padding.
         n_all: how many with padding; None if there is none.
-        x: an input without padding, near which features may jump; None for features that jump anywhere.
+        x: an input of the whole model without padding, near which features may jump; None for anywhere.
     """
     a = model.architecture
     small = places_of(a, neurons=True)
@@ -126,14 +127,20 @@ def _features(
     if choose.random() < JUMPS:
         thresholds = torch.tensor([abs(choose.gauss(0.0, 1.0)) for _ in range(size)])
         if x is not None and choose.random() < 0.5:
-            h = model.run(x, hook)[hook][choose.randrange(n_tokens)]
-            read = (h - drawn.center) @ W.T + drawn.bias
-            near = read + torch.tensor([choose.gauss(0.0, 0.01) for _ in range(size)])
+            near = _read(model, drawn, x)[choose.randrange(n_tokens)]
+            near = near + torch.tensor([choose.gauss(0.0, 0.01) for _ in range(size)])
             thresholds = torch.where(near > 0.0, near, thresholds)
         drawn = replace(drawn, threshold=thresholds.double(), kind=choose.choice(["jumprelu", "batchtopk"]))
     tokens = split_tokens(f"m0{_some_tokens(choose, n_tokens)}")[1]
     value = choose.gauss(0.0, 1.0) if choose.random() < 0.5 else None
     return [feature(drawn, choose.randrange(size), value, tokens, choose.random() < 0.6)]
+
+
+def _read(model: Transformer, drawn: Dictionary, x: Float[Tensor, "S d"]) -> Float[Tensor, "S F"]:
+    """What every feature reads at an input."""
+    values = model.run_with_cache(x)[1]
+    h = values[value_name(values, find_hook(model.architecture, drawn.hook))]
+    return (h - drawn.center) @ drawn.weight.T + drawn.bias
 
 
 def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
@@ -229,7 +236,8 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     if choose.random() < READS:
         problem = replace(problem, model=random_readout(problem, choose, case.seed))
     real = problem.n_tokens if problem.padding is None else int(problem.padding.sum())
-    x = problem.region.center if problem.padding is None else None
+    whole = problem.model is case.problem.model and problem.padding is None
+    x = problem.region.center if whole else None
     drawn = random_edits(problem.model, choose, real, problem.n_tokens, x)
     edited = replace(problem, model=edit(problem.model, drawn))
     outputs = problem.model.architecture.d_out or 0
