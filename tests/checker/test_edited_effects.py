@@ -150,9 +150,8 @@ def test_another_threshold_is_wrong(toy: pl.Transformer, tmp_path: Path, careful
     """The feature's threshold is changed in the run's tensors; the careful forger states the fingerprint as well."""
     claimed(toy, "feature above", tmp_path / "run", toy.example())
     name = "blocks.1.resid_pre.features.jumps"
-    weights = pl.edit(toy, edits_of("feature above", toy)).weights | {
-        name: torch.tensor([0.9], dtype=torch.float64)
-    }
+    weights = dict(pl.edit(toy, edits_of("feature above", toy)).weights)
+    weights[name] = torch.tensor([0.9], dtype=torch.float64)
     sha = pl.Transformer(toy.architecture, weights).sha256
 
     def forged(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:

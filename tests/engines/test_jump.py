@@ -172,8 +172,9 @@ def forgotten(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(network.NetworkSite, "__post_init__", still)
     if which == "crown":
-        middle = lambda box: JUMP(0.5 * box.lower + 0.5 * box.upper)  # noqa: E731
-        monkeypatch.setattr(lines, "_jump", lambda box: lines.flat(Box(middle(box), middle(box))))
+        monkeypatch.setattr(
+            lines, "_jump", lambda box: lines.flat(Box(*[JUMP(0.5 * box.lower + 0.5 * box.upper)] * 2))
+        )
     if which == "zonotope":
         monkeypatch.setattr(
             activations,
