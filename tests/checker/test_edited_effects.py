@@ -75,7 +75,7 @@ def claimed(model: pl.Transformer, name: str, out: Path, prompt: Any, eps: float
         ("toy", "direction"),
         ("toy", "feature"),
         ("toy", "feature decoded"),
-        *(("toy", f"feature {end}") for end in ("above", "below", "decoded above", "decoded below")),
+        *(("toy", f"feature {end}") for end in ("above", "decoded below")),
         ("toy-4layer", "a1.h0@1"),
     ],
 )

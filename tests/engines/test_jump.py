@@ -130,16 +130,17 @@ ENGINES = ("interval", "crown", "zonotope", "cpz", "taylor", "chebyshev", "jacob
 
 @pytest.mark.parametrize(
     ("engine", "beyond"),
-    [*((name, beyond) for name in ENGINES for beyond in (0.5, -0.5, 0.0)), ("beta-crown", 0.5)],
+    [*((name, beyond) for name in ENGINES for beyond in (0.5, 0.0)), ("beta-crown", 0.5), ("taylor", -0.5)],
 )
 def test_bounds_enclose_what_an_attack_attains(toy: pl.Transformer, engine: str, beyond: float) -> None:
     problem, edited = jumping(toy, beyond, engine in ("taylor", "zonotope"), region_of(toy, engine))
     encloses(engine, problem, edited, tight=beyond > 0.1)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "encoder", "gemma2"])
-@pytest.mark.parametrize("engine", ["crown", "taylor"])
-def test_bounds_hold_on_random_models(family: str, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "family"), [("taylor", "gpt2"), ("taylor", "encoder"), ("crown", "gemma2")]
+)
+def test_bounds_hold_on_random_models(engine: str, family: str) -> None:
     model, x, generator = drawn(family)
     x = x[:FEW]
     region = pl.Ball(0.01).around(x)

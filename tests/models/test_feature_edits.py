@@ -147,7 +147,19 @@ def test_the_command_line_holds_features_that_jump(tmp_path: Path, call: Call) -
     tensors = {"W_enc": W, "b_enc": b, "W_dec": D, "b_dec": c, "threshold": torch.full((5,), 0.3).double()}
     save_file(tensors, tmp_path / "sae" / "sae_weights.safetensors")
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps({"architecture": "jumprelu", "hook_name": hook}))
-    asked = ("effect", "toy", "--eps", "0.001", "--metric", "logit0-logit1", "--vector")
+    asked = (
+        "effect",
+        "toy",
+        "--eps",
+        "0.001",
+        "--metric",
+        "logit0-logit1",
+        "--engine",
+        "taylor",
+        "--budget",
+        "20/1/2",
+        "--vector",
+    )
     for part in ("feature SAE.2@-1", "decoded SAE.3"):
         out = str(tmp_path / part[:7])
         code, told, said = call(*asked, f"SAE={tmp_path / 'sae'}", "--without", part, "-o", out)
