@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,38 @@ import prooflens as pl
 from prooflens.checker import check
 from prooflens.models.dictionaries import Dictionary
 from prooflens.models.held_edits import feature
-from tests.checker.forging import PACKAGE, TOY
+from prooflens.models.reads import find_hook, value_name
+from tests.checker.forging import PACKAGE, TOY, edit, head
 from tests.checker.test_later_steps import point, written
 
 EMBEDDED = PACKAGE / "models" / "embedded"
 METRIC = "logit0-logit1"
 
 
-def drawn_feature(model: pl.Transformer, error: bool) -> pl.Edit:
+def drawn_feature(model: pl.Transformer, error: bool, beyond: float | None = None) -> pl.Edit:
+    """A feature of four: a ReLU, or one that jumps `beyond` below what it reads at the last token."""
     generator = torch.Generator().manual_seed(0)
     d = model.architecture.d_model
     W, D, more = (torch.randn(4, d, generator=generator, dtype=torch.float64) for _ in range(3))
     held = Dictionary.of(
         "blocks.1.hook_resid_pre", W, more[0, :4], more[1], decoder=0.3 * D.T, decoder_bias=more[2]
     )
+    if beyond is not None:
+        values = model.run_with_cache(model.example())[1]
+        h = values[value_name(values, find_hook(model.architecture, held.hook))][-1]
+        read = held.weight @ (h - held.center) + held.bias
+        held = replace(
+            held, bias=held.bias - read + 1.0, threshold=torch.full((4,), 1.0 - beyond, dtype=torch.float64)
+        )
+        held = replace(held, kind="jumprelu")
     return feature(held, 1, 0.2, (-1,), error)
 
 
 def edits_of(name: str, model: pl.Transformer) -> Any:
     """An edit by its name in the tests below."""
     if name.startswith("feature"):
-        return drawn_feature(model, error=name == "feature")
+        beyond = {"above": 0.3, "below": -0.3, "astride": 1e-4}.get(name.split()[-1])
+        return drawn_feature(model, "decoded" not in name, beyond)
     if name == "direction":
         v = torch.linspace(0.0, 1.0, model.architecture.d_model, dtype=torch.float64)
         return pl.Edit("blocks.1.hook_resid_pre@-1", direction=v)
@@ -63,6 +75,7 @@ def claimed(model: pl.Transformer, name: str, out: Path, prompt: Any, eps: float
         ("toy", "direction"),
         ("toy", "feature"),
         ("toy", "feature decoded"),
+        *(("toy", f"feature {end}") for end in ("above", "decoded below")),
         ("toy-4layer", "a1.h0@1"),
     ],
 )
@@ -111,6 +124,48 @@ def test_a_patch_is_proved_again(toy: pl.Transformer, tmp_path: Path) -> None:
         assert report.findings[-1].status == "re-proved", report
         return
     pytest.fail("no patch holds")
+
+
+def test_what_jumps_on_the_region_is_not_proved_again(toy: pl.Transformer, tmp_path: Path) -> None:
+    """A range that all samples keep to, about a feature astride its threshold, whatever a run says of it."""
+    asked: Any = (toy, edits_of("feature decoded astride", toy), toy.example(), pl.Ball(0.01), METRIC)
+    found = pl.effect(*asked, budget="20/1/2", engine="taylor")
+    found.save(tmp_path / "run")
+    (low, high), (least, most) = found.ends, found.to_dict()["attained"]
+    assert most - least < 0.8 * (high - low)
+
+    def narrowed(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        for side, end in (("lower", least - 1e-3), ("upper", most + 1e-3)):
+            rows[0][side], tensors[f"row/0/{side}"] = end, 0.0 * tensors[f"row/0/{side}"] + end
+        return 0
+
+    assert [finding.status for finding in check(tmp_path / "run", TOY).findings] == ["re-proved"]
+    edit(tmp_path / "run", narrowed)
+    report = check(tmp_path / "run", TOY)
+    assert [finding.status for finding in report.findings] == ["not checkable"], report
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_another_threshold_is_wrong(toy: pl.Transformer, tmp_path: Path, careful: bool) -> None:
+    """The feature's threshold is changed in the run's tensors; the careful forger states the fingerprint as well."""
+    claimed(toy, "feature above", tmp_path / "run", toy.example())
+    name = "blocks.1.resid_pre.features.jumps"
+    weights = dict(pl.edit(toy, edits_of("feature above", toy)).weights)
+    weights[name] = torch.tensor([0.9], dtype=torch.float64)
+    sha = pl.Transformer(toy.architecture, weights).sha256
+
+    def forged(rows: list[dict[str, Any]], tensors: dict[str, Any]) -> int:
+        assert tensors[f"edited/{name}"].tolist() == [0.7]
+        tensors[f"edited/{name}"] = weights[name].numpy()
+        return 0
+
+    edit(tmp_path / "run", forged)
+    if careful:
+        info = json.loads((tmp_path / "run" / "run.json").read_text())
+        head(tmp_path / "run", edited=info["edited"] | {"sha256": sha})
+    report = check(tmp_path / "run", TOY)
+    assert not report.ok
+    assert ("does not have the stated fingerprint" in str(report)) == (not careful)
 
 
 @pytest.mark.parametrize("name", ["a1.h0@1", "a0.h1.k1", "a0.h1.pattern"])

@@ -65,11 +65,17 @@ def edits_of(toy: pl.Transformer, n: int = 4) -> dict[str, list[str | Edit]]:
     }
 
 
-def dictionary(hook: str, d: int, generator: torch.Generator, kind: str = "standard") -> pl.Dictionary:
+def dictionary(
+    hook: str,
+    d: int,
+    generator: torch.Generator,
+    kind: str = "standard",
+    threshold: torch.Tensor | float = 0.0,
+) -> pl.Dictionary:
     W, b, c, D, o = (
         torch.randn(*size, generator=generator).double() for size in ((6, d), (6,), (d,), (d, 6), (d,))
     )
-    return pl.Dictionary.of(hook, W, b, c, kind=kind, decoder=D, decoder_bias=o)
+    return pl.Dictionary.of(hook, W, b, c, threshold, kind, D, o)
 
 
 def features_of(d: int, last: int = 2) -> list[str | Edit]:
@@ -100,7 +106,8 @@ def test_bounds_of_cut_edges_enclose_what_an_attack_attains(engine: str, kind: s
     encloses(engine, problem, edited)
 
 
-def encloses(engine: str, problem: Problem, edited: Problem) -> None:
+def encloses(engine: str, problem: Problem, edited: Problem, tight: bool = True) -> None:
+    """Joint bounds and those of the edited model hold what samples and an attack attain; those of `taylor` closely."""
     forms = forms_of(
         [Functional(((1.0, Logit(0)), (-1.0, Logit(1))), 0.0, "margin")],
         problem.model.architecture.d_out or 0,
@@ -116,7 +123,7 @@ def encloses(engine: str, problem: Problem, edited: Problem) -> None:
     reached = attack_effects(problem, edited, forms, AttackBudget(64, 2, 5), 0, [joint])
     assert joint.lower[0] <= reached.lower[0] + 1e-12
     assert joint.upper[0] >= reached.upper[0] - 1e-12
-    if engine == "taylor":
+    if engine == "taylor" and tight:
         assert joint.upper[0] - joint.lower[0] <= 1.3 * (reached.upper[0] - reached.lower[0]) + 1e-9
 
 

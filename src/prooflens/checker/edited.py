@@ -60,6 +60,18 @@ def places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Value
     return chosen, put
 
 
+def jumps_of(weights: Mapping[str, Any], stem: str) -> Values | None:
+    """By how much features jump as they become active, their thresholds [k]; None where none does.
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with.
+    """
+    theta = weights.get(f"{stem}.jumps")
+    need(theta is None or theta.shape == weights[f"{stem}.bias"].shape, "a table of thresholds is none")
+    return theta
+
+
 def _spread(table: Values, x: Values) -> Values:
     """A table of tokens, for every point that values stand for."""
     return table if x.ndim == 3 else np.tile(table, (len(x) // len(table), 1))
@@ -84,8 +96,12 @@ def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int,
     return y + times(parts * (1.0 - chosen) + put, weights[f"{stem}.write"].T)
 
 
-def held_at(weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any) -> Values:
+def held_at(
+    weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any, jump: Any
+) -> Values:
     """A value with its held directions and features.
+
+    With y what a feature reads beyond its threshold θ, it is max(0, y) + θ·jump(y).
 
     Args:
         weights: all weights.
@@ -94,13 +110,16 @@ def held_at(weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Tim
         n: how many tokens a prompt has.
         times: the product of matrices, of balls or of floats.
         relu: the function max(0, ·), of balls or of floats.
+        jump: the function that is 1 above 0 and 0 elsewhere, of balls or of floats.
     """
     for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
         if f"{stem}.at" not in weights:
             continue
         chosen, put = (_spread(table, x) for table in places(weights, stem, n))
         parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
-        parts = parts if stem.endswith(".directions") else relu(parts)
+        if not stem.endswith(".directions"):
+            theta = jumps_of(weights, stem)
+            parts = relu(parts) if theta is None else relu(parts) + jump(parts) * theta
         if stem.endswith(".decoded"):
             some = chosen.max(-1, keepdims=True)
             made = times(parts * (some - chosen) + put, weights[f"{stem}.write"].T)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ _ACTIVATIONS: dict[str, Callable[[arb], arb]] = {
     "tanh": arb.tanh,
     "relu2": lambda v: v.max(arb(0)) ** 2,
 }
+
+
+def _jump(v: arb) -> arb:
+    """1 above 0, and 0 at 0 and below; of a ball that reaches both, or is not finite, all between."""
+    return arb(1) if v > 0 else arb(0) if v <= 0 else arb(0.5, 0.5)
+
+
 SOLU = "solu"
 """The activation of all neurons of a token together: x·softmax(x)."""
 
@@ -332,8 +340,8 @@ class Network(Description):
 
     def _held(self, hook: str, x: Balls, n: int) -> Balls:
         """A value of every point, with its directions and features held where the network holds them."""
-        relu = _ACTIVATIONS["relu"]
-        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, lambda y: _each(relu, y)))
+        relu, jump = (partial(_each, function) for function in (_ACTIVATIONS["relu"], _jump))
+        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, relu, jump))
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)

@@ -201,8 +201,8 @@ class PlainNetwork:
 
     def _held(self, hook: str, x: Array) -> Array:
         """A value with its directions and features held, kept if it is asked for."""
-        relu = _ACTIVATIONS["relu"]
-        return self._note(hook, edited.held_at(self.weights, hook, x, x.shape[1], np.matmul, relu))
+        relu, jump = _ACTIVATIONS["relu"], lambda v: (v > 0.0).astype(np.float64)
+        return self._note(hook, edited.held_at(self.weights, hook, x, x.shape[1], np.matmul, relu, jump))
 
     def _affine(self, name: str, x: Array) -> Array:
         found: Array = x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)

@@ -8,10 +8,13 @@ stand beside the rest, are held at the tokens that are listed, and are written b
 with W′ the columns of W that do not read the part, so W′ + P R = W number by number. A direction of a value x
 (`directions`), or a feature of a dictionary that reads it (`features`), is held by what is added to the value,
 
-    x′_s = x_s + P (c_s − e(R x_s + r)) at listed tokens,     e the identity, or max(0, ·) for features,
+    x′_s = x_s + P (c_s − e(R x_s + r)) at listed tokens,     e the identity, or φ for features,
 
 so the error term of a dictionary stays. Without it (`decoded`) the value is what the dictionary makes of it, there
-x′_s = P f′_s + o with all features f = max(0, R x_s + r), those of the row's coordinates held.
+x′_s = P f′_s + o with all features f = φ(R x_s + r), those of the row's coordinates held. A feature with the threshold
+θ ≥ 0 is z if z > θ and 0 if not; R x + r is y = z − θ, so
+
+    φ(y) = max(0, y) + θ·jump(y),     jump(y) = 1 for y > 0, and 0 for y ≤ 0.
 
 | table of `blocks.L.o.held`, `blocks.L.down.held`, `blocks.L.resid_pre.directions`, … | shape | what |
 |---|---|---|
@@ -20,6 +23,7 @@ x′_s = P f′_s + o with all features f = max(0, R x_s + r), those of the row'
 | `.at` | [m, 3] | rows (token, first coordinate, beyond the last): these are held there |
 | `.values` | [m, k] | c, 0 outside of the row's coordinates |
 | `.offset` | [d] | o, of `decoded` alone |
+| `.jumps` | [k] | θ, of features alone; none where all are 0 |
 
 Tokens are whole numbers, negative ones from the last real token on; 2²⁴ stands for every token.
 """
@@ -28,7 +32,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +54,9 @@ SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 
 KINDS = ("directions", "features", "decoded")
 """What can be held of them, in the order in which that is done."""
+
+FEATURES = (".features", ".decoded")
+"""How what the names of tables of features start with ends."""
 
 
 def token_of(token: int, n_real: int) -> int | None:
@@ -73,6 +80,7 @@ class Held:
         write: P, shape [d, k].
         at: rows (token, first coordinate, beyond the last).
         values: c of every row, shape [m, k].
+        jumps: θ of every feature, shape [k]; None where all are 0.
     """
 
     read: Float[Tensor, "k n"]
@@ -80,6 +88,7 @@ class Held:
     write: Float[Tensor, "d k"]
     at: Float[Tensor, "m 3"]
     values: Float[Tensor, "m k"]
+    jumps: Float[Tensor, " k"] | None = None
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], stem: str) -> Held | None:
@@ -91,7 +100,8 @@ class Held:
         """
         if f"{stem}.at" not in weights:
             return None
-        return cls(*(weights[f"{stem}.{part}"] for part in PARTS))
+        found = cls(*(weights[f"{stem}.{part}"] for part in PARTS))
+        return replace(found, jumps=weights.get(f"{stem}.jumps"))
 
     def joined(self, other: Held) -> Held:
         """Return the tables of both, one after the other.
@@ -103,12 +113,14 @@ class Held:
         at = other.at + torch.tensor([0.0, k, k]).to(other.at)
         values = self.values.new_zeros(len(self.at) + len(at), k + more)
         values[: len(self.at), :k], values[len(self.at) :, k:] = self.values, other.values
+        both = [torch.zeros_like(held.bias) if held.jumps is None else held.jumps for held in (self, other)]
         return Held(
             torch.cat((self.read, other.read)),
             torch.cat((self.bias, other.bias)),
             torch.cat((self.write, other.write), 1),
             torch.cat((self.at, at)),
             values,
+            None if self.jumps is None and other.jumps is None else torch.cat(both),
         )
 
     def put(self, weights: dict[str, Tensor], stem: str) -> None:
@@ -124,6 +136,8 @@ class Held:
             weights[f"{stem}.{part}"] = (
                 getattr(kept, part).contiguous().clone()
             )  # files take no shared memory
+        if kept.jumps is not None:
+            weights[f"{stem}.jumps"] = kept.jumps.contiguous().clone()
 
     def places(self, n_tokens: int, n_real: int) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k"]]:
         """Return where coordinates are held, 1 or 0, and at what, for every token.
@@ -187,6 +201,8 @@ def held_shapes(architecture: Architecture) -> dict[str, Shape]:
         found |= {f"{stem}.write": (architecture.d_model, None), f"{stem}.values": (None, None)}
         if stem.endswith(".decoded"):
             found[f"{stem}.offset"] = (architecture.d_model,)
+        if stem.endswith(FEATURES):
+            found[f"{stem}.jumps"] = (None,)
     return found
 
 
@@ -202,7 +218,8 @@ def check_held(weights: Mapping[str, Tensor], stem: str) -> None:
         raise ModelError(f"the weights lack '{stem}.{missing[0]}'")
     held = Held(*(weights[f"{stem}.{part}"] for part in PARTS))
     k, m, at = len(held.read), len(held.at), held.at
-    if (len(held.bias), held.write.shape[1], *held.values.shape) != (k, k, m, k):
+    jumps = len(weights.get(f"{stem}.jumps", held.bias))
+    if (len(held.bias), held.write.shape[1], *held.values.shape, jumps) != (k, k, m, k, k):
         raise ModelError(f"the tables of what is held of {stem} do not fit together")
     right = bool((at == at.round()).all()) and bool((at.abs() <= EVERY).all()) and len(at) > 0
     if not right or not bool(((at[:, 1] >= 0) & (at[:, 1] < at[:, 2]) & (at[:, 2] <= k)).all()):

@@ -112,6 +112,13 @@ def _some(weights: dict[str, Tensor]) -> Tensor:
     return weights["blocks.0.q.weight" if "blocks.0.q.weight" in weights else "blocks.0.up.weight"]
 
 
+REFUSED = {
+    "gated": "a gate says whether one is active and another map how large it is, and Dictionary keeps the gate alone",
+    "topk": "whether one is active depends on all features at once, and no engine has a rule for that",
+}
+"""Kinds of dictionaries whose features are not held, and why."""
+
+
 def feature(
     dictionary: Dictionary,
     index: int,
@@ -122,22 +129,24 @@ def feature(
     """Return the edit that holds a feature of a dictionary at zero or at a constant.
 
     With the error term the value h becomes h + (c − f)·d, f the feature and d its decoder direction. Without it h
-    becomes what the dictionary decodes with f = c, so all that the dictionary does not explain is gone, too.
+    becomes what the dictionary decodes with f = c, so all that the dictionary does not explain is gone, too. With
+    z = w·(h − center) + bias the feature is max(0, z) where z is above its threshold, and 0 where it is not, so that a
+    threshold below 0 is the same as one of 0.
 
     Args:
-        dictionary: a `standard` dictionary (ReLU) with a decoder.
+        dictionary: a `standard` (ReLU), `jumprelu` or `batchtopk` dictionary with a decoder.
         index: the number of the feature.
         value: c; None for zero.
         tokens: the tokens at which it is held, negative from the end; none for all.
         error: whether the error term stays.
 
     Raises:
-        ModelError: if the dictionary has no decoder, no such feature, or features that jump.
+        ModelError: if the dictionary has no decoder, no such feature, or is `gated` or `topk`.
     """
-    if dictionary.kind != "standard":
+    if dictionary.kind in REFUSED:
         raise ModelError(
-            f"features of a {dictionary.kind} dictionary jump as they become active, and no engine has a rule for "
-            f"that: hold a direction of {dictionary.hook} instead, Edit(hook, direction=…)"
+            f"features of a {dictionary.kind} dictionary cannot be held: {REFUSED[dictionary.kind]}. Hold a direction "
+            f"of {dictionary.hook} instead, Edit(hook, direction=…)"
         )
     if dictionary.decoder is None:
         raise ModelError("the dictionary has no decoder: give W_dec, or Dictionary.of(…, decoder=…)")
@@ -172,7 +181,9 @@ def hold_feature(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
     if not one.feature.error and Held.of(weights, stem) is not None:
         raise ModelError(f"{place.hook} is decoded already: hold one feature of it without the error term")
     read, write = held.weight[some].to(like), held.decoder[:, some].to(like)
-    bias = (held.bias - held.weight @ held.center)[some].to(like)
+    threshold = held.threshold.clamp(min=0.0)
+    bias = (held.bias - held.weight @ held.center - threshold)[some].to(like)
+    jumps = threshold[some].to(like) if bool(threshold[some].any()) else None
     at = torch.tensor(
         [[token, start, start + 1] for token in one.tokens or (EVERY,)],
         dtype=torch.float64,
@@ -180,7 +191,7 @@ def hold_feature(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
     )
     values = like.new_zeros(len(at), len(read))
     values[:, start : start + 1] = rows_of(one, 1, like, place)
-    Held(read, bias, write, at, values).put(weights, stem)
+    Held(read, bias, write, at, values, jumps).put(weights, stem)
     if not one.feature.error:
         given = held.decoder_bias
         weights[f"{stem}.offset"] = (like.new_zeros(len(write)) if given is None else given.to(like)).clone()

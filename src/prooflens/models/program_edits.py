@@ -54,7 +54,8 @@ def _hold(builder: Builder, kind: str, held: Held, source: str, out: str, value:
     else:
         steps.append(Affine(f"{stem}.pre", (source,), held.read, held.bias, 1, (k,)))
         steps.append(Elementwise(f"{stem}.acts", (f"{stem}.pre",), "relu"))
-        steps.append(Affine(f"{stem}.parts", (f"{stem}.acts",), eye, None, 1, (1, k)))
+        acts = f"{stem}.acts" if held.jumps is None else _jumping(builder, held, held.jumps, source, stem)
+        steps.append(Affine(f"{stem}.parts", (acts,), eye, None, 1, (1, k)))
     if kind != "decoded":
         _chosen(builder, f"{stem}.parts", f"{stem}.less", -chosen)
         steps.append(Shift(f"{stem}.moved", (f"{stem}.less",), values[:, None]))
@@ -74,6 +75,22 @@ def _hold(builder: Builder, kind: str, held: Held, source: str, out: str, value:
     steps.append(Affine(f"{stem}.old", (f"{stem}.others",), same, None, 2, (d,)))
     steps.append(Add(out, (f"{stem}.old", f"{stem}.new")))
     return out
+
+
+def _jumping(builder: Builder, held: Held, jumps: Float[Tensor, " k"], source: str, stem: str) -> str:
+    """Append what the features of a value jump by; return the name of the features.
+
+    Two networks side by side read the value, max(0, y) and θ·jump(y): each is an affine map, a function and another
+    map, as engines know networks.
+    """
+    steps, k = builder.steps, len(jumps)
+    eye = torch.eye(k, dtype=jumps.dtype, device=jumps.device)
+    steps.append(Affine(f"{stem}.ramps", (f"{stem}.acts",), eye, None, 1, (k,)))
+    steps.append(Affine(f"{stem}.above", (source,), held.read, held.bias, 1, (k,)))
+    steps.append(Elementwise(f"{stem}.active", (f"{stem}.above",), "jump"))
+    steps.append(Affine(f"{stem}.jumps", (f"{stem}.active",), torch.diag(jumps), None, 1, (k,)))
+    steps.append(Add(f"{stem}.both", (f"{stem}.ramps", f"{stem}.jumps")))
+    return f"{stem}.both"
 
 
 def _chosen(builder: Builder, source: str, out: str, factors: Float[Tensor, "S n"]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from einops import repeat
@@ -30,13 +31,21 @@ def _relu2(x: Tensor) -> Tensor:
     return torch.relu(x).square()
 
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+def _jump(x: Tensor) -> Tensor:
+    return (x > 0.0).to(x.dtype)
+
+
+Function = Activation | Literal["jump"]
+"""What is computed coordinate by coordinate: a model's activation, or `jump`: 1 above 0, and 0 at 0 and below."""
+
+ACTIVATIONS: dict[Function, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": torch.nn.functional.silu,
     "tanh": torch.tanh,
     "relu2": _relu2,
+    "jump": _jump,
 }
 
 
@@ -165,7 +174,7 @@ class Mix(Step):
 class Elementwise(Step):
     """y = φ(x), coordinate by coordinate."""
 
-    function: Activation
+    function: Function
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the step."""

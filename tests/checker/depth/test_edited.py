@@ -20,6 +20,7 @@ from prooflens.models.edits import edit, places_of
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
 from prooflens.models.parts import Edit
+from prooflens.models.reads import find_hook, value_name
 from prooflens.problem import Problem
 from tests.checker.depth.cases import KNOWN, Case, worst
 from tests.checker.depth.test_beside import worst as worst_effect
@@ -89,6 +90,20 @@ def features(model: Transformer, choose: random.Random, n: int) -> list[Edit]:
     return [feature(held, choose.randrange(size), value, tokens, choose.random() < 0.5)]
 
 
+def jumps(model: Transformer, choose: random.Random, n: int) -> list[Edit]:
+    """A feature that jumps at a threshold that is drawn, or near what it reads at some input."""
+    (one,) = features(model, choose, n)
+    assert one.feature is not None
+    held, tokens = one.feature.dictionary, one.tokens
+    x = torch.stack([drawn(choose, model.architecture.d_model) for _ in range(n)])
+    values = model.run_with_cache(2.0 * x)[1]
+    h = values[value_name(values, find_hook(model.architecture, held.hook))][-1]
+    read = (h - held.center) @ held.weight.T + held.bias
+    threshold = torch.where(read > 0.0, read, drawn(choose, held.size).abs())
+    held = replace(held, threshold=threshold, kind="jumprelu")
+    return [feature(held, one.feature.index, choose.gauss(0.0, 1.0), tokens, one.feature.error)]
+
+
 def edges(model: Transformer, choose: random.Random, n: int) -> list[Edit]:
     """Up to three edges of a model whose parts add up."""
     a = model.architecture
@@ -121,6 +136,7 @@ KINDS: dict[str, Maker] = {
     "patterns": patterns,
     "hidden": hidden,
     "features": features,
+    "jumps": jumps,
     "edges": edges,
 }
 
@@ -177,7 +193,7 @@ def test_the_centre_is_the_models(kind: str, family: str) -> None:
         # A kink in reach is put in the middle of its chord: the centre is off by no more than its bounds.
         f = float(outputs[0, 0] - outputs[0, 1])
         assert low <= f <= high
-        if case.net.arch["activation"] not in ("relu", "relu2") and kind != "features":
+        if case.net.arch["activation"] not in ("relu", "relu2") and kind not in ("features", "jumps"):
             assert form.center == pytest.approx(f, abs=1e-11)
 
 

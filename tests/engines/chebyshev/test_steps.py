@@ -24,8 +24,7 @@ from prooflens.engines.chebyshev.solu import solu
 from prooflens.engines.chebyshev.tokens import affine, elementwise, opened, product
 from prooflens.engines.chebyshev.values import Atom, Piece, Value
 from prooflens.engines.relaxations.ellipsoids import gram
-from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS, Affine, Mix, Norm, Scores, Softcap, Softmax, Solu
+from prooflens.models.sites import ACTIVATIONS, Affine, Function, Mix, Norm, Scores, Softcap, Softmax, Solu
 
 DTYPE = torch.float64
 Truth = Callable[[Tensor], Tensor]
@@ -95,7 +94,7 @@ def norm_case(setup: Setup, heads: int, centred: bool, n: int) -> tuple[Value, T
     return made, step(setup.x.unflatten(-1, (heads, d))).flatten(-2)
 
 
-def network_case(setup: Setup, function: Activation, gated: bool) -> tuple[Value, Tensor]:
+def network_case(setup: Setup, function: Function, gated: bool) -> tuple[Value, Tensor]:
     n = setup.value.box.shape[-1]
     up, gate, down = (
         Affine(
@@ -158,6 +157,7 @@ CASES: dict[str, Callable[[Setup], tuple[Value, Tensor]]] = {
     "gelu": lambda setup: network_case(setup, "gelu", False),
     "relu": lambda setup: network_case(setup, "relu", False),
     "relu2": lambda setup: network_case(setup, "relu2", False),
+    "jump": lambda setup: network_case(setup, "jump", False),
     "tanh": lambda setup: network_case(setup, "tanh", False),
     "gated silu": lambda setup: network_case(setup, "silu", True),
     "gated gelu_tanh": lambda setup: network_case(setup, "gelu_tanh", True),
@@ -207,6 +207,12 @@ def still(module: Any, rule: str) -> Any:
     return patch.object(module, rule, changed)
 
 
+def held_still(out: str, value: Value) -> Value:
+    """A jump that is everywhere what it is at the centre."""
+    constant = ACTIVATIONS["jump"](value.center)[:, None].expand_as(value.runs)
+    return Value(out, value.piece, constant, {}, 0.0 * value.box, value.heads)
+
+
 BLIND = [patch.object(Grid, "defect", no_defect), patch.object(Finer, "apart", no_apart)]
 MUTANTS: dict[str, tuple[str, float, list[Any]]] = {
     "no defect in a norm": ("root mean square", 0.0, BLIND),
@@ -222,6 +228,7 @@ MUTANTS: dict[str, tuple[str, float, list[Any]]] = {
     ),
     "products of p and v": ("attention", 0.0, [patch.object(Grid, "defect", no_defect)]),
     "kinks do not bend": ("relu", 0.3, [still(tokens, "_kinked")]),
+    "features do not jump": ("jump", 0.3, [patch.object(tokens, "_jumped", held_still)]),
     "curvature is not read": ("gelu", 1e-2, [patch.object(tokens, "second", zero_like(1)), *BLIND]),
     "other tokens do not err": (
         "attention",

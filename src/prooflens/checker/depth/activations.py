@@ -7,6 +7,8 @@ over that ball. Where a neuron moves so far that a shorter polynomial leaves les
 A ReLU whose kink is in reach has no useful tangent: its stand-in is the chord over |u| ≤ b, lowered by half of its
 greatest height. With θ = (b + h)/2b the chord is 0 at u = −b and b + h at u = b, it is above φ, most at the kink u =
 −h, by θ(b − h) = (b² − h²)/2b; so the lowered one is off by at most (b² − h²)/4b.
+
+The jump of features is 1 above 0, and 0 at 0 and below: a constant where h ± b does not reach 0, else ½ ± ½.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Expansion:
 def expansion(function: str, h: Array, b: Array) -> Expansion:
     """The stand-in of an activation at h for moves up to b; where b is not finite the rest is infinite."""
     pairs = list(zip(h.ravel().tolist(), b.ravel().tolist(), strict=True))
-    if function in KINKED:
+    if function == JUMP:
+        found = [_jump(x, far) for x, far in pairs]
+    elif function in KINKED:
         found = [KINKED[function](x, far) for x, far in pairs]
     else:
         found = [_smooth(SMOOTH[function], x, far) for x, far in pairs]
@@ -108,6 +112,15 @@ def _relu2(h: float, b: float) -> tuple[float, ...]:
         rest = abs(value - kept[0]) + abs(slope - kept[1]) * b + ((arb(b) - abs(h)) ** 2 if bent else 0)
         return *kept, 0.0, _high(rest)
 
+
+def _jump(h: float, b: float) -> tuple[float, ...]:
+    if b < abs(h) < np.inf:  # not so where either is NaN
+        return float(h > 0.0), 0.0, 0.0, 0.0, 0.0
+    return 0.5, 0.0, 0.0, 0.0, 0.5
+
+
+JUMP = "jump"
+"""The name of the function by which features become active; no network has it as its activation."""
 
 KINKED: dict[str, Callable[[float, float], tuple[float, ...]]] = {"relu": _relu, "relu2": _relu2}
 """Activations with a kink, by their name."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prooflens.checker.depth.activations import JUMP
 from prooflens.checker.depth.beside import Affines, Kept, Site, alike
 from prooflens.checker.depth.networks import Affine, NetworkSite
 from prooflens.checker.depth.norms import NormSite
@@ -15,7 +16,7 @@ from prooflens.checker.depth.shapes import Array, frobenius, gamma, length, up
 from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import Value
 from prooflens.checker.depth.writing import Maps, Opening, Writing, directions, opening, writing
-from prooflens.checker.edited import KINDS, Sender, places
+from prooflens.checker.edited import KINDS, Sender, jumps_of, places
 from prooflens.checker.network import SOLU, Network
 
 if TYPE_CHECKING:
@@ -154,6 +155,11 @@ class Steps:
         common = np.where(some, 0.0, P) if decoded else P[:0]
         rows = np.concatenate((common, np.eye(k)[own]))
         f = self._neurons(stem, x, "relu", (R, r), (rows, np.zeros(len(rows))))
+        if (theta := jumps_of(weights, stem)) is not None:
+            jumps = rows * theta
+            g = self._neurons(f"{stem}.jumps", x, JUMP, (R, r), (jumps, np.zeros(len(rows))))
+            # Every product of a row and a threshold rounds once; k features are at most 1 each.
+            f = f.plus(g.blurred(np.full(len(x.c), up(gamma(4) * k**0.5 * frobenius(jumps)))))
         # Each number of the maps is a product with 0 or ±1; what is put is a sum of products.
         offset = weights[f"{stem}.offset"] * chosen.max(-1, keepdims=True) if decoded else np.zeros((1, d))
         error = up(gamma(k + 8) * (frobenius(P) * length(put) + length(offset)))

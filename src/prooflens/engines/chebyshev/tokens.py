@@ -32,7 +32,7 @@ from prooflens.engines.relaxations.activations import LIBM
 from prooflens.engines.relaxations.derivatives import DERIVATIVE_ERROR, SECOND, THIRD, derivatives
 from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error
 from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS, Affine, Rotary, Shift
+from prooflens.models.sites import ACTIVATIONS, Affine, Function, Rotary, Shift
 from prooflens.numerics import gamma
 
 
@@ -158,8 +158,10 @@ def added(out: str, first: Value, other: Value) -> Value:
     return Value(out, first.piece, runs, terms, around, first.heads)
 
 
-def elementwise(out: str, function: Activation, value: Value) -> Value:
+def elementwise(out: str, function: Function, value: Value) -> Value:
     """y = φ(x), coordinate by coordinate; φ' is a line in the factors, up to what φ‴ and P's own bends make."""
+    if function == "jump":
+        return _jumped(out, value)
     grid = value.piece.grid
     c0, R, reach = value.center, value.moves, value.reach
     runs = ACTIVATIONS[function](value.runs)
@@ -176,6 +178,15 @@ def elementwise(out: str, function: Activation, value: Value) -> Value:
     gate = Gate(value, slope, slopes)
     around = grow((slope.abs() + slopes.abs().sum(0)) * value.box + change * reach + defect + rounding)
     return Value(out, value.piece, runs, {}, around, value.heads, (gate,))
+
+
+def _jumped(out: str, value: Value) -> Value:
+    """Features' jump, 1 above 0 and 0 elsewhere: exactly 0 or 1 where no value reaches 0, and ½ ± ½ where one may."""
+    c0 = value.center
+    still = c0.abs() > grow(value.moves + value.reach)  # NaN is not still
+    constant = torch.where(still, (c0 > 0.0).to(c0), 0.5)
+    box = torch.where(still, 0.0, torch.full_like(c0, 0.5))
+    return Value(out, value.piece, constant[:, None].expand_as(value.runs), {}, box, value.heads)
 
 
 def _kinked(function: Activation, value: Value) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -26,8 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.activations import LIBM, deviation
-from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS
+from prooflens.models.sites import ACTIVATIONS, Function
 from prooflens.numerics import down, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
@@ -110,10 +109,12 @@ def convex(
     return LineRelaxation(tangents, Lines(chord.expand(3, *chord.shape), above.expand(3, *above.shape)))
 
 
-def activation(function: Activation, box: Box) -> LineRelaxation:
-    """Return lines of a model's activation on a box of its inputs."""
+def activation(function: Function, box: Box) -> LineRelaxation:
+    """Return lines of a model's activation, or of the jump of features, on a box of its inputs."""
     if function == "relu":
         return _relu(box)
+    if function == "jump":
+        return _jump(box)
     if function == "relu2":
         return convex(ACTIVATIONS[function], lambda x: 2.0 * torch.relu(x), box)
     low, high = box
@@ -161,7 +162,31 @@ def _relu(box: Box) -> LineRelaxation:
     )
 
 
-def _slopes(function: Activation, box: Box) -> list[Tensor]:
+def _jump(box: Box) -> LineRelaxation:
+    """Return lines of the jump, which is 1 above 0 and 0 at 0 and below.
+
+    With 0 < u in reach every λx, 0 ≤ λ ≤ 1/u, is below it; with l ≤ 0 in reach every 1 + λx, 0 ≤ λ ≤ −1/l, is above it.
+    Where it cannot jump it is a constant.
+    """
+    low, high = box
+    on, off = low > 0, high <= 0
+    zero, one = torch.zeros_like(low), torch.ones_like(low)
+    # Any smaller slope is as valid: rounded inward, and none so steep that the offsets' rounding is all there is.
+    steep_low = (1.0 - 2.0**-50) / high.clamp(min=STEEPEST)
+    steep_high = (1.0 - 2.0**-50) / (-low).clamp(min=STEEPEST)
+    below = torch.stack((zero, torch.where(high > -low, steep_low, zero), steep_low))
+    above = torch.stack((zero, torch.where(-low > high, steep_high, zero), steep_high))
+    return LineRelaxation(
+        Lines(torch.where(on | off, zero, below), torch.where(on, one, zero).expand(3, *zero.shape)),
+        Lines(torch.where(on | off, zero, above), torch.where(off, zero, one).expand(3, *zero.shape)),
+    )
+
+
+STEEPEST = 2.0**-30
+"""Lines at a jump are no steeper than one over this."""
+
+
+def _slopes(function: Function, box: Box) -> list[Tensor]:
     """Return the secant's slope and derivatives across the interval; any slope is valid, so they need no proof."""
     low, high = box
     phi = ACTIVATIONS[function]
@@ -176,7 +201,7 @@ def _slopes(function: Activation, box: Box) -> list[Tensor]:
     return found
 
 
-def _range(function: Activation, c: Tensor, box: Box, slope: Tensor) -> Box:
+def _range(function: Function, c: Tensor, box: Box, slope: Tensor) -> Box:
     """Bound φ(x) − λ(x − c)."""
     made = deviation(function, c, box, slope, torch.zeros_like(slope))
     return Box(made.value - made.error, made.value + made.error)

@@ -29,12 +29,12 @@ from prooflens.engines.relaxations.affine import through_affine, through_rotary
 from prooflens.engines.tensor_sets.products import bilinear
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
 from prooflens.models import sites
-from prooflens.models.architecture import Activation
 from prooflens.models.program import INPUT, Program
 from prooflens.models.sites import (
     ACTIVATIONS,
     Affine,
     AnyStep,
+    Function,
     Mix,
     Norm,
     Rotary,
@@ -239,8 +239,13 @@ def _unit_range(step: Norm, m: Box, n: Box, y: Box, d: int) -> Box:
     return Box(low, torch.where(usable, torch.minimum(high, up(ends.amax(0))), high))
 
 
-def _derivative(function: Activation, x: Box) -> Box:
+def _derivative(function: Function, x: Box) -> Box:
     """Bound φ' over intervals."""
+    if function == "jump":
+        # With the jump in reach no slope is a bound: NaN goes on to every value that reads it, and is no bound there.
+        still = (x.lower > 0) | (x.upper <= 0)
+        none = torch.where(still, 0.0, torch.full_like(x.lower, torch.nan))
+        return Box(none, none)
     if function == "relu":
         return Box((x.lower > 0).to(x.lower), (x.upper >= 0).to(x.lower))
     share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=x.lower.dtype, device=x.lower.device)

@@ -4,6 +4,7 @@ Two candidates per coordinate (the paper's hybrid quadratic/DeepPoly relaxation)
 Whatever λ and κ are, the range of the deviation g(x) = φ(x) − λ(x − c) − κ(x − c)² on [l, u] gives v and e:
 
 - **ReLU**: g is quadratic on each side of 0, so its extremes lie at l, 0, u and the two vertices;
+- **the jump**, 1 above 0 and 0 elsewhere: with 0 inside no line helps, so λ = κ = 0 and the range is [0, 1];
 - **smooth φ**: on a grid of step h, g exceeds its values at the two ends of a cell by at most h²/8·(M₂ + 2|κ|),
   M₂ ≥ sup|φ''|; for ReLU² as well, as φ' is Lipschitz with M₂ = 2;
 - **x^{-½}** (norms): second-order Taylor, remainder (5/16) l^{-7/2}|x − c|³; or the chord, whose g is convex:
@@ -20,13 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS
+from prooflens.models.sites import ACTIVATIONS, Function
 from prooflens.numerics import gamma, up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
 
-CURVATURE: dict[Activation, float] = {
+CURVATURE: dict[Function, float] = {
     "gelu": 0.8,
     "gelu_tanh": 0.8,
     "silu": 0.51,
@@ -55,27 +55,29 @@ class Relaxation(NamedTuple):
         return Relaxation(*(torch.where(better, a, b) for a, b in zip(self, other, strict=True)))
 
 
-def deviation(function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
+def deviation(function: Function, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
     """Enclose φ(x) − λ(x − c) − κ(x − c)² in value ± error on an interval, for any λ and κ.
 
     Args:
         function: the activation φ.
         c: where the parabola is centred.
         hull: the interval of x.
-        slope: λ; stable ReLUs get their own.
-        curvature: κ.
+        slope: λ; stable ReLUs get their own, and jumps get 0.
+        curvature: κ; jumps get 0.
     """
+    if function == "jump":
+        return _jump_range(hull)
     of = _relu_deviation if function == "relu" else _grid_deviation
     return of(function, c, hull, slope, curvature)
 
 
-def _ends(function: Activation, hull: Box) -> tuple[Tensor, Tensor, Tensor]:
+def _ends(function: Function, hull: Box) -> tuple[Tensor, Tensor, Tensor]:
     phi = ACTIVATIONS[function]
     width = (hull.upper - hull.lower).clamp(min=TINY)
     return phi(hull.lower), phi(hull.upper), width
 
 
-def chord(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
+def chord(function: Function, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
     """Return the slope of the secant and curvature 0; slope 0 if the interval is too narrow. Any slope is valid."""
     at_low, at_high, width = _ends(function, hull)
     most = _steepest(function, hull)
@@ -83,13 +85,13 @@ def chord(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
     return slope, torch.zeros_like(slope)
 
 
-def _steepest(function: Activation, hull: Box) -> Tensor:
+def _steepest(function: Function, hull: Box) -> Tensor:
     """Return a slope that no secant exceeds; a narrow interval may compute any."""
     at = torch.full_like(hull.upper, 2.0)
     return 2.0 * hull.upper.clamp(min=1.0) if function == "relu2" else at
 
 
-def parabola(function: Activation, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
+def parabola(function: Function, c: Tensor, hull: Box) -> tuple[Tensor, Tensor]:
     """Return the slope at c and half the second derivative of the parabola through both ends and the middle."""
     at_low, at_high, width = _ends(function, hull)
     middle = 0.5 * hull.lower + 0.5 * hull.upper
@@ -109,9 +111,7 @@ def _centred(low: Tensor, high: Tensor, slope: Tensor, curvature: Tensor) -> Rel
     return Relaxation(value, slope, curvature, error)
 
 
-def _relu_deviation(
-    function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
-) -> Relaxation:
+def _relu_deviation(function: Function, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
     """Return the exact range of relu(x) − λ(x − c) − κ(x − c)², rounded outward; stable neurons are linear."""
     low, high = hull
     zero = torch.zeros_like(c).clamp(low, high)
@@ -131,9 +131,15 @@ def _relu_deviation(
     return on.or_else(off.or_else(made, high <= 0), low >= 0)
 
 
-def _grid_deviation(
-    function: Activation, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor
-) -> Relaxation:
+def _jump_range(hull: Box) -> Relaxation:
+    """Return the range of the jump: exactly 0 or 1, or ½ ± ½ with both sides of 0 in the interval; NaN is both."""
+    on, off = hull.lower > 0, hull.upper <= 0
+    nothing = torch.zeros_like(hull.lower)
+    value = torch.where(on, 1.0, torch.where(off, 0.0, nothing + 0.5))
+    return Relaxation(value, nothing, nothing, torch.where(on | off, 0.0, nothing + 0.5))
+
+
+def _grid_deviation(function: Function, c: Tensor, hull: Box, slope: Tensor, curvature: Tensor) -> Relaxation:
     """Bound the range of φ(x) − λ(x − c) − κ(x − c)² by a grid and sup|φ''|."""
     low, high = hull
     share = torch.linspace(0.0, 1.0, CELLS + 1, dtype=c.dtype, device=c.device)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from prooflens.errors import EngineError
-from prooflens.models.architecture import Activation
-from prooflens.models.sites import ACTIVATIONS
+from prooflens.models.sites import ACTIVATIONS, Function
 
 DERIVATIVE_ERROR = 2.0**-40
 """The absolute error of a computed φ′, φ″, φ‴ or φ⁗.
@@ -23,42 +22,46 @@ Each is a sum of a few products of bounded factors, and the factors that grow (x
 decay faster, so a few hundred u = 2⁻⁵³ would do. 2⁻⁴⁰ = 8192u; the tests compare with ball arithmetic.
 """
 
-SECOND: dict[Activation, float] = {
+SECOND: dict[Function, float] = {
     "gelu": 0.8,
     "gelu_tanh": 0.8,
     "silu": 0.51,
     "tanh": 0.78,
     "relu": 0.0,
+    "jump": 0.0,
     "relu2": 2.0,
 }
-"""An upper bound of sup |φ″|."""
+"""An upper bound of sup |φ″|; of the jump away from 0, here and below."""
 
-THIRD: dict[Activation, float] = {
+THIRD: dict[Function, float] = {
     "gelu": 0.8,
     "gelu_tanh": 0.8,
     "silu": 0.33,
     "tanh": 2.1,
     "relu": 0.0,
+    "jump": 0.0,
     "relu2": 0.0,
 }
 """An upper bound of sup |φ‴|; of ReLU² away from its kink, as for the next ones."""
 
-FOURTH: dict[Activation, float] = {
+FOURTH: dict[Function, float] = {
     "gelu": 1.7,
     "gelu_tanh": 1.7,
     "silu": 0.53,
     "tanh": 4.3,
     "relu": 0.0,
+    "jump": 0.0,
     "relu2": 0.0,
 }
 """An upper bound of sup |φ⁗|."""
 
-FIFTH: dict[Activation, float] = {
+FIFTH: dict[Function, float] = {
     "gelu": 3.0,
     "gelu_tanh": 3.0,
     "silu": 0.7,
     "tanh": 18.0,
     "relu": 0.0,
+    "jump": 0.0,
     "relu2": 0.0,
 }
 """An upper bound of sup |φ⁽⁵⁾|."""
@@ -110,14 +113,14 @@ class Expansion(NamedTuple):
     gap: Tensor
 
 
-def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -> list[Expansion]:
+def expansions(function: Function, x: Tensor, b: Tensor, known: Derivatives) -> list[Expansion]:
     """Expand an activation to first order (without φ″), second, third and fourth order, with proved gaps.
 
     First and second order are Taylor's. For small b so are the others, with the gap of the mean value theorem. For
     large b that gap is far too large, and a grid says more: between two points at distance h, a gap g exceeds the
     larger of its values there by at most sup|g″| h²/8. Since a grid proves the gap of *any* coefficients, third and
-    fourth order are fitted: they leave an eighth of what Taylor's coefficients leave of u⁵ and u⁶. ReLU's kink is not
-    counted.
+    fourth order are fitted: they leave an eighth of what Taylor's coefficients leave of u⁵ and u⁶. ReLU's kink and the
+    jump at 0 are not counted.
 
     Rounding: a gap is a sum of five terms of size at most (1 + |x| + b)(1 + b)⁴, each with a few roundings and one
     libm call; 2⁻⁴⁴ = 512u covers them. 0.126 in place of 1/8 covers the rounding of h² and of the grid's points.
@@ -134,7 +137,7 @@ def expansions(function: Activation, x: Tensor, b: Tensor, known: Derivatives) -
     kept = ((zero, zero), (zero, zero), (cubic, zero), (cubic, quartic))
     means = [m * b ** (k + 1) / math.factorial(k + 1) for k, m in enumerate(most, 1)]
     found = [Expansion(*taylor, mean) for taylor, mean in zip(kept, means, strict=True)]
-    if function == "relu":
+    if function in ("relu", "jump"):
         return found
     if function == "relu2":
         # Beyond the kink, by up to b − |x|, x + u squared is all that second order misses, on either side.
@@ -190,8 +193,8 @@ def _fit(gap: Tensor, v: Tensor, b: Tensor, order: int) -> tuple[Tensor, Tensor]
     return third, fourth if order == 4 else torch.zeros_like(fourth)
 
 
-def derivatives(function: Activation, x: Tensor) -> Derivatives:
-    """Return φ′(x), φ″(x), φ‴(x) and φ⁗(x); those of ReLU and ReLU² are those away from the kink.
+def derivatives(function: Function, x: Tensor) -> Derivatives:
+    """Return φ′(x), φ″(x), φ‴(x) and φ⁗(x); those of ReLU, ReLU² and the jump are those away from 0.
 
     Args:
         function: the activation φ.
@@ -244,6 +247,9 @@ def derivatives(function: Activation, x: Tensor) -> Derivatives:
     if function == "relu2":
         zero = torch.zeros_like(x)
         return Derivatives(2.0 * torch.relu(x), 2.0 * (x > 0).to(x), zero, zero)
+    if function == "jump":
+        zero = torch.zeros_like(x)
+        return Derivatives(zero, zero, zero, zero)
     raise EngineError(f"the derivatives of {function} are not known")
 
 

@@ -12,9 +12,9 @@ and the token may be constant the norm is not defined and nothing is said.
 the vertex optimum, tightened by the simplex. **Mixing.** Exact over Δ_S ∩ [s̲, s̄] (`prop:lp_simplex`), inside
 `thm:convex`.
 
-**Activations.** ReLU and tanh are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a distribution
-function: φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the largest
-value is at an end of the interval, the smallest at an end or, if x* is inside, the global minimum.
+**Activations.** ReLU, tanh and the jump of features are monotone. GELU (erf and tanh forms) and SiLU are x·Φ with Φ a
+distribution function: φ' = Φ(1 + xΦ'/Φ) changes sign once, at x* < 0, because |x|Φ'/Φ grows with |x| for x < 0. So the
+largest value is at an end of the interval, the smallest at an end or, if x* is inside, the global minimum.
 
 What cannot be bounded is ±∞; NaN (∞ − ∞, 0·∞) becomes ±∞ after each step.
 """
@@ -30,12 +30,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.solu import solu_box
-from prooflens.models.architecture import Activation
 from prooflens.models.sites import (
     Add,
     Affine,
     AnyStep,
     Elementwise,
+    Function,
     Mix,
     Norm,
     Pool,
@@ -299,7 +299,7 @@ def _gelu(x: Tensor) -> tuple[Tensor, Tensor]:
     return 0.5 * x * torch.erfc(t), error
 
 
-DIPS: dict[Activation, _Dip] = {
+DIPS: dict[Function, _Dip] = {
     "gelu": _Dip(-0.7517915247, -0.7517915246, -0.1699712074799037, -36.0, _gelu),
     "gelu_tanh": _Dip(-0.7524614221, -0.7524614220, -0.1700407505712541, -20.0, _gelu_tanh),
     "silu": _Dip(-1.2784645428, -1.2784645427, -0.27846454276107385, -600.0, _silu),
@@ -307,9 +307,11 @@ DIPS: dict[Activation, _Dip] = {
 """left < x* < right and least ≤ φ(x*); the tests check them with ball arithmetic."""
 
 
-def _activation(function: Activation, x: Box) -> Box:
+def _activation(function: Function, x: Box) -> Box:
     if function == "relu":
         return Box(x.lower.clamp(min=0.0), x.upper.clamp(min=0.0))
+    if function == "jump":
+        return Box((x.lower > 0.0).to(x.lower), (~(x.upper <= 0.0)).to(x.upper))
     if function == "relu2":
         low, high = (end.clamp(min=0.0).square() for end in x)
         return Box(down(low).clamp(min=0.0), torch.where(x.upper > 0.0, up(high), 0.0))

@@ -10,6 +10,8 @@ gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per 
 - A ReLU whose kink is in reach has no useful tangent. Its stand-in is the chord over |u| ≤ b, lowered by half its
   height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
+- The jump of features, 1 above 0 and 0 elsewhere, is a constant where 0 is out of reach. Its stand-in is ½ where 0 is
+  in reach, rounding of h included, and never off by more than ½, added neuron by neuron.
 - ReLU² is its own second order up to the kink. Beyond it (h + u)² ≤ (b − |h|)² is missed, and φ″ changes by 2.
 - As a vector, r = W_d(½φ″u² + au³ + bu⁴ + x) with x in a box (`derivatives.expansions`; neurons that move far stop at
   an earlier order): with K the shape of the pre-activations, a term auᵏ has the shape W_d diag(a) K^∘ᵏ diag(a) W_dᵀ.
@@ -112,6 +114,10 @@ class NetworkSite:
         self.kink = torch.zeros_like(b)
         if step.function == "relu":
             self._chords()
+        if step.function == "jump":
+            still = b < self.h.abs()  # NaN is not still
+            self.post = torch.where(still, self.post, 0.5)
+            self.kink = torch.where(still, self.kink, 0.5)
         if step.function == "relu2":
             # φ″ jumps by 2 at the kink, and nowhere else; all orders from the second on are the same.
             self.d_second = self.d_second + 2.0 * (kinked(self.h, b) > 0.0)

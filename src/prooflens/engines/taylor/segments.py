@@ -14,13 +14,13 @@ import torch
 
 from prooflens.engines.forms import Forms
 from prooflens.errors import EngineError
-from prooflens.models.architecture import Activation
 from prooflens.models.program import INPUT, OUTPUT, Program, scores_name
 from prooflens.models.sites import (
     Add,
     Affine,
     AnyStep,
     Elementwise,
+    Function,
     Mix,
     Norm,
     Pool,
@@ -41,7 +41,7 @@ class FeedForward:
 
     out: str
     source: str
-    function: Activation
+    function: Function
     up: Affine
     gate: Affine | None
     down: Affine | None

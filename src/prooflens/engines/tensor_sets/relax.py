@@ -18,7 +18,7 @@ from prooflens.engines.relaxations.activations import (
 from prooflens.engines.relaxations.solu import expansion, solu_box
 from prooflens.engines.tensor_sets.products import square, square_rest
 from prooflens.engines.tensor_sets.tensor_set import TensorSet
-from prooflens.models.architecture import Activation
+from prooflens.models.sites import Function
 from prooflens.numerics import up
 from prooflens.numerics.rounding import TINY
 from prooflens.queries.simplex import Box
@@ -36,8 +36,8 @@ def apply(x: TensorSet, how: Relaxation, k: int) -> TensorSet:
     return y.widened(how.error)
 
 
-def activation(function: Activation, x: TensorSet, k: int) -> TensorSet:
-    """Return φ(x) for a model's activation."""
+def activation(function: Function, x: TensorSet, k: int) -> TensorSet:
+    """Return φ(x) for a model's activation, or for the jump of features."""
     hull = x.hull()
     cost = square_rest(x, k)
     straight = deviation(function, x.c, hull, *chord(function, x.c, hull))

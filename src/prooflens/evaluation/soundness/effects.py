@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from prooflens.engines import Engine, forms_of
 from prooflens.engines.attack.effects import attack_effects
@@ -30,6 +32,7 @@ from prooflens.models.edits import edit, find_place, places_of
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import feature
 from prooflens.models.parts import Edit, split_tokens
+from prooflens.models.reads import find_hook, value_name
 
 READS = 0.3
 """The share of cases that are about a value inside the model."""
@@ -53,12 +56,19 @@ CUTS = 0.6
 FEATURES = 0.3
 """The share of cases in which a feature of a dictionary is held, too."""
 
+JUMPS = 0.6
+"""The share of features that jump as they become active, half of them near what the model reads at the clean input."""
+
 HIDES = 0.4
 """The share of cases in which keys of heads are knocked out, too."""
 
 
 def random_edits(
-    model: Transformer, choose: random.Random, n_tokens: int, n_all: int | None = None
+    model: Transformer,
+    choose: random.Random,
+    n_tokens: int,
+    n_all: int | None = None,
+    x: Float[Tensor, "S d"] | None = None,
 ) -> list[Edit]:
     """One to three parts of a model, each at zero, at a constant, or without a direction, at some tokens or at all.
 
@@ -69,6 +79,7 @@ def random_edits(
         choose: what draws them.
         n_tokens: how many tokens the model reads, without padding.
         n_all: how many with padding; None if there is none.
+        x: an input of the whole model without padding, near which features may jump; None for anywhere.
     """
     a = model.architecture
     small = places_of(a, neurons=True)
@@ -92,14 +103,16 @@ def random_edits(
                 else Edit(at, None, direction=value)
             )
         found[name] = made
-    more = [*_direction(model, choose, n_tokens), *_features(model, choose, n_tokens)]
+    more = [*_direction(model, choose, n_tokens), *_features(model, choose, n_tokens, x)]
     more += _frozen(model, choose, n_all or n_tokens)
     held = [*found.values(), *more, *_hidden_keys(model, choose, n_tokens)]
     cut = _edges(model, choose, n_tokens)
     return cut if cut and choose.random() < 0.5 else _fitting(model, held, cut)
 
 
-def _features(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
+def _features(
+    model: Transformer, choose: random.Random, n_tokens: int, x: Float[Tensor, "S d"] | None
+) -> list[Edit]:
     """Now and then a feature of a dictionary that is drawn, with its error term or without, at some tokens or all."""
     if choose.random() >= FEATURES:
         return []
@@ -111,9 +124,23 @@ def _features(model: Transformer, choose: random.Random, n_tokens: int) -> list[
     bias = torch.tensor([choose.gauss(0.0, 0.5) for _ in range(size)])
     W, D, (center, offset) = rows[:size], rows[size : 2 * size].T, rows[2 * size :]
     drawn = Dictionary.of(hook, W, bias, center, decoder=D, decoder_bias=offset)
+    if choose.random() < JUMPS:
+        thresholds = torch.tensor([abs(choose.gauss(0.0, 1.0)) for _ in range(size)])
+        if x is not None and choose.random() < 0.5:
+            near = _read(model, drawn, x)[choose.randrange(n_tokens)]
+            near = near + torch.tensor([choose.gauss(0.0, 0.01) for _ in range(size)])
+            thresholds = torch.where(near > 0.0, near, thresholds)
+        drawn = replace(drawn, threshold=thresholds.double(), kind=choose.choice(["jumprelu", "batchtopk"]))
     tokens = split_tokens(f"m0{_some_tokens(choose, n_tokens)}")[1]
     value = choose.gauss(0.0, 1.0) if choose.random() < 0.5 else None
     return [feature(drawn, choose.randrange(size), value, tokens, choose.random() < 0.6)]
+
+
+def _read(model: Transformer, drawn: Dictionary, x: Float[Tensor, "S d"]) -> Float[Tensor, "S F"]:
+    """What every feature reads at an input."""
+    values = model.run_with_cache(x)[1]
+    h = values[value_name(values, find_hook(model.architecture, drawn.hook))]
+    return (h - drawn.center) @ drawn.weight.T + drawn.bias
 
 
 def _edges(model: Transformer, choose: random.Random, n_tokens: int) -> list[Edit]:
@@ -209,7 +236,9 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     if choose.random() < READS:
         problem = replace(problem, model=random_readout(problem, choose, case.seed))
     real = problem.n_tokens if problem.padding is None else int(problem.padding.sum())
-    drawn = random_edits(problem.model, choose, real, problem.n_tokens)
+    whole = problem.model is case.problem.model and problem.padding is None
+    x = problem.region.center if whole else None
+    drawn = random_edits(problem.model, choose, real, problem.n_tokens, x)
     edited = replace(problem, model=edit(problem.model, drawn))
     outputs = problem.model.architecture.d_out or 0
     functionals = [
