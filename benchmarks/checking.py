@@ -10,17 +10,20 @@ One JSON line per ε. With `--radii` the largest radii that the engines just pro
 searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
 compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. Both
 programs run on the CPU, one after the other: give both the same threads (OMP_NUM_THREADS).
-A peer model is exported to prooflens' own layout first, which is what the checker reads.
+A peer model is exported to prooflens' own layout first, which is what the checker reads. `random-FAMILY-SEED` is a
+model of the soundness run (random-gemma2-3), on four random tokens.
 """
 
 import argparse
 import itertools
+import random
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from measuring import tell
@@ -28,6 +31,7 @@ from peer_models import PEERS, peer_model
 from prooflens import Ball, Transformer, certify, effect, load, radius
 from prooflens.checker import check
 from prooflens.cli.view import torch_powers, torch_tables
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.cache import model_folder
 from prooflens.models.export import export
 from prooflens.models.prompt import Prompt
@@ -37,6 +41,13 @@ def find(
     name: str, text: str | None, peers: Path, scratch: Path
 ) -> tuple[Transformer, Prompt | Tensor, Path]:
     """A model, a prompt, and the folder that the checker reads."""
+    if name.startswith("random-"):
+        _, family, seed = name.split("-")
+        model, generator = random_model(family, random.Random(seed), depth=3), torch.Generator()
+        x = torch.randn(
+            4, model.architecture.d_model, generator=generator.manual_seed(int(seed)), dtype=torch.float64
+        )
+        return model, x, export(model, scratch / name)
     if name.startswith("peer-"):
         model, x = peer_model(peers / name)
         return model, x, export(model, scratch / name)

@@ -1,5 +1,7 @@
 """The four sites: what their stand-ins miss, against the sites themselves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flint import arb, ctx
@@ -7,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.checker.depth.activations import KINKED, SMOOTH, expansion
-from prooflens.checker.depth.mixing import tail
 from prooflens.checker.depth.moving import Moving
 from prooflens.checker.depth.networks import NetworkSite
 from prooflens.checker.depth.norms import NormSite
+from prooflens.checker.depth.row import tail
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, supports
 from prooflens.checker.depth.solu import SoluSite
@@ -212,9 +214,9 @@ def test_networks(seed: int) -> None:
     assert try_network(seed) <= 1.0
 
 
-def try_mixing(family: str, seed: int) -> float:
+def try_mixing(family: str, seed: int, **arch: Any) -> float:
     """The root behind every mixing against the stream there: its ellipsoid, and what second order leaves."""
-    case = Case.of(family, seed, eps=0.03, depth=3)
+    case = Case.of(family, seed, eps=0.03, depth=3, **arch)
     walk, plain = case.walk, PlainNetwork(case.net)
     with np.errstate(all="ignore"):
         walk.layer(2)

@@ -102,7 +102,7 @@ class Moving:
         for h, i in dict.fromkeys((h, i) for _, h, i, _ in terms):
             g, held = (
                 int(k.groups[h]),
-                [(w * scores.scale, j) for w, head, at, j in terms if (head, at) == (h, i)],
+                [(w * float(scores.factors[h, i, j]), j) for w, head, at, j in terms if (head, at) == (h, i)],
             )
             near, far = slice(h * n, (h + 1) * n), slice(g * n, (g + 1) * n)
             A = np.asarray(sum(w * k.A[j, g] for w, j in held))

@@ -28,9 +28,10 @@ import numpy as np
 
 from prooflens.checker.depth.beside import Site
 from prooflens.checker.depth.boxes import Quadric, largest_on_box
-from prooflens.checker.depth.layers import End, Layer
+from prooflens.checker.depth.layers import End, Layer, Pooled
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.moving import MOST_FACTORS, Moving, Term
+from prooflens.checker.depth.pooling import PoolSite
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import (
@@ -60,7 +61,7 @@ class Strand(NamedTuple):
     """A place of a walk, and covectors at the values that are read there."""
 
     walk: Walk
-    place: Layer | End
+    place: Layer | Pooled | End
     seeds: dict[str, Covectors]
 
 
@@ -149,7 +150,7 @@ class Form:
             number -= 1
             strands = []
             for bundle in bundles:
-                place = bundle.walk.kept(number)
+                place = bundle.walk.place(number)
                 roots = {t: v for (s, t), v in bundle.found.items() if s == ROOT}
                 form, lost, seeds = _through(place.mix, roots, form)
                 rest += lost
@@ -199,14 +200,23 @@ def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
     n, products = scores.q.width, []
     for w, h, i, j in terms:
         g = int(scores.k.groups[h])
+        factor = float(scores.factors[h, i, j])
         for name, heads, t, part, other in (
             ("q", scores.q, i, h, scores.k.c[j, h]),
             ("k", scores.k, j, g, scores.q.c[i, h]),
         ):
             held = seeds[name].setdefault(t, np.zeros(heads.value.c.shape[1]))
-            held[part * n : (part + 1) * n] += w * scores.scale * other
-        products.append((Quadratic(np.full((1, n), scores.scale), scores.q.A[i, h], scores.k.A[j, g]), w))
+            held[part * n : (part + 1) * n] += w * factor * other
+        products.append((Quadratic(np.full((1, n), factor), scores.q.A[i, h], scores.k.A[j, g]), w))
     second, beyond = _moves(scores, terms)
+    if (caps := scores.caps) is not None:
+        for w, h, i, j in terms:
+            row, rest = scores.raw_row(h, i, j)[None], float(caps.rest[h, i, j])
+            products.append((Quadratic(caps.bend[None, None, h, i, j], row, row), w))
+            noise, second = (
+                noise + abs(w) * rest,
+                second + abs(w) * max(float(caps.most[h, i, j]) - rest, 0.0),
+            )
     slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
     strands = (Strand(walk, place, seeds),)
     read = ((place, terms),)
@@ -217,18 +227,18 @@ def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
     """What products of moves add: at Aα, and through e. Terms of one head and query are taken together."""
     groups = defaultdict[tuple[int, int], list[tuple[float, int]]](list)
     for w, h, i, j in terms:
-        groups[h, i].append((w, j))
+        groups[h, i].append((w * float(scores.factors[h, i, j]), j))
     second = beyond = 0.0
     E_q, E_k, P_q = scores.q.blocks("E"), scores.k.blocks("E"), scores.q.blocks("P")
     for (h, i), held in groups.items():
         A = np.asarray(sum(w * scores.k.A[j, scores.k.groups[h]] for w, j in held))
-        error = gamma(len(held) + 4) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
+        error = gamma(len(held) + 8) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
         slip = error + sum(abs(w) * float(scores.k.value.slip[j]) for w, j in held)
         P = total([gram(A * factor_weights(A)), ball(np.asarray(slip), len(A))])
         E = total([scaled(E_k[j, h], w * w) for w, j in held])
         whole = total([P_q[i, h], E_q[i, h]])
-        second += float(meeting(P_q[i, h], P)) * scores.scale
-        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P)) * scores.scale
+        second += float(meeting(P_q[i, h], P))
+        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P))
     return float(up(np.asarray(second))), float(up(np.asarray(beyond)))
 
 
@@ -336,7 +346,7 @@ def _moved(bundle: Bundle, terms: Sequence[tuple[Layer, list[Term]]]) -> float:
 
 
 def _at_sources(
-    place: Layer | End, seeds: dict[str, Covectors]
+    place: Layer | Pooled | End, seeds: dict[str, Covectors]
 ) -> tuple[dict[tuple[str, int], Array], float]:
     """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
     found: dict[tuple[str, int], Array] = {}
@@ -355,12 +365,11 @@ def _at_sources(
 
 
 def _through(
-    mix: MixSite | None, roots: Covectors, form: Quadric
+    mix: MixSite | PoolSite | None, roots: Covectors, form: Quadric
 ) -> tuple[Quadric, float, dict[str, Covectors]]:
     """Covectors behind a mixing, taken to what it reads: with its second order, and a bound of what is beyond."""
     assert mix is not None
-    found: dict[str, Covectors] = {"q": {}, "k": {}, "v": {}, "stream": {}}
-    rest = 0.0
+    found, rest = defaultdict[str, Covectors](dict), 0.0
     for place, v in roots.items():
         t = mix.tokens[place]
         own, error = mix.form(v, t)
@@ -368,9 +377,7 @@ def _through(
         form = Quadric(form.H, form.error + 2.0 * error)
         # Taking v back rounds by no more than the mixing's own noise.
         rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
-        back = mix.pull(v, t)
-        found["q"][t], found["stream"][t] = back["q"], back["stream"]
-        for name in ("k", "v"):
-            for j, w in enumerate(back[name]):
+        for name, back in mix.pull(v, t).items():
+            for j, w in back.items():
                 found[name][j] = found[name][j] + w if j in found[name] else w
-    return form, rest, found
+    return form, rest, dict(found)
