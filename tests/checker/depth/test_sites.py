@@ -100,8 +100,15 @@ def used(site: NormSite | NetworkSite | SoluSite, out: Array, alpha: Array, e: A
         met = np.einsum("bi,ij,bj->b", linear[:, t], H, e[:, t]) + 0.5 * np.einsum(
             "bi,ij,bj->b", e[:, t], H, e[:, t]
         )
-        most = max(most, float(np.abs(met).max() / moving.bound()) if np.isfinite(met).all() else 0.0)
+        most = max(most, shared(moving, alpha, met, rng) if np.isfinite(met).all() else 0.0)
     return most
+
+
+def shared(moving: Moving, alpha: Array, met: Array, rng: np.random.Generator) -> float:
+    """The largest share that is used of what is left, at any factors and at each: `met` is what it should hold."""
+    left = moving.left(np.sign(rng.standard_normal(alpha.shape[1])))
+    at = np.sqrt(np.einsum("bp,pq,bq->b", alpha, left.K.H, alpha).clip(0.0)) + left.rest
+    return float(max((np.abs(met) / at).max(), np.abs(met).max() / left.most))
 
 
 def norm_of(x: Array, site: NormSite) -> Array:
@@ -181,7 +188,7 @@ def try_products(seed: int) -> float:
             (linear[:, t] @ one[rows].T, e[:, t] @ one[rows].T) for t, one in zip((i, j), W, strict=True)
         )
         met += w * 0.5 * (a_q * e_k + e_q * a_k + e_q * e_k).sum(-1)
-    return float(np.abs(met).max() / moving.bound())
+    return shared(moving, alpha, met, rng)
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,6 +20,7 @@ r_s what the stand-in misses, u_s how far the site's input moves. Each r_s is bo
 | `steps`, `attention`, `walk` | a network as chains of such sites, from the weights on |
 | `beside` | what two networks share |
 | `boxes`, `moving` | quadratic forms of the factors; what e brings to second order |
+| `strands` | covectors of forms, from chain to chain |
 | `reading` | a form: by ellipsoids, or with all second orders in one matrix |
 
 Nothing is searched for and no file of the run is believed: the weights and the region are all that goes in. Assumed:

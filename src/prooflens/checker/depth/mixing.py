@@ -69,6 +69,7 @@ class MixSite:
         self.O = self.out.reshape(len(self.out), self.H, -1)
         self.z = np.einsum("hij,jhc->ihc", self.s, self.v.c)
         self.beyond: dict[int, Array] = {}
+        self.missed: dict[int, Array] = {}
         self.noises: dict[int, float] = {}
         self.tokens: list[int] = []
 
@@ -109,7 +110,9 @@ class MixSite:
         N = self.stream.linear[t] + row.linear
         self.noises[t] = row.noise
         self.beyond[t] = total([*row.beyond(), ball(np.asarray(row.noise), len(c))])
-        return c, N, total([*row.carried(), *row.second(), self.beyond[t]]), row.by_root()
+        second = row.second()
+        self.missed[t] = total([*second, self.beyond[t]])
+        return c, N, total([*row.carried(), *second, self.beyond[t]]), row.by_root()
 
     def form(self, v: Array, t: int) -> tuple[Quadratic, float]:
         """The second order of query token t as a covector v sees it: one form of the factors, and its error.
@@ -141,18 +144,24 @@ class MixSite:
         return Quadratic(np.ones((1, len(L))), L, R), float(up(np.asarray(error)))
 
     def pull(self, v: Array, t: int) -> dict[str, dict[int, Array]]:
-        """A covector at the next root's token t, taken back: to the stream and q at t, to k and v at all tokens."""
-        omega = np.einsum("d,dhc->hc", v, self.O)
-        g = np.einsum("hc,jhc->hj", omega, self.v.c) - np.einsum("hc,hc->h", omega, self.z[t])[:, None]
+        """Covectors at the next root's token t [..., d], taken back: to the stream and q at t, to all keys and values.
+
+        Args:
+            v: the covectors.
+            t: the token.
+        """
+        omega = np.einsum("...d,dhc->...hc", v, self.O)
+        g = np.einsum("...hc,jhc->...hj", omega, self.v.c)
+        g = g - np.einsum("...hc,hc->...h", omega, self.z[t])[..., None]
         coefficients = self.scores.factors[:, t] * self.s[:, t] * g
-        q = np.einsum("hj,jhc->hc", coefficients, self.scores.k.c)
-        k = np.einsum("hj,hc->jhc", coefficients, self.scores.q.c[t])
-        values = np.einsum("hj,hc->jhc", self.s[:, t], omega)
+        q = np.einsum("...hj,jhc->...hc", coefficients, self.scores.k.c)
+        k = np.einsum("...hj,hc->j...hc", coefficients, self.scores.q.c[t])
+        values = np.einsum("hj,...hc->j...hc", self.s[:, t], omega)
         keys, held = (dict(enumerate(_grouped(x, y))) for x, y in ((k, self.scores.k), (values, self.v)))
-        return {"q": {t: q.ravel()}, "k": keys, "v": held, "stream": {t: v}}
+        return {"q": {t: q.reshape(*v.shape[:-1], -1)}, "k": keys, "v": held, "stream": {t: v}}
 
 
 def _grouped(x: Array, heads: Heads) -> Array:
-    """Covectors of query heads [S, H, c], added up by the group that they read [S, G·c]."""
-    S, H, c = x.shape
-    return np.asarray(x.reshape(S, heads.count, H // heads.count, c).sum(2).reshape(S, -1))
+    """Covectors of query heads [..., H, c], added up by the group that they read [..., G·c]."""
+    *rest, H, c = x.shape
+    return np.asarray(x.reshape(*rest, heads.count, H // heads.count, c).sum(-2).reshape(*rest, -1))

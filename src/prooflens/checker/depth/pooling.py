@@ -43,6 +43,11 @@ class PoolSite:
         """The shape of what is beyond second order: rounding."""
         return {0: ball(np.asarray(self.noises[0]), self.stream.c.shape[1])}
 
+    @property
+    def missed(self) -> dict[int, Array]:
+        """The shape of what is made here besides a linear map: `beyond` alone."""
+        return self.beyond
+
     @cached_property
     def behind(self) -> Chain:
         """The chain that begins with the mean."""
@@ -66,10 +71,10 @@ class PoolSite:
         return Quadratic(np.zeros((1, 0)), nothing, nothing), 0.0
 
     def pull(self, v: Array, t: int) -> dict[str, dict[int, Array]]:
-        """A covector behind the mean, taken back to the tokens.
+        """Covectors behind the mean [..., d], taken back to the tokens.
 
         Args:
-            v: the covector.
+            v: the covectors.
             t: the token behind the mean.
         """
         return {"stream": {place: w * v for place, w in enumerate(self.shares.tolist())}}
