@@ -13,11 +13,13 @@ compared. With `--effects` the range of logit0 − logit1 without each part, its
 `--depth` there is no run: the checker walks the network by itself, and one line per layer says of how many heads it
 proves what the last position attends to most, on the ball around all tokens. Both programs run on the CPU, one after
 the other: give both the same threads (OMP_NUM_THREADS).
-A peer model is exported to prooflens' own layout first, which is what the checker reads.
+A peer model is exported to prooflens' own layout first, which is what the checker reads. `random-FAMILY-SEED` is a
+model of the soundness run (random-gemma2-3), on four random tokens.
 """
 
 import argparse
 import itertools
+import random
 import resource
 import tempfile
 import time
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from measuring import tell
@@ -36,6 +39,7 @@ from prooflens.checker import check
 from prooflens.checker.depth import Walk, score_form
 from prooflens.checker.network import Network
 from prooflens.cli.view import torch_powers, torch_tables
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.cache import model_folder
 from prooflens.models.export import export
 from prooflens.models.prompt import Prompt
@@ -45,6 +49,13 @@ def find(
     name: str, text: str | None, peers: Path, scratch: Path
 ) -> tuple[Transformer, Prompt | Tensor, Path]:
     """A model, a prompt, and the folder that the checker reads."""
+    if name.startswith("random-"):
+        _, family, seed = name.split("-")
+        model, generator = random_model(family, random.Random(seed), depth=3), torch.Generator()
+        x = torch.randn(
+            4, model.architecture.d_model, generator=generator.manual_seed(int(seed)), dtype=torch.float64
+        )
+        return model, x, export(model, scratch / name)
     if name.startswith("peer-"):
         model, x = peer_model(peers / name)
         return model, x, export(model, scratch / name)

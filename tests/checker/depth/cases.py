@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from prooflens.regions import Ball
 Evaluate = Callable[[Any, Any], Any]
 """A form of scores by layer and of outputs."""
 
-KNOWN = (*(family for family in FAMILIES if family not in ("gemma2", "mixed")), SOLU)
+KNOWN = (*(family for family in FAMILIES if family != "mixed"), SOLU)
 """Families that no network of is refused."""
 
 
@@ -37,10 +37,13 @@ class Case:
     seed: int
 
     @classmethod
-    def of(cls, family: str, seed: int, eps: float | None = None, depth: int | None = None) -> "Case":
-        """A reproducible case: one to three layers, a ball or a few dense factors."""
+    def of(
+        cls, family: str, seed: int, eps: float | None = None, depth: int | None = None, **arch: Any
+    ) -> "Case":
+        """A reproducible case: one to three layers, a ball or a few dense factors; `arch` changes the architecture."""
         choose, rng = random.Random(f"{family} {seed}"), np.random.default_rng(seed)
         model = random_model(family, choose, depth or choose.choice((1, 2, 3)))
+        model = replace(model, architecture=replace(model.architecture, **arch)) if arch else model
         weights = {name: t.numpy() for name, t in model.weights.items()}
         net = Network.made(model.architecture.to_dict(), weights, tables)
         S, d = choose.randint(2, 4), model.architecture.d_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from flint import arb
 
-from prooflens.checker.depth import Form, Walk, beside, output_form, reading, steps, walk
+from prooflens.checker.depth import Form, Walk, beside, output_form, reading, steps, strands, walk
 from prooflens.checker.depth.shapes import Array
 from prooflens.checker.network import Network
 from prooflens.problem import Problem
@@ -171,7 +171,7 @@ def test_remainders_on_a_shared_chain_keep_their_names(family: str) -> None:
     assert "blocks.0.network" not in read
 
 
-BUNDLED = reading._bundled
+BUNDLED = strands.bundled
 
 
 def forgetful(strands: Any) -> Any:
@@ -184,7 +184,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "other weights taken for the same": (steps, "alike", lambda *_: True),
     "another mixing taken for the same": (beside, "BEHIND_MIXING", ("v", "q", "k", *beside.BEHIND_MIXING)),
     "the walk beside begins too late": (walk, "apart", lambda *_: []),
-    "remainders of one network forgotten": (reading, "_bundled", forgetful),
+    "remainders of one network forgotten": (reading, "bundled", forgetful),
 }
 
 

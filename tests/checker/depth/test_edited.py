@@ -164,7 +164,11 @@ def alone(pair: tuple[Case, Case]) -> Case:
 
 
 FAMILIES = {
-    kind: [f for f in KNOWN if kind != "edges" or f not in ("encoder", "bert", "mpnet", "olmo2", "gemma3")]
+    kind: [
+        f
+        for f in KNOWN
+        if kind != "edges" or f not in ("encoder", "bert", "mpnet", "olmo2", "gemma2", "gemma3")
+    ]
     for kind in KINDS
 }
 CASES = [(kind, family) for kind in KINDS for family in FAMILIES[kind]]

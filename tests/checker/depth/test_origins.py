@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prooflens.checker.depth import Walk, mixing, origins, score_form, walk
+from prooflens.checker.depth import Walk, origins, score_form, values, walk
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.origins import Carried, Origin, carried_on, kept_apart
 from prooflens.checker.depth.shapes import support, total
@@ -90,7 +90,7 @@ def test_origins_make_deep_values_tighter(family: str, monkeypatch: pytest.Monke
             return float(np.trace(of.layer(3).chain.shapes[ROOT], axis1=1, axis2=2).sum())
 
     apart = spread(case.walk)
-    monkeypatch.setattr(mixing, "kept_apart", lambda carried, own: [])
+    monkeypatch.setattr(values, "kept_apart", lambda carried, own: [])
     together = spread(Walk(case.net, case.walk.center, case.walk.generators))
     assert apart < together
 

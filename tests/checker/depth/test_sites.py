@@ -1,5 +1,7 @@
 """The four sites: what their stand-ins miss, against the sites themselves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flint import arb, ctx
@@ -7,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prooflens.checker.depth.activations import KINKED, SMOOTH, expansion
-from prooflens.checker.depth.mixing import tail
 from prooflens.checker.depth.moving import Moving
 from prooflens.checker.depth.networks import NetworkSite
 from prooflens.checker.depth.norms import NormSite
+from prooflens.checker.depth.row import tail
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.shapes import Array, ball, supports
 from prooflens.checker.depth.solu import SoluSite
@@ -98,8 +100,15 @@ def used(site: NormSite | NetworkSite | SoluSite, out: Array, alpha: Array, e: A
         met = np.einsum("bi,ij,bj->b", linear[:, t], H, e[:, t]) + 0.5 * np.einsum(
             "bi,ij,bj->b", e[:, t], H, e[:, t]
         )
-        most = max(most, float(np.abs(met).max() / moving.bound()) if np.isfinite(met).all() else 0.0)
+        most = max(most, shared(moving, alpha, met, rng) if np.isfinite(met).all() else 0.0)
     return most
+
+
+def shared(moving: Moving, alpha: Array, met: Array, rng: np.random.Generator) -> float:
+    """The largest share that is used of what is left, at any factors and at each: `met` is what it should hold."""
+    left = moving.left(np.sign(rng.standard_normal(alpha.shape[1])))
+    at = np.sqrt(np.einsum("bp,pq,bq->b", alpha, left.K.H, alpha).clip(0.0)) + left.rest
+    return float(max((np.abs(met) / at).max(), np.abs(met).max() / left.most))
 
 
 def norm_of(x: Array, site: NormSite) -> Array:
@@ -179,7 +188,7 @@ def try_products(seed: int) -> float:
             (linear[:, t] @ one[rows].T, e[:, t] @ one[rows].T) for t, one in zip((i, j), W, strict=True)
         )
         met += w * 0.5 * (a_q * e_k + e_q * a_k + e_q * e_k).sum(-1)
-    return float(np.abs(met).max() / moving.bound())
+    return shared(moving, alpha, met, rng)
 
 
 @settings(max_examples=60, deadline=None)
@@ -212,9 +221,9 @@ def test_networks(seed: int) -> None:
     assert try_network(seed) <= 1.0
 
 
-def try_mixing(family: str, seed: int) -> float:
+def try_mixing(family: str, seed: int, **arch: Any) -> float:
     """The root behind every mixing against the stream there: its ellipsoid, and what second order leaves."""
-    case = Case.of(family, seed, eps=0.03, depth=3)
+    case = Case.of(family, seed, eps=0.03, depth=3, **arch)
     walk, plain = case.walk, PlainNetwork(case.net)
     with np.errstate(all="ignore"):
         walk.layer(2)

@@ -15,6 +15,7 @@ from prooflens.checker.depth import (
     networks,
     norms,
     reading,
+    row,
     shapes,
     solu,
     values,
@@ -45,7 +46,7 @@ def test_no_point_of_a_region_breaks_a_bound(family: str, seed: int) -> None:
     assert worst(Case.of(family, seed)) <= 1.0
 
 
-@pytest.mark.parametrize(("family", "why"), [("gemma2", "capped")])
+@pytest.mark.parametrize(("family", "why"), [("networks", "no attention")])
 def test_what_is_not_known_is_refused(family: str, why: str) -> None:
     assert why in Walk.refuses(Case.of(family, 0).net)
 
@@ -87,11 +88,11 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "weights of sums too small": (shapes, "shares", half(shapes.shares)),
     "weights of factors too small": (values, "factor_weights", half(values.factor_weights)),
     "products of moves left out": (reading, "_moves", lambda *_: (0.0, 0.0)),
-    "softmax beyond second order left out": (mixing.Row, "beyond", lambda self: []),
-    "softmax's second order left out": (mixing.Row, "second", lambda self: []),
+    "softmax beyond second order left out": (row.Row, "beyond", lambda self: []),
+    "softmax's second order left out": (row.Row, "second", lambda self: []),
     "covectors with the wrong sign": (mixing.MixSite, "pull", lambda self, v, t: {
-        name: -w for name, w in PULL(self, v, t).items()}),
-    "earlier remainders forgotten": (mixing.Row, "carried", lambda self: []),
+        name: {j: -w for j, w in back.items()} for name, back in PULL(self, v, t).items()}),
+    "earlier remainders forgotten": (row.Row, "carried", lambda self: []),
     "norms beyond second order left out": (norms.NormSite, "beyond", property(lambda self: (0 * self.q, 0 * self.q))),
     "norms' rest left out": (norms.NormSite, "rest", nothing),
     "networks' rest left out": (networks.NetworkSite, "rest", nothing),

@@ -13,11 +13,14 @@ r_s what the stand-in misses, u_s how far the site's input moves. Each r_s is bo
 | `shapes` | sums, images and products of ellipsoids; largest eigenvalues without an eigenvalue routine; rounding |
 | `values` | a value is c + JNα + Σ_s J_s r_s: linear maps lose nothing, residual connections cancel what they cancel |
 | `quadratics` | the ellipsoid of a quadratic map, and the quadratic form that a covector makes of it |
-| `norms`, `networks`, `solu`, `scores`, `mixing` | the sites: exact identities for r_s, and ellipsoids that hold it |
+| `norms`, `networks`, `solu` | sites of one token: exact identities for r_s, and ellipsoids that hold it |
+| `scores`, `caps`, `mixing`, `row` | the same of attention: products of queries and keys, caps, softmax |
+| `pooling` | a mean of tokens that a pooler reads |
 | `writing`, `sent`, `carried` | edits: what is held at tokens, what cut edges bring, what goes on beside the stream |
 | `steps`, `attention`, `walk` | a network as chains of such sites, from the weights on |
 | `beside` | what two networks share |
 | `boxes`, `moving` | quadratic forms of the factors; what e brings to second order |
+| `strands` | covectors of forms, from chain to chain |
 | `reading` | a form: by ellipsoids, or with all second orders in one matrix |
 
 Nothing is searched for and no file of the run is believed: the weights and the region are all that goes in. Assumed:

@@ -57,8 +57,13 @@ def expansion(function: str, h: Array, b: Array) -> Expansion:
     return Expansion(*(np.array(part).reshape(h.shape) for part in zip(*found, strict=True)))
 
 
-def _coefficients(function: Callable[[Series], Series], x: arb) -> list[arb]:
-    """Taylor coefficients over a ball; not finite where the ball is too wide for a division."""
+def coefficients(function: Callable[[Series], Series], x: arb) -> list[arb]:
+    """Taylor coefficients over a ball; not finite where the ball is too wide for a division.
+
+    Args:
+        function: of a power series.
+        x: the ball.
+    """
     try:
         held = list(function(arb_series([x, 1], ORDER)).coeffs())
     except (ZeroDivisionError, ValueError):
@@ -70,7 +75,7 @@ def _smooth(function: Callable[[Series], Series], h: float, b: float) -> tuple[f
     if not np.isfinite(h + b):
         return 0.0, 0.0, 0.0, 0.0, np.inf
     with ctx.workprec(BITS):
-        at, over = _coefficients(function, arb(h)), _coefficients(function, arb(h, b))
+        at, over = coefficients(function, arb(h)), coefficients(function, arb(h, b))
         if not all(c.is_finite() for c in (*at, *over)):
             return 0.0, 0.0, 0.0, 0.0, np.inf
         kept = [float(c.mid()) for c in at[:4]]
@@ -78,13 +83,17 @@ def _smooth(function: Callable[[Series], Series], h: float, b: float) -> tuple[f
         # Degree k keeps the coefficients up to k; what is beyond is sup|φ^(k+1)|b^(k+1)/(k+1)!.
         slips = [abs(at[i] - kept[i]) * far**i for i in range(4)]
         rests = [sum(slips[: k + 1], arb(0)) + abs(over[k + 1]) * far ** (k + 1) for k in (1, 2, 3)]
-        ends = [_high(rest) for rest in rests]
+        ends = [high(rest) for rest in rests]
     best = int(np.argmin(ends)) + 1
     return (*(c if i <= best else 0.0 for i, c in enumerate(kept)), ends[best - 1])
 
 
-def _high(x: arb) -> float:
-    """A float above a ball; infinite if the ball is not finite."""
+def high(x: arb) -> float:
+    """A float above a ball; infinite if the ball is not finite.
+
+    Args:
+        x: the ball.
+    """
     return float(np.nextafter(float(x.upper()), np.inf)) if x.is_finite() else np.inf
 
 
@@ -98,7 +107,7 @@ def _relu(h: float, b: float) -> tuple[float, ...]:
         # Whatever float the slope is, φ(h + u) − slope·u is greatest at u = ±b and least at the kink u = −h.
         top, bottom = (arb(slope) * b).max(arb(h) + b - arb(slope) * b), arb(slope) * h
         middle = float(((top + bottom) / 2).mid())
-        return middle, slope, 0.0, 0.0, _high((top - middle).max(middle - bottom))
+        return middle, slope, 0.0, 0.0, high((top - middle).max(middle - bottom))
 
 
 def _relu2(h: float, b: float) -> tuple[float, ...]:
@@ -110,7 +119,7 @@ def _relu2(h: float, b: float) -> tuple[float, ...]:
         value, slope = (arb(h) ** 2, 2 * arb(h)) if h > 0.0 else (arb(0), arb(0))
         kept = float(value.mid()), float(slope.mid()), float(h > 0.0)
         rest = abs(value - kept[0]) + abs(slope - kept[1]) * b + ((arb(b) - abs(h)) ** 2 if bent else 0)
-        return *kept, 0.0, _high(rest)
+        return *kept, 0.0, high(rest)
 
 
 def _jump(h: float, b: float) -> tuple[float, ...]:

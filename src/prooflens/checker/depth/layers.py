@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prooflens.checker.depth.beside import Site
 from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.pooling import PoolSite
 from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import Array
 from prooflens.checker.depth.values import Chain, Value
@@ -42,6 +43,26 @@ class Layer:
 
 
 @dataclass(eq=False)
+class Pooled:
+    """A mean of tokens that a pooler reads, and the chain in front of it.
+
+    Attributes:
+        chain: the chain.
+        sites: the sites on it, by name.
+        mix: the mean.
+    """
+
+    chain: Chain
+    sites: dict[str, Site]
+    mix: PoolSite
+
+    @property
+    def read(self) -> dict[str, Value]:
+        """The value that is pooled."""
+        return {"stream": self.mix.stream}
+
+
+@dataclass(eq=False)
 class End:
     """What the outputs read: Σ_t shares_t value_t, which the head maps."""
 
@@ -51,7 +72,7 @@ class End:
     shares: Array
     head: tuple[Array, Array]
     number: int
-    """How many mixings stand before the chain."""
+    """How many mixings stand before the chain, a mean that a pooler reads included."""
 
     @property
     def read(self) -> dict[str, Value]:

@@ -6,15 +6,26 @@ chain, and the middle part is Σ_s (W_sα)·r_s with W_s = AᵀHJ_s: all later s
 is taken, which is the largest x·y over x ∈ {W_sᵀα} and r_s in its ellipsoid. Products of queries and keys are such a
 second order as well, of two values: (A_qα)·e_k + (A_kα)·e_q + e_q·e_k.
 
+**Through mixings.** The root's own e at token t is what its mixing misses, r_t, and a linear map of what the values in
+front of it are beyond their linear parts: (W_tα)·e_t = (W_tα)·r_t + Σ (W_tα)·B_x e_x over queries, keys, values and
+stream. So W_t is taken on, as any covector is, to chains further in front (`onward`), where it joins what their own
+sites bring; only (W_tα)·r_t is bounded behind them.
+
 Sources are not at their worst at once: with r_s ∈ E(M_s) and Σ 1/c_s ≤ 1 the sum over all of them is at most
-Σ √(αᵀW_sM_sW_sᵀα) ≤ √(αᵀKα) with K = Σ c_s W_sM_sW_sᵀ, one form of the factors on their box.
+Σ √(αᵀW_sM_sW_sᵀα) ≤ √(αᵀKα) with K = Σ c_s W_sM_sW_sᵀ, one form of the factors on their box. It joins the form's own
+second order before a bound is taken (`Left.joined`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from prooflens.checker.depth.boxes import Quadric, largest_on_box
+from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.pooling import PoolSite
 from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import (
     Array,
@@ -29,12 +40,58 @@ from prooflens.checker.depth.shapes import (
     trace,
     up,
 )
-from prooflens.checker.depth.values import Chain, Value, factor_weights
+from prooflens.checker.depth.values import ROOT, Chain, Value, factor_weights
 
 Term = tuple[float, int, int, int]
 """A weight, and the head, query and key of a score."""
 MOST_FACTORS = 1024
 """Regions of more factors are bounded without this: it costs as much as all the rest of a form."""
+
+
+class Left(NamedTuple):
+    """What is left of second order: at most √(αᵀKα) + rest at the factors α, and at most `most` at all of them.
+
+    Attributes:
+        K: a positive semidefinite form.
+        rest: what does not depend on α.
+        most: for all α.
+    """
+
+    K: Quadric
+    rest: float
+    most: float
+
+    @classmethod
+    def fixed(cls, rest: float, p: int) -> Left:
+        """What is the same for all factors.
+
+        Args:
+            rest: how much that is.
+            p: how many factors there are.
+        """
+        return cls(Quadric(np.zeros((p, p)), 0.0), rest, rest)
+
+    def at(self, corner: Array) -> float:
+        """About √(αᵀKα) + rest at a corner; nothing rests on it.
+
+        Args:
+            corner: the corner.
+        """
+        return float(max(float(corner @ self.K.H @ corner), 0.0) ** 0.5 + self.rest)
+
+    def joined(self, form: Quadric, corner: Array) -> tuple[Quadric, float]:
+        """A form that holds ½τK too, and what is left besides: √x ≤ ½(τx + 1/τ) for every τ > 0.
+
+        Where the form's slope decides, its largest value is that at a corner, and so is that of what moves.
+
+        Args:
+            form: a form ½αᵀHα.
+            corner: where τ is best.
+        """
+        tau = 1.0 / max(self.at(corner) - self.rest, 1e-3 * (self.most - self.rest), 2.0**-200)
+        H = form.H + tau * self.K.H
+        error = form.error + tau * self.K.error + gamma(8) * float(frobenius(H) + tau * frobenius(self.K.H))
+        return Quadric(H, float(up(np.asarray(error)))), float(up(np.asarray(self.rest + 0.5 / tau)))
 
 
 class Moving:
@@ -102,7 +159,7 @@ class Moving:
         for h, i in dict.fromkeys((h, i) for _, h, i, _ in terms):
             g, held = (
                 int(k.groups[h]),
-                [(w * scores.scale, j) for w, head, at, j in terms if (head, at) == (h, i)],
+                [(w * float(scores.factors[h, i, j]), j) for w, head, at, j in terms if (head, at) == (h, i)],
             )
             near, far = slice(h * n, (h + 1) * n), slice(g * n, (g + 1) * n)
             A = np.asarray(sum(w * k.A[j, g] for w, j in held))
@@ -114,24 +171,59 @@ class Moving:
             E = total([scaled(E_k[j, h], w * w) for w, j in held])
             self._pairs.append((E_q[i, h], E, 1.0))
 
-    def bound(self) -> float:
-        """At least everything that was added."""
+    def onward(self, mix: MixSite | PoolSite, read: Mapping[str, Value], earlier: Moving) -> None:
+        """Take what meets the root's e on to the chain in front; `left` then wants what the mixing misses.
+
+        W as it is computed is exact from here on: what it is off by met the root's whole e. Taking it back rounds by no
+        more than the mixing's own noise, for ‖Wᵀα‖ ≤ ‖W‖√p.
+
+        Args:
+            mix: what made the root.
+            read: the values that it reads.
+            earlier: what moves on their chain.
+        """
+        for place, t in enumerate(mix.tokens):
+            if (W := self._W.get((ROOT, place))) is None:
+                continue
+            earlier.rest += float(frobenius(W)) * len(W) ** 0.5 * 2.0 * mix.noises[t]
+            for name, back in mix.pull(W, t).items():
+                for j, K in back.items():
+                    earlier.meet(read[name], j, K.T, 0.0)
+
+    def left(self, corner: Array, missed: Sequence[Array] | None = None) -> Left:
+        """What all that was added comes to.
+
+        Args:
+            corner: factors at which it should be small, ±1 each; any are valid.
+            missed: what the root's tokens miss besides what goes `onward`; None if nothing does.
+        """
         slips, p = sum(_meetings(self._pairs)), self.chain.N.shape[-1]
-        moved = list[tuple[Array, Array, float]]()
+        moved, made = list[tuple[Array, Array, float]](), list[Array]()
         for (s, t), W in self._W.items():
-            shape, (size, count) = self.chain.shapes[s][t], self._sizes[s, t]
-            moved.append((gram(W.T * factor_weights(W.T)), shape, 1.0))
+            (size, count), shape = self._sizes[s, t], self.chain.shapes[s][t]
             slips += gamma(count + 8) * size * float(np.sqrt(trace(shape)))
-        each = _meetings(moved)
-        if not np.isfinite([*each, slips, self.rest]).all():
-            return np.inf
-        weights, K, error = shares(np.array(each or [1.0])), np.zeros((p, p)), 0.0
-        for c, ((s, t), W) in zip(weights.tolist(), self._W.items(), strict=False):
-            made = image(W, self.chain.shapes[s][t])
-            K = K + c * made
-            error += gamma(len(each) + 16) * c * float(frobenius(made))
-        together = np.sqrt(largest_on_box(np.zeros(p), Quadric(2.0 * K, 2.0 * error))) if each else 0.0
-        return float(up(np.asarray(min(sum(each), float(together)) + slips + self.rest)))
+            shape = missed[t] if s == ROOT and missed is not None else shape
+            moved.append((gram(W.T * factor_weights(W.T)), shape, 1.0))
+            made.append(image(W, shape))
+        each, rest = _meetings(moved), float(up(np.asarray(slips + self.rest)))
+        if not np.isfinite([*each, rest]).all():
+            return Left.fixed(np.inf, p)
+        if not made:
+            return Left.fixed(rest, p)
+        together = _added(made, np.array(each))
+        box = largest_on_box(np.zeros(p), Quadric(2.0 * together.H, 2.0 * together.error)) ** 0.5
+        most = float(up(np.asarray(min(sum(each), box) + rest)))
+        at = np.array([max(float(corner @ M @ corner), 0.0) ** 0.5 for M in made])
+        return Left(_added(made, at), rest, most)
+
+
+def _added(made: Sequence[Array], sizes: Array) -> Quadric:
+    """K with Σ √(αᵀM_sα) ≤ √(αᵀKα), weighed by sizes ≥ 0."""
+    K, error = np.zeros_like(made[0]), 0.0
+    for c, M in zip(shares(sizes).tolist(), made, strict=True):
+        K = K + c * M
+        error += gamma(len(made) + 16) * c * float(frobenius(M))
+    return Quadric(K, float(up(np.asarray(error))))
 
 
 def _meetings(pairs: list[tuple[Array, Array, float]]) -> list[float]:

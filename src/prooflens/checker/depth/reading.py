@@ -5,8 +5,8 @@ output of site s. Two readings, the second only where the first leaves a sign op
 
 1. v_s·r_s by the ellipsoids of the last chain, root included.
 2. Covectors are walked back to the input. The second orders of all sites on the way add up to one quadratic form of
-   the factors, ½αᵀHα, in which tokens, heads and sites cancel; what sites leave beyond it is bounded one by one. With
-   a diagonal D ⪰ H, D ≥ 0,
+   the factors, ½αᵀHα, in which tokens, heads and sites cancel; what sites leave beyond it is bounded one by one, or
+   all at once as it moves with the factors (`moving`). With a diagonal D ⪰ H, D ≥ 0,
 
        a·α + ½αᵀHα ≤ ‖a‖₁ + ½ΣD,   and   ≤ m(s) + Σ max(0, 2(D − G))   at the corner s = sign a, G = s ⊙ (a + Hs),
 
@@ -20,17 +20,15 @@ two walks share are sums, taken before norms are; only what stands behind the di
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from prooflens.checker.depth.beside import Site
 from prooflens.checker.depth.boxes import Quadric, largest_on_box
-from prooflens.checker.depth.layers import End, Layer
-from prooflens.checker.depth.mixing import MixSite
-from prooflens.checker.depth.moving import MOST_FACTORS, Moving, Term
+from prooflens.checker.depth.layers import Layer, Pooled
+from prooflens.checker.depth.moving import MOST_FACTORS, Left, Moving, Term
 from prooflens.checker.depth.quadratics import Quadratic
 from prooflens.checker.depth.scores import ScoreSite
 from prooflens.checker.depth.shapes import (
@@ -44,33 +42,23 @@ from prooflens.checker.depth.shapes import (
     support,
     supports,
     total,
-    trace,
     up,
 )
-from prooflens.checker.depth.values import ROOT, Chain, factor_weights
+from prooflens.checker.depth.strands import Bundle, Covectors, Strand, bundled, through
+from prooflens.checker.depth.values import ROOT, factor_weights
 from prooflens.checker.depth.walk import LetGoError, Walk
 
-Covectors = dict[int, Array]
-"""By token."""
+Terms = Sequence[tuple[Layer, list[Term]]]
+"""Scores of layers."""
 SMALL = 1e-5
 """Where sites leave less than this share of the slope, they are bounded one by one; any share is valid."""
 
 
-class Strand(NamedTuple):
-    """A place of a walk, and covectors at the values that are read there."""
+class Level(NamedTuple):
+    """Chains as many mixings behind the input as each other, and what stands in front of each; nothing at the input."""
 
-    walk: Walk
-    place: Layer | End
-    seeds: dict[str, Covectors]
-
-
-class Bundle(NamedTuple):
-    """A chain that strands stand on: one of their walks, the sites, and covectors at the sources by name and token."""
-
-    walk: Walk
-    chain: Chain
-    sites: dict[str, Site]
-    found: dict[tuple[str, int], Array]
+    bundles: list[Bundle]
+    places: list[Layer | Pooled]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +89,7 @@ class Form:
 
     def bounds(self) -> tuple[float, float]:
         """The first reading: f from below and from above."""
-        bundles, lost = _bundled(self.strands)
+        bundles, lost = bundled(self.strands)
         missed = sum(
             float(support(bundle.chain.shapes[s][t], v))
             for bundle in bundles
@@ -116,44 +104,105 @@ class Form:
     def tight_bounds(self) -> tuple[float, float]:
         """The second reading: f from below and from above; nothing where the walk has let go of earlier layers."""
         try:
-            form, rest = self.expanded()
+            form, known, left = self._expansion()
         except LetGoError:
             return -np.inf, np.inf
-        ends = [largest_on_box(sign * self.slope, Quadric(sign * form.H, form.error)) for sign in (-1.0, 1.0)]
-        return self._around(ends[0] + rest, ends[1] + rest)
+        ends, most = [], sum(part.most for part in left)
+        for sign in (-1.0, 1.0):
+            joined, rest = Quadric(sign * form.H, form.error), 0.0
+            alone = largest_on_box(sign * self.slope, joined) + most
+            for part in left:
+                joined, own = part.joined(joined, self.corner)
+                rest += own
+            ends.append(
+                min(alone, largest_on_box(sign * self.slope, joined) + rest if left else np.inf) + known
+            )
+        return self._around(*ends)
+
+    @property
+    def corner(self) -> Array:
+        """The factors at which the linear part is largest."""
+        return np.where(self.slope >= 0.0, 1.0, -1.0)
 
     def expanded(self) -> tuple[Quadric, float]:
         """H and a bound of |f(α) − center − slope·α − ½αᵀHα| over the region."""
+        form, known, left = self._expansion()
+        return form, float(up(np.asarray(known + sum(part.most for part in left))))
+
+    def _expansion(self) -> tuple[Quadric, float, list[Left]]:
+        """H, what is known to be left beyond second order wherever the factors are, and what moves with them."""
         p = len(self.slope)
         form, rest, beyond = Quadric(np.zeros((p, p)), 0.0), self.noise, self.beyond
         steep = float(np.abs(self.slope).sum())
         for product, w in self.products:
             form = form.plus(product, np.array([w]))
-        strands, number = list(self.strands), self.number
+        strands, number, left, levels = list(self.strands), self.number, list[Left](), list[Level]()
         while True:
-            bundles, lost = _bundled(strands)
+            bundles, lost = bundled(strands)
             rest += lost
             for bundle in bundles:
                 form, lost = _with_sites(bundle, form)
-                if lost + beyond > SMALL * steep:
-                    lost, beyond = min(lost + beyond, _moved(bundle, self.terms if beyond else ())), 0.0
-                rest, beyond = rest + lost + beyond, 0.0
+                left.append(self._left(bundle, lost, beyond))
+                beyond = 0.0
             if number == 0:
+                levels.append(Level(bundles, []))
+                if len(levels) > 1 and sum(part.most for part in left) > SMALL * steep:
+                    left = min(
+                        (left, self._carried(levels)), key=lambda parts: sum(x.at(self.corner) for x in parts)
+                    )
                 rest += sum(
                     float(support(bundle.chain.shapes[ROOT][t], v))
                     for bundle in bundles
                     for (s, t), v in bundle.found.items()
                     if s == ROOT and ROOT in bundle.chain.shapes
                 )
-                return form, float(up(np.asarray(rest)))
+                return form, float(up(np.asarray(rest))), left
             number -= 1
             strands = []
-            for bundle in bundles:
-                place = bundle.walk.kept(number)
+            levels.append(Level(bundles, [bundle.walk.place(number) for bundle in bundles]))
+            for bundle, place in zip(*levels[-1], strict=True):
                 roots = {t: v for (s, t), v in bundle.found.items() if s == ROOT}
-                form, lost, seeds = _through(place.mix, roots, form)
+                form, lost, seeds = through(place.mix, roots, form)
                 rest += lost
                 strands.append(Strand(bundle.walk, place, seeds))
+
+    def _left(self, bundle: Bundle, lost: float, beyond: float) -> Left:
+        """What a chain's sites leave: one by one, or all at once.
+
+        Args:
+            bundle: the chain.
+            lost: what they leave one by one.
+            beyond: what e adds to products of queries and keys that are read there.
+        """
+        alone = lost + beyond
+        apart = Left.fixed(alone, len(self.slope))
+        moving = Moving(bundle.chain)
+        small = alone <= SMALL * float(np.abs(self.slope).sum())
+        if small or not _moves_on(moving, bundle, self.terms if beyond else ()):
+            return apart
+        return min(apart, moving.left(self.corner), key=lambda left: left.at(self.corner))
+
+    def _carried(self, levels: Sequence[Level]) -> list[Left]:
+        """The same of all chains, from the last one on: what meets the root of one goes on to the chain in front.
+
+        Args:
+            levels: the chains.
+        """
+        every, found = dict[int, Moving](), list[Left]()
+        for level in levels:
+            for number, bundle in enumerate(level.bundles):
+                moving = every.get(id(bundle.chain)) or Moving(bundle.chain)
+                if not _moves_on(moving, bundle, () if every else self.terms):
+                    return [Left.fixed(np.inf, len(self.slope))]
+                missed = None
+                if level.places:
+                    place = level.places[number]
+                    assert place.mix is not None
+                    earlier = every.setdefault(id(place.chain), Moving(place.chain))
+                    moving.onward(place.mix, place.read, earlier)
+                    missed = [place.mix.missed[t] for t in place.mix.tokens]
+                found.append(moving.left(self.corner, missed))
+        return found
 
     def plus(self, other: Form) -> Form:
         """The sum with a form of the same network, or of one that is walked beside it, read as deep.
@@ -199,14 +248,23 @@ def score_form(walk: Walk, layer: int, terms: list[Term]) -> Form:
     n, products = scores.q.width, []
     for w, h, i, j in terms:
         g = int(scores.k.groups[h])
+        factor = float(scores.factors[h, i, j])
         for name, heads, t, part, other in (
             ("q", scores.q, i, h, scores.k.c[j, h]),
             ("k", scores.k, j, g, scores.q.c[i, h]),
         ):
             held = seeds[name].setdefault(t, np.zeros(heads.value.c.shape[1]))
-            held[part * n : (part + 1) * n] += w * scores.scale * other
-        products.append((Quadratic(np.full((1, n), scores.scale), scores.q.A[i, h], scores.k.A[j, g]), w))
+            held[part * n : (part + 1) * n] += w * factor * other
+        products.append((Quadratic(np.full((1, n), factor), scores.q.A[i, h], scores.k.A[j, g]), w))
     second, beyond = _moves(scores, terms)
+    if (caps := scores.caps) is not None:
+        for w, h, i, j in terms:
+            row, rest = scores.raw_row(h, i, j)[None], float(caps.rest[h, i, j])
+            products.append((Quadratic(caps.bend[None, None, h, i, j], row, row), w))
+            noise, second = (
+                noise + abs(w) * rest,
+                second + abs(w) * max(float(caps.most[h, i, j]) - rest, 0.0),
+            )
     slope = sum(rows, np.zeros(scores.q.A.shape[-1]))
     strands = (Strand(walk, place, seeds),)
     read = ((place, terms),)
@@ -217,18 +275,18 @@ def _moves(scores: ScoreSite, terms: list[Term]) -> tuple[float, float]:
     """What products of moves add: at Aα, and through e. Terms of one head and query are taken together."""
     groups = defaultdict[tuple[int, int], list[tuple[float, int]]](list)
     for w, h, i, j in terms:
-        groups[h, i].append((w, j))
+        groups[h, i].append((w * float(scores.factors[h, i, j]), j))
     second = beyond = 0.0
     E_q, E_k, P_q = scores.q.blocks("E"), scores.k.blocks("E"), scores.q.blocks("P")
     for (h, i), held in groups.items():
         A = np.asarray(sum(w * scores.k.A[j, scores.k.groups[h]] for w, j in held))
-        error = gamma(len(held) + 4) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
+        error = gamma(len(held) + 8) * sum(abs(w) * float(scores.k.A_size[j, h]) for w, j in held)
         slip = error + sum(abs(w) * float(scores.k.value.slip[j]) for w, j in held)
         P = total([gram(A * factor_weights(A)), ball(np.asarray(slip), len(A))])
         E = total([scaled(E_k[j, h], w * w) for w, j in held])
         whole = total([P_q[i, h], E_q[i, h]])
-        second += float(meeting(P_q[i, h], P)) * scores.scale
-        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P)) * scores.scale
+        second += float(meeting(P_q[i, h], P))
+        beyond += float(meeting(whole, E) + meeting(E_q[i, h], P))
     return float(up(np.asarray(second))), float(up(np.asarray(beyond)))
 
 
@@ -285,26 +343,6 @@ def output_floors(walk: Walk, weights: dict[int, float], rival: float, others: l
     return np.where(np.isfinite(found), found, -np.inf)
 
 
-def _bundled(strands: Iterable[Strand]) -> tuple[list[Bundle], float]:
-    """Covectors at the sources of every chain that strands stand on, added up there, and what rounding loses."""
-    bundles, lost = list[Bundle](), 0.0
-    for walk, place, seeds in strands:
-        found, own = _at_sources(place, seeds)
-        lost += own
-        here = next((bundle for bundle in bundles if bundle.chain is place.chain), None)
-        if here is None:
-            bundles.append(Bundle(walk, place.chain, dict(place.sites), found))
-            continue
-        here.sites.update(place.sites)
-        for (s, t), v in found.items():
-            other = here.found.get((s, t))
-            here.found[s, t] = v if other is None else other + v
-            if other is not None and s in place.chain.shapes:
-                size = np.sqrt(trace(place.chain.shapes[s][t]))
-                lost += gamma(4) * float((length(v) + length(other)) * size)
-    return bundles, float(up(np.asarray(lost)))
-
-
 def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
     """A form with the second orders of a chain's sites, and a bound of what they leave, site by site."""
     roots, rest = dict[int, Quadric](), 0.0
@@ -320,11 +358,10 @@ def _with_sites(bundle: Bundle, form: Quadric) -> tuple[Quadric, float]:
     return form, rest
 
 
-def _moved(bundle: Bundle, terms: Sequence[tuple[Layer, list[Term]]]) -> float:
-    """Another bound of what a chain's sites leave, and products of the queries and keys of `terms`: by `moving`."""
+def _moves_on(moving: Moving, bundle: Bundle, terms: Terms) -> bool:
+    """Add what a chain's sites and products of queries and keys leave; whether they are its own and few enough."""
     if bundle.chain.N.shape[-1] > MOST_FACTORS or any(place.chain is not bundle.chain for place, _ in terms):
-        return np.inf
-    moving = Moving(bundle.chain)
+        return False
     for place, listed in terms:
         moving.products(place.scores, listed)
     for (s, t), v in bundle.found.items():
@@ -332,45 +369,4 @@ def _moved(bundle: Bundle, terms: Sequence[tuple[Layer, list[Term]]]) -> float:
             site = bundle.sites[s]
             moving.site(site.source, t, *site.quadratic(t).hessian(v))
             moving.rest += site.rest_alone(v, t)
-    return moving.bound()
-
-
-def _at_sources(
-    place: Layer | End, seeds: dict[str, Covectors]
-) -> tuple[dict[tuple[str, int], Array], float]:
-    """Covectors at the sources of a chain by name and token, and what rounding loses on the way."""
-    found: dict[tuple[str, int], Array] = {}
-    lost = 0.0
-    for name, held in seeds.items():
-        value = place.read[name]
-        for t, w in held.items():
-            size = float(length(w))
-            lost += size * float(value.slip[t])
-            for s, J in value.jacobians.items():
-                v = w @ J[t]
-                found[s, t] = found[s, t] + v if (s, t) in found else v
-                if s in value.spans:
-                    lost += gamma(len(w) + 16) * size * float(value.spans[s][t])
-    return found, float(up(np.asarray(lost)))
-
-
-def _through(
-    mix: MixSite | None, roots: Covectors, form: Quadric
-) -> tuple[Quadric, float, dict[str, Covectors]]:
-    """Covectors behind a mixing, taken to what it reads: with its second order, and a bound of what is beyond."""
-    assert mix is not None
-    found: dict[str, Covectors] = {"q": {}, "k": {}, "v": {}, "stream": {}}
-    rest = 0.0
-    for place, v in roots.items():
-        t = mix.tokens[place]
-        own, error = mix.form(v, t)
-        form = form.plus(own, np.ones(1))
-        form = Quadric(form.H, form.error + 2.0 * error)
-        # Taking v back rounds by no more than the mixing's own noise.
-        rest += float(support(mix.beyond[t], v)) + float(length(v)) * mix.noises[t]
-        back = mix.pull(v, t)
-        found["q"][t], found["stream"][t] = back["q"], back["stream"]
-        for name in ("k", "v"):
-            for j, w in enumerate(back[name]):
-                found[name][j] = found[name][j] + w if j in found[name] else w
-    return form, rest, found
+    return True

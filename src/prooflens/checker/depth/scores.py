@@ -1,7 +1,8 @@
 """Attention scores as a site: a_ij = scale·q_i·k_j + bias_ij, a product of two values of a chain.
 
 With q = q₀ + δq and k = k₀ + δk, δ = Aα + e, a score moves by scale·(q₀·δk + δq·k₀ + δq·δk): a linear part (`rows`),
-what e adds to that, and products. Keys may have fewer heads than queries; head h then reads group h // share.
+what e adds to that, and products. Keys may have fewer heads than queries; head h then reads group h // share. Where a
+model caps its scores, all of this is times the cap's slope λ, and what the cap adds stands apart (`caps`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from prooflens.checker.depth.caps import Caps, capped
 from prooflens.checker.depth.shapes import (
     Array,
     ball,
@@ -21,6 +23,7 @@ from prooflens.checker.depth.shapes import (
     image,
     length,
     meeting,
+    support,
     total,
     up,
 )
@@ -106,6 +109,7 @@ class ScoreSite:
         scale: the factor of q·k.
         bias: added to scores [H, S, S].
         mask: whether query i of head h may attend to key j [H, S, S].
+        cap: the number that scores are capped at; None if they are not.
     """
 
     q: Heads
@@ -113,19 +117,56 @@ class ScoreSite:
     scale: float
     bias: Array
     mask: NDArray[np.bool_]
+    cap: float | None = None
+
+    @cached_property
+    def raw(self) -> Array:
+        """Scores at the centre in front of the cap, as they are computed [H, S, S]."""
+        return np.asarray(np.einsum("ihc,jhc->hij", self.q.c, self.k.c) * self.scale + self.bias)
+
+    @cached_property
+    def caps(self) -> Caps | None:
+        """What the cap makes of the scores; None without one."""
+        if self.cap is None:
+            return None
+        rows = [np.abs(self.raw_rows(i)).sum(-1) for i in range(len(self.q.c))]
+        rho = up(np.stack(rows, 1) * (1.0 + gamma(self.q.A.shape[-1] + 8)))
+        met = [self._met(i) for i in range(len(self.q.c))]
+        E = up(self._raw_noise + sum(self._raw_products) + self.scale * np.stack(met, 1))
+        return capped(self.cap, self.raw, rho, E, self.mask)
+
+    def _met(self, i: int) -> Array:
+        """At least |q₀·e_k| + |k₀·e_q| of the scores of a query [H, S]."""
+        near = support(self.q.blocks("E")[i][:, None], self.k.c.swapaxes(0, 1))
+        return near + support(self.k.blocks("E").swapaxes(0, 1), self.q.c[i][:, None])
 
     @cached_property
     def center(self) -> Array:
         """Scores at the centre, as they are computed [H, S, S]."""
-        return np.asarray(np.einsum("ihc,jhc->hij", self.q.c, self.k.c) * self.scale + self.bias)
+        return self.raw if self.caps is None else self.caps.value
+
+    @cached_property
+    def factors(self) -> Array:
+        """What products of moves of queries and keys are times, score by score [H, S, S]."""
+        return np.full(self.mask.shape, self.scale) if self.caps is None else self.scale * self.caps.slope
 
     def row(self, h: int, i: int, j: int) -> Array:
         """The linear part of one score [p]."""
+        return (
+            self.raw_row(h, i, j) if self.caps is None else self.caps.slope[h, i, j] * self.raw_row(h, i, j)
+        )
+
+    def raw_row(self, h: int, i: int, j: int) -> Array:
+        """The linear part of one score in front of the cap [p]."""
         g = int(self.k.groups[h])
         return np.asarray(self.scale * (self.q.c[i, h] @ self.k.A[j, g] + self.k.c[j, h] @ self.q.A[i, h]))
 
     def rows(self, i: int) -> Array:
         """The linear parts of the scores of a query [H, S, p]; 0 where the mask hides a key."""
+        return self.raw_rows(i) if self.caps is None else self.caps.slope[:, i, :, None] * self.raw_rows(i)
+
+    def raw_rows(self, i: int) -> Array:
+        """The linear parts of the scores of a query in front of the cap [H, S, p]; 0 where the mask hides a key."""
         H, S, _ = self.mask.shape
         found = np.zeros((H, S, self.q.A.shape[-1]))
         for h, g in enumerate(self.k.groups):
@@ -135,7 +176,15 @@ class ScoreSite:
 
     @cached_property
     def noise(self) -> Array:
-        """Rounding of a score at the centre and of its linear part over the factors [H, S, S]."""
+        """Rounding of a score at the centre and of its linear part over the factors [H, S, S].
+
+        A cap takes what a score rounds by times λ ≤ 1, and the product of λ and a row rounds once more.
+        """
+        return self._raw_noise if self.caps is None else 2.0 * self._raw_noise
+
+    @cached_property
+    def _raw_noise(self) -> Array:
+        """The same in front of the cap."""
         n = gamma(2 * self.q.width + 16)
         q, k = (length(x.c).T for x in (self.q, self.k))
         far_q, far_k = self.q.A_size.T, self.k.A_size.T
@@ -144,7 +193,17 @@ class ScoreSite:
 
     @cached_property
     def products(self) -> tuple[Array, Array]:
-        """At least scale·|A_qα·A_kα|, and what e adds to the product of moves, by head, query and key [H, S, S]."""
+        """At least λ·scale·|A_qα·A_kα|, and what e adds to the product of moves, by head, query and key [H, S, S]."""
+        first, beyond = self._raw_products
+        return (
+            (first, beyond)
+            if self.caps is None
+            else (up(self.caps.slope * first), up(self.caps.slope * beyond))
+        )
+
+    @cached_property
+    def _raw_products(self) -> tuple[Array, Array]:
+        """The same in front of the cap."""
         names = ("P", "E", "whole")
         q, k = ({name: x.blocks(name).swapaxes(0, 1) for name in names} for x in (self.q, self.k))
         pairs = [(q["P"], k["P"]), (q["whole"], k["E"]), (q["E"], k["P"])]

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from prooflens.checker.depth.origins import Origin
+from prooflens.checker.depth.origins import Origin, carried_on, kept_apart
 from prooflens.checker.depth.shapes import (
     Array,
     ball,
@@ -79,6 +79,21 @@ class Chain:
     def reach(self) -> Array:
         """At least sup ‖Nα‖₂ and ‖N‖_F√p, by token: for rounding."""
         return up(frobenius(self.N) * self.N.shape[-1] ** 0.5)
+
+    def followed_by(self, c: Array, N: Array, own: Array, A: Array) -> Chain:
+        """The chain that begins where tokens of this one are mixed; its root's e comes by its origins.
+
+        Args:
+            c: the new root at the centre [T, d].
+            N: its linear part [T, d, p].
+            own: the shapes of what its tokens miss, but for this root's e [T, d, d].
+            A: its Jacobian by this root [T, d, S, n].
+        """
+        if ROOT not in self.shapes:
+            return Chain(c, N, {ROOT: own}, [Origin(own)])
+        carried = carried_on(self.origins or [Origin(self.shapes[ROOT])], A)
+        own = total([own, ball(carried.noise, c.shape[1])])
+        return Chain(c, N, {ROOT: total([own, *carried.reached])}, kept_apart(carried, own))
 
     @cached_property
     def start(self) -> Value:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prooflens.checker import edited
 from prooflens.checker.depth.activations import KINKED, SMOOTH
 from prooflens.checker.depth.attention import Attention
 from prooflens.checker.depth.beside import AT_THE_END, apart, equal, mixes_alike
 from prooflens.checker.depth.carried import parted, placed, stacked
-from prooflens.checker.depth.layers import End, Layer
+from prooflens.checker.depth.layers import End, Layer, Pooled
 from prooflens.checker.depth.mixing import MixSite
+from prooflens.checker.depth.pooling import PoolSite
 from prooflens.checker.depth.room import numbers
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.sent import ATTENTION, FINAL, HEAD, INPUT, OUTPUT, columns_of, needed, without
@@ -48,6 +50,7 @@ class Walk(Attention):
         tell: called with a layer's number before it is walked.
         blur: by how much the centre of each token may be off, in the 2-norm [S]; None if it is exact.
         other: a network of the same architecture that is walked beside this one.
+        padding: True at real tokens [S], which alone are attended to and pooled; None if all are.
         twin: the walk that this one goes beside.
         layers: the layers so far; None for those that were let go of because they do not all fit into memory.
     """
@@ -58,6 +61,7 @@ class Walk(Attention):
     tell: Callable[[int], None] = lambda layer: None
     blur: Array | None = None
     other: Network | None = None
+    padding: NDArray[np.bool_] | None = None
     twin: Walk | None = None
     layers: list[Layer | None] = field(default_factory=list)
 
@@ -69,8 +73,12 @@ class Walk(Attention):
             self.nets = self.twin.nets
         self.n_tokens = len(self.center)
         self.tokens = list(range(self.n_tokens))
+        self._real = np.ones(self.n_tokens, bool) if self.padding is None else self.padding
+        if not self._real.all() and any(edited.tables_of(net.weights) for net in self.nets):
+            raise ValueError("edits at tokens of a padded prompt are not proved here")
         self.senders = needed([net.weights for net in self.nets], int(self.net.arch["n_layers"]))
         self._end: End | None = None
+        self._pooled: Pooled | None = None
         self._seen = set[str]()
         self._finished = len(self.layers)
         """How many layers have a mixing already."""
@@ -98,7 +106,14 @@ class Walk(Attention):
         blocks += [0 for name in others if not name.startswith(("blocks.", *AT_THE_END))]
         alike = self.layers[: min([*blocks, last])]
         return Walk(
-            self.other, self.center, self.generators, self.tell, self.blur, twin=self, layers=list(alike)
+            self.other,
+            self.center,
+            self.generators,
+            self.tell,
+            self.blur,
+            padding=self.padding,
+            twin=self,
+            layers=list(alike),
         )
 
     @staticmethod
@@ -106,8 +121,6 @@ class Walk(Attention):
         """Why a network is not one that is known here; empty if it is."""
         if str(net.arch.get("beside_hook")).endswith(("attn.hook_z", "hook_attn_out")):
             return "what attention makes is compared with a later value"
-        if net.arch.get("score_cap") is not None:
-            return "its scores are capped"
         if not net.arch.get("has_attention", True):
             return "its blocks have no attention"
         known = (*SMOOTH, *KINKED, SOLU, net.arch.get("pooler_activation", "tanh"))
@@ -115,8 +128,6 @@ class Walk(Attention):
             return f"its activation is {net.arch['activation']}"
         if net.arch.get("network_norm") and net.arch["activation"] != SOLU:
             return "its neurons are normed"
-        if net.arch["pooler"] and net.arch["pool"] == "mean":
-            return "its pooler reads a mean of tokens"
         return ""
 
     def layer(self, number: int) -> Layer:
@@ -140,6 +151,15 @@ class Walk(Attention):
         S, d, p = self.generators.shape
         return int(S * d * (4 * p + 60 * d))
 
+    def place(self, number: int) -> Layer | Pooled:
+        """A layer that was walked to, or the mean behind the last one.
+
+        Args:
+            number: the layer; one more than the last for the mean.
+        """
+        behind = self._pooled if number == int(self.net.arch["n_layers"]) else None
+        return self.kept(number) if behind is None else behind
+
     def kept(self, number: int) -> Layer:
         """A layer that was walked to.
 
@@ -153,7 +173,7 @@ class Walk(Attention):
 
     def _attend(self, number: int) -> Layer:
         """The chain's end at a layer's scores."""
-        net, S, heads, block = self.net, self.n_tokens, int(self.net.arch["n_heads"]), f"blocks.{number}"
+        net, heads, block = self.net, int(self.net.arch["n_heads"]), f"blocks.{number}"
         before, carried = self._stream, dict(self._carried)
         self._stream = self._note(f"{block}.hook_resid_pre", self._held(f"{block}.hook_resid_pre", before))
         self._inner = self._before(number, self._stream, 1)
@@ -162,8 +182,15 @@ class Walk(Attention):
         q, k = self._queries(number, "q"), self._queries(number, "k")
         bias, q = self._frozen(number, q)
         held = Heads(q, heads, heads), Heads(k, k.c.shape[1] // net.head_dim, heads)
-        scores = ScoreSite(*held, net.scale(number), bias, net.masks(S, number))
+        scores = ScoreSite(*held, net.scale(number), bias, self._mask(number), net.arch.get("score_cap"))
         return Layer(self._chain, self._sites, before, carried, scores)
+
+    def _mask(self, number: int) -> NDArray[np.bool_]:
+        """Whether query i of head h of a layer may attend to key j [H, S, S]."""
+        mask = self.net.masks(self.n_tokens, number) & self._real
+        if not mask.any(-1).all():
+            raise ValueError("a query attends to padding alone")
+        return mask
 
     def end(self) -> End:
         """The outputs, walked to if need be."""
@@ -211,24 +238,31 @@ class Walk(Attention):
         if self.net.arch.get("read_hook") is not None:
             return self._read_at_hook()
         net, last, pool = self.net, int(self.net.arch["n_layers"]) - 1, self.net.arch["pool"]
-        S = self.n_tokens
-        tokens = list(range(S)) if pool == "mean" else [0] if pool == "first" else [S - 1]
+        S, real = self.n_tokens, np.flatnonzero(self._real).tolist()
+        tokens = real if pool == "mean" else [0] if pool == "first" else real[-1:]
         self._finish(self.layer(last), last, tokens)
         edges = [edge for edge in edited.edges_of(net.weights, FINAL) if edge.channel == OUTPUT]
         x = without(self._stream, edges, self._carried, net.weights, (S, self.tokens))
         if net.arch["norm_place"] in ("pre", "sandwich", "output"):
             x = self._norm("final_norm", x)
-        d = x.c.shape[1]
+        d, shares = x.c.shape[1], np.full(len(tokens), 1.0 / len(tokens))
         if net.arch["pooler"]:
+            x, shares = (self._mean(x, shares), np.ones(1)) if len(tokens) > 1 else (x, shares)
             function, plain = net.arch.get("pooler_activation", "tanh"), (np.eye(d), np.zeros(d))
             x = self._neurons("pooler", x, function, self._weights("pooler"), plain)
-        shares = np.full(len(tokens), 1.0 / len(tokens))
         head = (np.eye(d), np.zeros(d))
         if net.arch["d_out"] is not None:
             tied = "head.weight" not in net.weights
             W = net.weights["embed.tokens" if tied else "head.weight"]
             head = W, np.zeros(len(W)) if tied else net.weights.get("head.bias", np.zeros(len(W)))
-        return End(self._chain, self._sites, x, shares, head, last + 1)
+        return End(self._chain, self._sites, x, shares, head, last + (1 if self._pooled is None else 2))
+
+    def _mean(self, x: Value, shares: Array) -> Value:
+        """The mean of tokens as the root of a new chain."""
+        mix = PoolSite(x, shares)
+        self._pooled = Pooled(self._chain, self._sites, mix)
+        self._chain, self._sites, self.tokens = mix.behind, {}, mix.tokens
+        return mix.behind.start
 
     def _finish(self, layer: Layer, number: int, tokens: list[int] | None = None) -> None:
         """Behind a layer's scores: its mixing, a new chain from there, and the network; at some tokens, or at all."""

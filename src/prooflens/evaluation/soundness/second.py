@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from prooflens.checker.depth import Form, Walk, output_form, score_form
+from prooflens.checker.edited import tables_of
 from prooflens.checker.network import Network
 from prooflens.engines import FormBounds, Forms, Guarantee
 from prooflens.engines.protocol import NO_OPTIONS, EngineBase, EngineOptions
@@ -25,9 +26,9 @@ class SecondProof(EngineBase):
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse what the checker refuses."""
-        if problem.padding is not None:
-            return "the checker knows no padding"
         net = _network(problem)
+        if problem.padding is not None and tables_of(net.weights):
+            return "the checker knows no edits at tokens of a padded prompt"
         if (net.arch.get("read_hook") or "").endswith(UNREAD):
             return "the checker's walk does not pass this hook"
         return Walk.refuses(net) or None
@@ -55,7 +56,9 @@ class SecondProof(EngineBase):
             options: not read.
             other: what is asked of the other model; None for the same.
         """
-        if problem.model.architecture.beside_hook is not None:  # the checker proves no effects on two places
+        padded = problem.padding is not None and bool(tables_of(_network(edited).weights))
+        # The checker proves no effects on two places, and no edits at tokens of a padded prompt.
+        if padded or problem.model.architecture.beside_hook is not None:
             infinite = torch.full((forms.size,), torch.inf, dtype=torch.float64)
             return FormBounds(-infinite, infinite)
         first = _walk(problem, _network(edited))
@@ -70,7 +73,9 @@ def _walk(problem: Problem, other: Network | None = None) -> Walk:
     region = problem.region
     G = np.moveaxis(region.dense_generators().numpy(), 0, -1) if region.n_factors else None
     center = region.center.numpy()
-    return Walk(_network(problem), center, np.zeros((*center.shape, 1)) if G is None else G, other=other)
+    G = np.zeros((*center.shape, 1)) if G is None else G
+    padding = None if problem.padding is None else problem.padding.numpy()
+    return Walk(_network(problem), center, G, other=other, padding=padding)
 
 
 def _read(forms: list[Form], problem: Problem) -> FormBounds:
