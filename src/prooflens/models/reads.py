@@ -117,8 +117,8 @@ def _widths(architecture: Architecture, layer: int) -> dict[str, tuple[int, int]
             found["mlp.hook_pre_linear"] = (a.d_ff, 1)
         if before and not (a.parallel and a.shared_norm):
             found["ln2.hook_normalized"] = d
-    if a.norm_place == "post":
-        found["hook_normalized_resid_post"] = d
+        if a.norm_place == "post":
+            found["hook_normalized_resid_post"] = d
     return found
 
 
