@@ -170,6 +170,36 @@ def expansions(function: Function, x: Tensor, b: Tensor, known: Derivatives) -> 
     return found
 
 
+def curvature_spread(function: Function, x: Tensor, b: Tensor, known: Derivatives) -> Tensor:
+    """Bound |c(u) − φ″| for |u| ≤ b, where φ(x + u) = φ + φ′u + ½c(u)u² exactly.
+
+    c(u) = 2∫(1 − t)φ″(x + tu)dt, so |c′| ≤ ⅓ sup|φ‴| and |c″| ≤ ⅙ sup|φ⁗|: it moves by at most |φ‴|b/3 + sup|φ⁗|b²/12
+    for small b, and for large b by what it does on a grid and by sup|c″|h²/8 between two points at distance h. ReLU²
+    moves by 2 more where its kink is in reach; other kinks are not counted.
+
+    Rounding: φ(x + u) − φ − φ′u errs by 2⁻⁴⁴(1 + |x| + b)(1 + b) and by 2⁻⁴⁰|u| for φ′, as in `expansions`.
+
+    Args:
+        function: the activation φ.
+        x: where it is expanded.
+        b: how far u may go.
+        known: the computed derivatives at x.
+    """
+    third = (known.third.abs() + DERIVATIVE_ERROR) * b / 3.0
+    found: Tensor = third + FOURTH[function] * b.square() / 12.0 + DERIVATIVE_ERROR
+    if function == "relu2":
+        return found + 2.0 * (kinked(x, b) > 0.0)
+    if function in ("relu", "jump"):
+        return found
+    places = torch.linspace(-1.0, 1.0, 2 * GRID + 1, dtype=b.dtype, device=b.device)
+    u = places[places != 0.0].reshape(-1, *(1 for _ in b.shape)) * b.clamp(min=2.0**-30)
+    curve = 2.0 * (ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u) / u.square()
+    step = b.clamp(min=2.0**-30) / GRID
+    rounding = 2.0**-43 * (1.0 + x.abs() + b) * (1.0 + b) / step.square() + 2.0**-39 / step + 2.0**-39
+    between = FOURTH[function] / 6.0 * step.square() * 0.126
+    return torch.fmin(found, (curve - known.second).abs().amax(0) + between + rounding)
+
+
 def kinked(x: Tensor, b: Tensor) -> Tensor:
     """Return how far x + u, |u| ≤ b, gets beyond the kink of a ReLU at 0, seen from x, rounded up; 0 if it does not.
 

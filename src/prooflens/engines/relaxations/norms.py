@@ -154,7 +154,13 @@ def _spectral(K: Float[Tensor, "B n n"]) -> Float[Tensor, " B"]:
     return torch.where(fits, torch.minimum(found, rows), rows)
 
 
-def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " B"]:
+def guessed_eigenvalue(K: Float[Tensor, "B n n"], tight: float = 0.02) -> Float[Tensor, " B"]:
+    """Guess the largest eigenvalue of symmetric matrices by a power iteration, or at most their Frobenius norm.
+
+    Args:
+        K: symmetric matrices, shape [B, n, n].
+        tight: how far above what the iteration finds the guess is, relative to it.
+    """
     n = K.shape[-1]
     bound = frobenius(K)
     shift = bound[:, None] / n**0.5
@@ -167,8 +173,15 @@ def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " 
         size = torch.linalg.vector_norm(y, dim=-1).clamp(min=2.0**-900)
         x = y / size[:, None]
         value = size - shift[:, 0]
-    # Any guess will do, since `dominates` has to prove it; 1e-9 is for values near 0.
-    guess = value * (1.0 + tight) + bound * 1e-9
+    # 1e-9 is for values near 0.
+    return torch.minimum(value * (1.0 + tight) + bound * 1e-9, bound)
+
+
+def _top_eigenvalue(K: Float[Tensor, "B n n"], tight: float) -> Float[Tensor, " B"]:
+    n = K.shape[-1]
+    bound = frobenius(K)
+    # Any guess will do, since `dominates` has to prove it.
+    guess = guessed_eigenvalue(K, tight)
     open_ = (guess < bound) & (bound > LEAST_PROVED)
     for attempt in range(8):
         if not bool(open_.any()):

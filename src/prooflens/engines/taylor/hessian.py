@@ -6,14 +6,7 @@ own Hessian:
 
     f(α) − f(0) = a·α + ½ αᵀHα + Σ_s (v_s·r_s − v_s·q_s(A_sα)),      H = Σ_s A_sᵀ Q_s(v_s) A_s.
 
-Sites, tokens and heads cancel in H before any bound is taken. For D ≥ 0 diagonal with D ⪰ H, over the box |α| ≤ 1,
-
-    a·α + ½ αᵀHα ≤ ‖a‖₁ + ½ Σ D_k,
-    a·α + ½ αᵀHα ≤ m(s) + Σ_k max(0, 2(D_k − G_k))        at the corner s = sign a, G = s ⊙ (a + Hs),
-
-with m the left-hand side: for α = s − s ⊙ β, β ∈ [0, 2]ᵖ, it is m(s) − G·β + ½ βᵀ(sHs)β ≤ m(s) + Σ max over β_k of
-the convex −G_kβ_k + ½D_kβ_k², which is attained at 0 or 2. D is λ times the lengths of H's rows, λ a verified
-eigenvalue.
+Sites, tokens and heads cancel in H before any bound is taken, and `taylor.corners` bounds it over the box.
 """
 
 from __future__ import annotations
@@ -24,16 +17,15 @@ from torch import Tensor
 
 from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import support
-from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error, top_eigenvalue
+from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor.attention import MixSite
 from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.corners import ranges
 from prooflens.engines.taylor.remainder_bounds import Supports
 from prooflens.numerics import gamma
 
 LINEAR_SHARE = 0.97
 """The share of the linear part that is taken to remain after second order: a guess of which forms are provable."""
-EVEN = 0.05
-"""The shortest row of H that is used as a scale, as a share of the mean; any positive scale is valid."""
 
 
 def hessian_batch(memory: int, factors: int) -> int:
@@ -46,27 +38,6 @@ def hessian_batch(memory: int, factors: int) -> int:
         factors: p, the number of rows of a Hessian.
     """
     return int(memory // (64 * factors * factors))
-
-
-def evened(
-    H: Float[Tensor, "F p p"],
-) -> tuple[Float[Tensor, "F p p"], Float[Tensor, "F p"], Float[Tensor, " F"]]:
-    """Scale matrices by the lengths of their rows.
-
-    Args:
-        H: symmetric matrices, shape [F, p, p].
-
-    Returns:
-        X^{-½}HX^{-½}, exactly symmetric, the diagonal of X, and by how much the first rounds in the 2-norm. If λ is at
-        least its largest eigenvalue, λX ⪰ H.
-    """
-    lengths = torch.linalg.vector_norm(H, dim=-1)
-    x = lengths + EVEN * lengths.mean(-1, keepdim=True) + 2.0**-300
-    root = x.sqrt()
-    even = H / root[:, :, None] / root[:, None, :]
-    even = 0.5 * (even + even.mT)
-    # Two quotients, a sum, and x for the square of its rounded root: fewer than 16 roundings.
-    return even, x, gamma(16) * frobenius(even)
 
 
 class HigherOrderBound(Supports):
@@ -241,26 +212,11 @@ class Hessian(HigherOrderBound):
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """Bound ±(a·α + ½αᵀHα) over the box."""
-        p = slope.shape[-1]
+        return ranges(slope, *self._taken())
+
+    def _taken(self) -> tuple[Float[Tensor, "F p p"], Float[Tensor, " F"]]:
+        """Return H and bounds of its error in the 2-norm, and let go of what was collected."""
         H = self.G + self.G.mT
         self.G = H[:0]  # what was collected is in H now, and each of these is large
         # Adding to G rounds by a unit of what is there then, and so does this sum.
-        slip = grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
-        even, x, noise = evened(H)
-        s = torch.where(slope >= 0, 1.0, -1.0).to(slope)
-        y = (H @ s[..., None])[..., 0]
-        blur = gamma(p + 8) * H.abs().sum(-1)
-        steep = slope.abs().sum(-1)
-        sides = []
-        for sign in (1.0, -1.0):
-            D = (top_eigenvalue(even) + noise)[:, None] * x
-            even = even.neg_()
-            flat = steep + 0.5 * D.sum(-1)
-            # At the corner s of +, and at −s of −, where the linear part is the same and H has the other sign.
-            bent = sign * s * y
-            G = s * slope + bent - blur
-            corner = steep + 0.5 * (bent + blur).sum(-1) + (2.0 * (D - G)).clamp(min=0.0).sum(-1)
-            # Sums of p terms of this size; an error of H in the 2-norm counts p/2 times, as |α|² ≤ p.
-            rounding = gamma(4 * p + 64) * (steep + y.abs().sum(-1) + D.sum(-1))
-            sides.append(torch.minimum(flat, corner) + rounding + 0.5 * slip * p)
-        return grow(torch.stack(sides, -1))
+        return H, grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))

@@ -34,7 +34,7 @@ from prooflens.engines.relaxations.ellipsoids import support, supports, weights_
 from prooflens.engines.relaxations.norms import frobenius, grow, largest, length, product_error
 from prooflens.engines.taylor.attention import MixSite, seen_keys
 from prooflens.engines.taylor.chain import Chain
-from prooflens.engines.taylor.hessian import EVEN
+from prooflens.engines.taylor.corners import EVEN
 from prooflens.numerics import gamma
 
 

@@ -31,8 +31,8 @@ from prooflens.engines.relaxations.norms import (
 )
 from prooflens.engines.taylor.attention import seen_keys
 from prooflens.engines.taylor.chain import Chain, turn, turning_norm
+from prooflens.engines.taylor.corners import EVEN, evened
 from prooflens.engines.taylor.head_norms import HeadNormSite
-from prooflens.engines.taylor.hessian import EVEN, evened
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward

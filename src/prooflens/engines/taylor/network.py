@@ -32,8 +32,8 @@ from torch import Tensor
 
 from prooflens.engines.relaxations.derivatives import (
     DERIVATIVE_ERROR,
-    FOURTH,
     THIRD,
+    curvature_spread,
     derivatives,
     expansions,
     kinked,
@@ -106,11 +106,7 @@ class NetworkSite:
         self.order = self.gaps[1:].argmin(0) + 2
         self.post = ACTIVATIONS[step.function](self.h)
         b = self.b
-        self.d_second = grow(
-            (self.third.abs() + DERIVATIVE_ERROR) * b / 3.0
-            + FOURTH[step.function] * b.square() / 12.0
-            + DERIVATIVE_ERROR
-        )
+        self.d_second = grow(curvature_spread(step.function, self.h, b, known))
         self.kink = torch.zeros_like(b)
         if step.function == "relu":
             self._chords()
@@ -119,8 +115,7 @@ class NetworkSite:
             self.post = torch.where(still, self.post, 0.5)
             self.kink = torch.where(still, self.kink, 0.5)
         if step.function == "relu2":
-            # φ″ jumps by 2 at the kink, and nowhere else; all orders from the second on are the same.
-            self.d_second = self.d_second + 2.0 * (kinked(self.h, b) > 0.0)
+            # All orders from the second on are the same.
             self.order = torch.full_like(self.order, 4)
         if step.gate is not None:
             self.other, self.b_other = self._hidden(step.up)
