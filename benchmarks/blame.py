@@ -13,8 +13,9 @@ corners of the linear parts, each at its largest (`attained`, `attained beyond`)
 loses itself, up to what the samples miss. `together` is all that lies beyond second order at once, at its largest: what
 that is below the sum of the sites is lost by adding them up.
 
-With `--third`, also what is left with covectors that move (`third`): each site's own third order and its quadratic form
-of e, and `moving`, what the moving covectors make of all remainders.
+With `--third`, also what is left with covectors that move (`third`): constants of every site, and at the corner of each
+linear part `moving`, what covectors that move make of all remainders, and `squares`, what stands above the rest.
+`over the box` is all that the matrices make of second order, of what moves and of squares, beside the linear part.
 """
 
 import argparse
@@ -67,7 +68,7 @@ class Deep(Supports):
 
 def spied(reading: Supports, ledger: Ledger) -> Supports:
     """The reading, with a ledger of what it says."""
-    site, mixing, linear_range, moving = reading.site, reading.mixing, reading.linear_range, reading.moving
+    site, mixing, linear_range = reading.site, reading.mixing, reading.linear_range
 
     def booked_site(chain: Chain, name: str, v: Tensor, t: int) -> Tensor:
         return ledger.book(name, site(chain, name, v, t))
@@ -77,21 +78,35 @@ def spied(reading: Supports, ledger: Ledger) -> Supports:
 
     def booked_range(slope: Tensor) -> Tensor:
         ledger.linear = slope.abs().sum(-1)
-        return linear_range(slope)
+        if not isinstance(reading, ThirdOrder):
+            return linear_range(slope)
+        for name, at_corner in at_corners(reading, slope).items():
+            ledger.book(name, at_corner[:, None])
+        found = linear_range(slope)
+        ledger.book("over the box", found - ledger.linear[:, None])
+        return found
 
-    def booked_moves(walk: TaylorWalk, forms: Forms) -> Tensor | float:
-        found = moving(walk, forms)
-        return ledger.book("moving", found) if isinstance(found, Tensor) else found
-
-    made = {
-        "site": booked_site,
-        "mixing": booked_mixing,
-        "linear_range": booked_range,
-        "moving": booked_moves,
-    }
+    made = {"site": booked_site, "mixing": booked_mixing, "linear_range": booked_range}
     for name, function in made.items():
         setattr(reading, name, function)
     return reading
+
+
+def at_corners(reading: ThirdOrder, slope: Tensor) -> dict[str, Tensor]:
+    """What covectors that move, and squares above the rest, come to at the corners of the linear parts."""
+    corner = torch.where(slope >= 0.0, 1.0, -1.0).to(slope)
+
+    def at(J: Tensor) -> Tensor:
+        s = corner[:, : J.shape[1]]
+        return 0.5 * torch.einsum("fp,fpq,fq->f", s, J, s)
+
+    moves, G = reading.moves, reading.above.G
+    assert moves is not None
+    moving = moves.halves + moves.rest + (0.0 if moves.J is None else at(moves.J))
+    squares = at(G + G.mT) + reading.majorants.rest
+    if reading.majorants.rows:
+        squares = squares + at(reading.majorants.squares(slice(None))[0])
+    return {"moving": moving, "squares": squares}
 
 
 class Sampled(HigherOrderBound):
@@ -143,7 +158,7 @@ class Sampled(HigherOrderBound):
             r = r - torch.einsum("njhc,fjhc->nf", moves, w)
         second = Hessian(chain.root.half_widths, len(u))
         second._add_mixing(mix, t, u)
-        form = torch.einsum("np,fpq,nq->nf", self.alpha, second.G, self.alpha)
+        form = torch.einsum("np,fpq,nq->nf", self.alpha, second.second.G, self.alpha)
         return self._book(f"blocks.{chain.segment.layer}.hook_resid_mid", r, form)
 
 

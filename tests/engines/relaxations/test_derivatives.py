@@ -15,6 +15,7 @@ from prooflens.engines.relaxations.derivatives import (
     THIRD,
     derivatives,
     expansions,
+    secants,
 )
 from prooflens.models.architecture import Activation
 from prooflens.models.sites import ACTIVATIONS
@@ -82,6 +83,38 @@ def test_gaps_hold_between_the_points_of_their_grid(function: Activation) -> Non
         assert bool((left.abs().amax(0) <= limit * (1 + 1e-9) + 1e-14).all())
         assert order > 2 or not bool(cubic.any())
         assert order > 3 or not bool(quartic.any())
+
+
+@pytest.mark.parametrize("function", [*SMOOTH, "relu2"])
+@pytest.mark.parametrize("bent", [False, True])
+def test_secants_are_enclosed(function: Activation, bent: bool) -> None:
+    """|c(u) − middle − lean·u| ≤ bend·u² + spread between the points of the grid, for small moves and large ones."""
+    x = torch.cat((torch.linspace(-4.0, 4.0, 41), torch.tensor([-30.0, -9.0, 24.2]))).double()[:, None]
+    b = torch.tensor([[1e-4, 0.01, 0.1, 0.7, 1.5, 3.0, 6.0, 30.0]], dtype=torch.float64)
+    x, b = x.expand(-1, 8).contiguous(), b.expand(44, -1).contiguous()
+    known = derivatives(function, x)
+    middle, lean, bend, spread = secants(function, x, b, known, bent)
+    u = torch.linspace(-1.0, 1.0, 1998, dtype=torch.float64)[:, None, None] * b
+    gap = ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u
+    left = (gap - 0.5 * (middle + lean * u) * u.square()).abs()
+    # What computed values and derivatives err by is counted where secants are used.
+    slack = 4e-15 * (1.0 + x.abs() + u.abs()).square() + DERIVATIVE_ERROR * (u.abs() + u.square())
+    assert bool((left <= 0.5 * (bend * u.square() + spread) * u.square() * (1 + 1e-9) + slack).all())
+
+
+@pytest.mark.parametrize("function", [f for f in SMOOTH if f != "relu2"])
+def test_secants_follow_their_neuron(function: Activation) -> None:
+    """What leaves a flat neuron flat: its own values on a grid say so, where suprema on the whole line do not."""
+    x, b = torch.tensor([24.0], dtype=torch.float64), torch.tensor([1.6], dtype=torch.float64)
+    for bent in (False, True):
+        _, _, bend, spread = secants(function, x, b, derivatives(function, x), bent)
+        assert float(bend * b.square() + spread) < 0.05
+    x, b = torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.8], dtype=torch.float64)
+    known = derivatives(function, x)
+    u = torch.linspace(-1.0, 1.0, 1998, dtype=torch.float64) * b
+    curve = 2.0 * (ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u) / u.square()
+    *_, spread = secants(function, x, b, known)
+    assert float(spread) <= 1.05 * 0.5 * float(curve.amax() - curve.amin()) + 1e-3
 
 
 @pytest.mark.parametrize("function", SMOOTH)

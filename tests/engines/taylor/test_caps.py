@@ -113,7 +113,7 @@ def assert_hessians_hold() -> None:
     for t in range(len(mixing.u)):
         reading = Hessian(mix.factors.half_widths, len(mixing.u[0]))
         reading._add_mixing(mix, t, torch.eye(len(mixing.u[0]), dtype=torch.float64))
-        found = torch.einsum("np,fpr,nr->nf", alpha, reading.G, alpha)
+        found = torch.einsum("np,fpr,nr->nf", alpha, reading.second.G, alpha)
         wanted = torch.stack([0.5 * mixing.bend(move)[t] for move in linear])
         assert bool((found - wanted).abs().max() <= 1e-12)
 

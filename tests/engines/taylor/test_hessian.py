@@ -33,7 +33,7 @@ class _Kept(Hessian):
     """A reading that keeps what was collected."""
 
     def linear_range(self, slope: Tensor) -> Tensor:
-        self.collected = self.G.clone()
+        self.collected, self.error = self.second.G.clone(), self.second.error.clone()
         return super().linear_range(slope)
 
 
@@ -102,8 +102,8 @@ def test_quadratic_forms_stay_below_their_bounds(seed: int, p: int, curved: floa
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(3, p, generator=generator, dtype=torch.float64)
     reading = Hessian(torch.ones(p, dtype=torch.float64), 3)
-    reading.G = curved * torch.randn(3, p, p, generator=generator, dtype=torch.float64)
-    H = reading.G + reading.G.mT
+    reading.second.G = curved * torch.randn(3, p, p, generator=generator, dtype=torch.float64)
+    H = reading.second.G + reading.second.G.mT
     corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=p)), dtype=torch.float64)
     inner = 2.0 * torch.rand(500, p, generator=generator, dtype=torch.float64) - 1.0
     points = torch.cat((corners, inner, torch.zeros(1, p, dtype=torch.float64)))
@@ -163,6 +163,8 @@ def test_sums_that_cancel_are_counted() -> None:
     reading = Hessian(torch.ones(2, dtype=torch.float64), 1)
     big = torch.full((1, 1, 2), 1e12, dtype=torch.float64)
     for sign in (1.0, -1.0):
-        reading._add(torch.ones(1, 2, dtype=torch.float64), sign * big, torch.zeros(1, dtype=torch.float64))
-    assert not bool(reading.G.any())
+        reading.second.add(
+            torch.ones(1, 2, dtype=torch.float64), sign * big, torch.zeros(1, dtype=torch.float64)
+        )
+    assert not bool(reading.second.G.any())
     assert float(reading.linear_range(torch.zeros(1, 2, dtype=torch.float64)).min()) > 1e-5

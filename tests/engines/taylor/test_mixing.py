@@ -148,7 +148,7 @@ def test_second_order_is_one_gram_matrix(name: str) -> None:
             w, d = mix.weights[t], len(at.g)
             reading = Hessian(w, d)
             reading._add_mixing(mix, t, torch.eye(d, dtype=torch.float64))
-            forms = 0.5 * (reading.G + reading.G.mT)
+            forms = 0.5 * (reading.second.G + reading.second.G.mT)
             found = at.shapes._second(at.shapes._products())[0]
             wanted = torch.einsum("iab,jab->ij", forms, forms)
             assert torch.linalg.matrix_norm(found - wanted) <= 1e-8 * torch.linalg.matrix_norm(wanted)

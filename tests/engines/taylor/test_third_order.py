@@ -4,6 +4,9 @@ At the input a moving covector is the form's Hessian, which automatic differenti
 second order is asked alone, at points, so that no slack of another term hides it.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,14 +16,18 @@ from torch import Tensor
 from prooflens.engines import FormBounds, Forms, get_engine
 from prooflens.engines.attack import AttackBudget
 from prooflens.engines.protocol import EngineOptions, OutOfTimeError
-from prooflens.engines.relaxations.ellipsoids import support
 from prooflens.engines.taylor import Taylor, bound_part
 from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.corners import Majorised, ranges
 from prooflens.engines.taylor.hessian import Hessian
-from prooflens.engines.taylor.moving import MovingCovectors
+from prooflens.engines.taylor.layernorm import NormSite
+from prooflens.engines.taylor.moving import Moved, MovingCovectors
 from prooflens.engines.taylor.network import NetworkSite
-from prooflens.engines.taylor.own_orders import own_orders
-from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, remainder_form, third_order_batch
+from prooflens.engines.taylor.parts import collect
+from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.solu import SoluSite
+from prooflens.engines.taylor.squares import Squares, remainder_form
+from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, third_order_batch
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.evaluation.soundness.cases import random_case
 from prooflens.evaluation.soundness.forms import try_forms
@@ -92,32 +99,66 @@ def test_at_the_input_a_moving_covector_is_the_hessian(
     assert float(H[:, p:].abs().sum()) == 0.0
 
 
-class _Beyond(ThirdOrder):
-    """A reading that leaves the quadratic part out."""
+class Parts(NamedTuple):
+    """What a reading knows of forms: a·α, ½αᵀHα, the squares above the rest, and constants."""
 
-    def linear_range(self, slope: Tensor) -> Tensor:
-        return slope.new_zeros(len(slope), 2)
+    slope: Tensor
+    H: Tensor
+    above: list[Majorised]
+    missed: Tensor
 
 
-def beyond(problem: Problem, forms: Forms) -> Tensor:
-    """The largest |f(α) − f(0) − a·α − ½αᵀHα| at points."""
-    a, H = differentiated(problem, forms)
+def parts_of(problem: Problem, forms: Forms, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """All that goes into the last step of the reading, before it is bounded over the box."""
+    walk, half_widths = walked(problem, forms)
+    found: list[tuple[Tensor, list[Majorised]]] = []
+
+    def spied(
+        slope: Tensor, H: Tensor, error: Tensor, remainders: Callable[[slice], list[Majorised]]
+    ) -> Tensor:
+        found.append((H, remainders(slice(None))))
+        return ranges(slope, H, error, remainders)
+
+    monkeypatch.setattr("prooflens.engines.taylor.third_order.ranges", spied)
+    with torch.no_grad():
+        reading = ThirdOrder(half_widths, forms.size)
+        collected = collect(walk, problem, forms, reading)
+        reading.linear_range(collected.linear * half_widths)
+    ((H, above),) = found
+    return Parts(collected.linear * half_widths, H, above, collected.missed.amax(-1) + collected.noise)
+
+
+def beyond(problem: Problem, forms: Forms, slope: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    """Points of the region, and |f(α) − f(0) − a·α − ½αᵀHα| there."""
     alpha = problem.region.sample(300, 4, corners=0.7)[1]
     values = attained(problem, forms, alpha)
     center = attained(problem, forms, torch.zeros_like(alpha[:1]))
-    model = alpha @ a.T + 0.5 * torch.einsum("np,fpq,nq->nf", alpha, H, alpha)
-    return (values - center - model).abs().amax(0)
+    model = alpha @ slope.T + 0.5 * torch.einsum("np,fpq,nq->nf", alpha, H, alpha)
+    return alpha, (values - center - model).abs()
+
+
+def over(parts: Parts, alpha: Tensor) -> list[Tensor]:
+    """The squares and constants of a reading at points, for each choice that it has."""
+    found = []
+    for J, error, rest in parts.above:
+        assert J is not None
+        square = 0.5 * torch.einsum("np,fpq,nq->nf", alpha, J, alpha)
+        found.append(square + 0.5 * error * alpha.square().sum(-1, keepdim=True) + rest + parts.missed)
+    return found
 
 
 @pytest.mark.parametrize("name", MOVING)
 @pytest.mark.parametrize("eps", [1e-3, 2e-2])
-def test_what_is_beyond_second_order_is_covered(name: str, eps: float) -> None:
+def test_squares_are_above_what_is_beyond_second_order(
+    name: str, eps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every point by itself."""
     problem = problem_of(name, eps)
     forms = random_forms(problem, 1, 4, seed=3)
-    walk, half_widths = walked(problem, forms)
-    with torch.no_grad():
-        part = bound_part(walk, problem, forms, _Beyond(half_widths, forms.size))
-    assert bool((beyond(problem, forms) <= 0.5 * (part.upper - part.lower) + 1e-12).all())
+    parts = parts_of(problem, forms, monkeypatch)
+    alpha, real = beyond(problem, forms, parts.slope, parts.H)
+    for square in over(parts, alpha):
+        assert bool((real <= square.nan_to_num(nan=torch.inf) + 1e-12).all())
 
 
 def test_without_moving_covectors_it_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +166,34 @@ def test_without_moving_covectors_it_is_not_covered(monkeypatch: pytest.MonkeyPa
     model = tiny_model(3, n_layers=3, activation="relu2", norm_place="none", pool="none")
     problem = random_problem(model, 1, 1e-3, 0)
     forms = Forms.of([(0, Row(2, 0, 0), 0, 1.0)], size=1)
-    real = beyond(problem, forms)
-    walk, half_widths = walked(problem, forms)
-    with torch.no_grad():
-        part = bound_part(walk, problem, forms, _Beyond(half_widths, 1))
-        assert bool((real <= 0.5 * (part.upper - part.lower)).all())
-        monkeypatch.setattr(ThirdOrder, "moving", lambda *_: 0.0)
-        part = bound_part(walk, problem, forms, _Beyond(half_widths, 1))
-        assert bool((real > 0.5 * (part.upper - part.lower)).all())
+    parts = parts_of(problem, forms, monkeypatch)
+    alpha, real = beyond(problem, forms, parts.slope, parts.H)
+    assert all(bool((real <= square).all()) for square in over(parts, alpha))
+    zero = torch.zeros(1, dtype=torch.float64)
+    monkeypatch.setattr(MovingCovectors, "moved", lambda _: Moved(None, zero, zero, zero))
+    parts = parts_of(problem, forms, monkeypatch)
+    assert any(bool((real > square).any()) for square in over(parts, alpha))
+
+
+@pytest.mark.parametrize("site", [NetworkSite, NormSite])
+def test_without_the_squares_of_a_site_it_is_not_covered(site: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sites leave of second order is a real part: a reading that forgets it is broken by points."""
+    problem = random_problem(tiny_model(3, n_layers=2, activation="gelu"), 2, 0.05, 0)
+    forms = random_forms(problem, 1, 4, seed=3)
+    parts = parts_of(problem, forms, monkeypatch)
+    alpha, real = beyond(problem, forms, parts.slope, parts.H)
+    assert all(bool((real <= square).all()) for square in over(parts, alpha))
+    squares = site.squares  # type: ignore[attr-defined]
+
+    def nothing(self: NormSite | NetworkSite, v: Tensor, t: int) -> Squares:
+        return Squares.none(squares(self, v, t).R.shape[-1], torch.zeros_like(v[:, 0]))
+
+    monkeypatch.setattr(site, "squares", nothing)
+    alone = parts_of(problem, forms, monkeypatch)
+    assert any(
+        bool((found < square).any())
+        for found, square in zip(over(alone, alpha), over(parts, alpha), strict=True)
+    )
 
 
 @settings(max_examples=8, deadline=None)
@@ -187,44 +248,78 @@ def test_no_matrix_is_made_that_does_not_fit() -> None:
     assert third_order_batch(walk) == 0
 
 
-def own_and_bound(seed: int, gated: bool, activation: str, eps: float) -> tuple[Tensor, Tensor]:
-    """|v·r(u) − ½uᵀQu| of a network at points, at its largest, and its bound by eigenvalues."""
-    model = tiny_model(seed, n_layers=2, activation=activation, norm_place="none", pool="none", gated=gated)
-    problem = random_problem(model, 1, eps, seed)
-    chain = walked(problem, random_forms(problem, 1, 1, seed=seed))[0].chains[1]
-    ((name, site),) = [(n, s) for n, s in chain.sites.items() if isinstance(s, NetworkSite)]
-    v = torch.randn(3, site.down.shape[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    alpha = problem.region.sample(200, seed, corners=0.5)[1]
-    source = site.step.source
-    run = model.program(1, [scores_name(1)]).run(problem.region.point(alpha))
-    u = run[source][:, 0] - chain.values[source].u[0]
-    r = (run[name][:, 0] - chain.values[name].u[0]) @ v.T - u @ site.pull(v, 0).T
-    Q, _ = site.quadratic(v, 0, torch.eye(u.shape[1], dtype=torch.float64))
-    own = (r - 0.5 * torch.einsum("ni,fij,nj->nf", u, Q, u)).abs().amax(0)
-    with torch.no_grad():
-        found, noise = own_orders(site, v, 0), site.noise(v, 0)
-        assert found is not None
-        assert bool((site.own_rest(v, 0) <= support(site.own_shape[0], v) + noise).all())
-    return own, found + noise
+class AtPoints(NamedTuple):
+    """What a site leaves of covectors beyond the second order that it states, at points, and what is above it."""
+
+    left: Tensor
+    above: Tensor
+    at_root: Tensor
 
 
-@settings(max_examples=25, deadline=None)
+def site_at_points(problem: Problem, kind: type, number: int, seed: int) -> AtPoints:
+    """A site of a chain: what it leaves, ½uᵀRu + (uᵀBu)^½ + rest, and the square at the root; [n, F] each."""
+    chain = walked(problem, random_forms(problem, 2, 1, seed=seed))[0].chains[number]
+    name, site = next((n, s) for n, s in chain.sites.items() if isinstance(s, kind))
+    assert isinstance(site, NetworkSite | NormSite | SoluSite)
+    t = len(chain.root.u) - 1
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(3, chain.values[name].u.shape[1], generator=generator, dtype=torch.float64)
+    alpha = problem.region.sample(300, seed, corners=0.5)[1]
+    step = next(step for step in chain.segment.steps if step.out == name)
+    source = step.source if isinstance(step, FeedForward) else step.inputs[0]
+    run = problem.model.program(problem.n_tokens, [scores_name(2)]).run(problem.region.point(alpha))
+    u = run[source][:, t] - chain.values[source].u[t]
+    r = (run[name][:, t] - chain.values[name].u[t]) @ v.T - u @ site.pull(v, t).T
+    Q, _ = site.secant(v, t, torch.eye(u.shape[1], dtype=torch.float64))
+    found = site.squares(v, t)
+
+    def form(M: Tensor, x: Tensor, missed: Tensor) -> Tensor:
+        return torch.einsum("ni,fij,nj->nf", x, M, x) + missed * x.square().sum(-1, keepdim=True)
+
+    above = 0.5 * form(found.R, u, found.error) + found.rest
+    if found.B is not None and found.missed is not None:
+        above = above + form(found.B, u, found.missed).clamp(min=0.0).sqrt()
+    whole, x = found.at_root(site.source, t), alpha * chain.root.half_widths @ chain.root.N[t].T
+    left = (r - 0.5 * torch.einsum("ni,fij,nj->nf", u, Q, u)).abs()
+    at_root = 0.5 * form(whole.R, x, whole.error) + whole.rest
+    # What is not known is no bound.
+    return AtPoints(left, above.nan_to_num(nan=torch.inf), at_root.nan_to_num(nan=torch.inf))
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     gated=st.booleans(),
-    activation=st.sampled_from(["gelu", "silu", "relu2", "tanh"]),
-    eps=st.sampled_from([0.02, 0.2]),
+    activation=st.sampled_from(["gelu", "gelu_tanh", "silu", "relu2", "tanh", "relu"]),
+    eps=st.sampled_from([0.002, 0.02, 0.2, 1.0]),
+    chain=st.integers(1, 2),
 )
-def test_own_orders_of_networks_are_contained(seed: int, gated: bool, activation: str, eps: float) -> None:
-    own, found = own_and_bound(seed, gated, activation, eps)
-    assert bool((own <= found).all())
+def test_squares_of_networks_are_above_at_every_point(
+    seed: int, gated: bool, activation: str, eps: float, chain: int
+) -> None:
+    model = tiny_model(seed, n_layers=3, activation=activation, norm_place="none", pool="none", gated=gated)
+    with torch.no_grad():
+        found = site_at_points(random_problem(model, 2, eps, seed), NetworkSite, chain, seed)
+    assert bool((found.left <= found.above + 1e-13).all())
+    assert bool((found.left <= found.at_root + 1e-13).all())
 
 
-def test_a_network_without_its_own_third_order_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cubes are a real part of a network: without them the bound breaks at points."""
-    monkeypatch.setattr("prooflens.engines.taylor.own_orders.largest", lambda K: torch.zeros(len(K)).double())
-    pairs = [own_and_bound(seed, False, "tanh", 0.2) for seed in range(10)]
-    assert any(bool((own > found).any()) for own, found in pairs)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    kind=st.sampled_from(["layer", "rms"]),
+    place=st.sampled_from(["pre", "post"]),
+    eps=st.sampled_from([0.002, 0.02, 0.2]),
+    chain=st.integers(1, 2),
+)
+def test_squares_of_norms_are_above_at_every_point(
+    seed: int, kind: str, place: str, eps: float, chain: int
+) -> None:
+    model = tiny_model(seed, n_layers=3, activation="gelu", norm_place=place, norm_kind=kind, d_model=6)
+    with torch.no_grad():
+        found = site_at_points(random_problem(model, 2, eps, seed), NormSite, chain, seed)
+    assert bool((found.left <= found.above + 1e-12).all())
+    assert bool((found.left <= found.at_root + 1e-12).all())
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -170,12 +170,23 @@ def expansions(function: Function, x: Tensor, b: Tensor, known: Derivatives) -> 
     return found
 
 
-def curvature_spread(function: Function, x: Tensor, b: Tensor, known: Derivatives) -> Tensor:
-    """Bound |c(u) − φ″| for |u| ≤ b, where φ(x + u) = φ + φ′u + ½c(u)u² exactly.
+class Secants(NamedTuple):
+    """φ(x + u) = φ + φ′u + ½c(u)u² exactly, with |c(u) − middle − lean·u| ≤ bend·u² + spread for |u| ≤ b."""
 
-    c(u) = 2∫(1 − t)φ″(x + tu)dt, so |c′| ≤ ⅓ sup|φ‴| and |c″| ≤ ⅙ sup|φ⁗|: it moves by at most |φ‴|b/3 + sup|φ⁗|b²/12
-    for small b, and for large b by what it does on a grid and by sup|c″|h²/8 between two points at distance h. ReLU²
-    moves by 2 more where its kink is in reach; other kinks are not counted.
+    middle: Tensor
+    lean: Tensor
+    bend: Tensor
+    spread: Tensor
+
+
+def secants(function: Function, x: Tensor, b: Tensor, known: Derivatives, bent: bool = False) -> Secants:
+    """Enclose the curvature c(u) of secants, by a constant or by a line and a parabola.
+
+    c(u) = 2∫(1 − t)φ″(x + tu)dt, so |c⁽ᵏ⁾| ≤ 2/((k + 1)(k + 2)) sup|φ⁽ᵏ⁺²⁾|. By Taylor |c − φ″ − ⅓φ‴u| is at most
+    (|φ⁗|/12 + sup|φ⁽⁵⁾|b/60)u². For large b a grid says more: of g = c less a line and a parabola, |g| exceeds its
+    values on the grid by at most sup|g″|h²/8 between two points at distance h, and (c − φ″ − ⅓φ‴u)/u² moves by at most
+    sup|φ⁽⁵⁾|/60 per unit of u. The least of bend·b² + spread is taken. ReLU² moves by 2 more where its kink is in
+    reach; other kinks are not counted.
 
     Rounding: φ(x + u) − φ − φ′u errs by 2⁻⁴⁴(1 + |x| + b)(1 + b) and by 2⁻⁴⁰|u| for φ′, as in `expansions`.
 
@@ -184,20 +195,45 @@ def curvature_spread(function: Function, x: Tensor, b: Tensor, known: Derivative
         x: where it is expanded.
         b: how far u may go.
         known: the computed derivatives at x.
+        bent: enclose it by a line and a parabola, not by a constant.
     """
-    third = (known.third.abs() + DERIVATIVE_ERROR) * b / 3.0
-    found: Tensor = third + FOURTH[function] * b.square() / 12.0 + DERIVATIVE_ERROR
-    if function == "relu2":
-        return found + 2.0 * (kinked(x, b) > 0.0)
-    if function in ("relu", "jump"):
+    zero = torch.zeros_like(b)
+    slack = DERIVATIVE_ERROR * (1.0 + b + b.square())
+    if not bent or function in ("relu", "jump", "relu2"):
+        spread = known.third.abs() * b / 3.0 + FOURTH[function] * b.square() / 12.0 + slack
+        found = Secants(known.second, zero, zero, spread + 2.0 * (kinked(x, b) > 0.0) * (function == "relu2"))
+    else:
+        most = known.fourth.abs() / 12.0 + FIFTH[function] * b / 60.0
+        found = Secants(known.second, known.third / 3.0, most, slack)
+    if function in ("relu", "jump", "relu2"):
         return found
-    places = torch.linspace(-1.0, 1.0, 2 * GRID + 1, dtype=b.dtype, device=b.device)
-    u = places[places != 0.0].reshape(-1, *(1 for _ in b.shape)) * b.clamp(min=2.0**-30)
+    places = torch.arange(-GRID, GRID + 1, dtype=b.dtype, device=b.device) / GRID
+    far = b.clamp(min=2.0**-30)
+    v = places[places != 0.0].reshape(-1, *(1 for _ in b.shape))
+    u, step = v * far, far / GRID
     curve = 2.0 * (ACTIVATIONS[function](x + u) - ACTIVATIONS[function](x) - known.first * u) / u.square()
-    step = b.clamp(min=2.0**-30) / GRID
     rounding = 2.0**-43 * (1.0 + x.abs() + b) * (1.0 + b) / step.square() + 2.0**-39 / step + 2.0**-39
-    between = FOURTH[function] / 6.0 * step.square() * 0.126
-    return torch.fmin(found, (curve - known.second).abs().amax(0) + between + rounding)
+    lean = bend = zero
+    if bent:
+        ratio = (curve - known.second - known.third / 3.0 * u) / u.square()
+        most = ratio.abs().amax(0) + FIFTH[function] / 60.0 * step + (rounding + 2.0**-38 * b) / step.square()
+        found = _closer(found, Secants(known.second, known.third / 3.0, most, slack), b)
+        even = v.square() - v.square().mean()
+        lean = (curve * v).sum(0) / v.square().sum() / far
+        bend = (curve * even).sum(0) / even.square().sum() / far.square()
+    left = curve - lean * u - bend * u.square()
+    high = torch.maximum(left.amax(0), known.second)
+    low = torch.minimum(left.amin(0), known.second)
+    rounding = rounding + 2.0**-44 * (lean.abs() * far + bend.abs() * far.square())
+    between = (FOURTH[function] / 6.0 + 2.0 * bend.abs()) * step.square() * 0.126
+    spread = 0.5 * (high - low) + between + rounding
+    return _closer(found, Secants(0.5 * (high + low), lean, bend.abs(), spread), b)
+
+
+def _closer(one: Secants, other: Secants, b: Tensor) -> Secants:
+    """Return the enclosure that leaves less at |u| = b, one by one."""
+    left, right = (x.bend * b.square() + x.spread for x in (one, other))
+    return Secants(*(torch.where(right < left, new, old) for new, old in zip(other, one, strict=True)))
 
 
 def kinked(x: Tensor, b: Tensor) -> Tensor:

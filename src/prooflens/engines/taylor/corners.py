@@ -28,7 +28,7 @@ from prooflens.numerics import gamma
 
 EVEN = 0.05
 """The shortest row of a matrix that is used as a scale, as a share of the mean; any positive scale is valid."""
-STEEP = (0.0, 10.0)
+STEEP = (0.0, 3.0, 10.0, 30.0)
 """How much shapes follow the slopes, against the lengths of the rows; the better one is taken."""
 
 
@@ -56,14 +56,16 @@ def evened(
 
 
 class Majorised(NamedTuple):
-    """A bound ½ αᵀJα + rest of |what a form has beside its first and second order|, for some of the forms.
+    """A bound ½ αᵀJα + rest of |what forms have beside their first and second order|.
 
     Attributes:
-        matrix: makes J of some of the forms, exactly symmetric, and its error in the 2-norm; None for J = 0.
-        rest: a constant for every form, shape [F].
+        J: exactly symmetric matrices, shape [F, p, p]; None for 0.
+        error: bounds of their error in the 2-norm, shape [F].
+        rest: constants, shape [F].
     """
 
-    matrix: Callable[[slice], tuple[Float[Tensor, "f p p"], Float[Tensor, " f"]]] | None
+    J: Float[Tensor, "F p p"] | None
+    error: Float[Tensor, " F"]
     rest: Float[Tensor, " F"]
 
 
@@ -71,7 +73,7 @@ def ranges(
     slope: Float[Tensor, "F p"],
     H: Float[Tensor, "F p p"],
     error: Float[Tensor, " F"],
-    choices: Sequence[Majorised] = (),
+    remainders: Callable[[slice], Sequence[Majorised]] | None = None,
 ) -> Float[Tensor, "F 2"]:
     """Bound ±(a·α + ½αᵀHα) and all that is majorised over the box, for + and −.
 
@@ -79,14 +81,15 @@ def ranges(
         slope: a, shape [F, p].
         H: exactly symmetric matrices, shape [F, p, p].
         error: bounds of their error in the 2-norm, shape [F].
-        choices: majorants of the same remainders, of which the best is taken; none for no remainder.
+        remainders: majorants of the remainders of some of the forms, of which the best is taken; None for no remainder.
     """
-    choices = choices or (Majorised(None, torch.zeros_like(error)),)
     step = max(1, CHUNK // max(1, slope.shape[-1] ** 2))
     found = []
     for start in range(0, len(slope), step):
         some = slice(start, start + step)
-        sides = [_largest(slope[some], sign * H[some], error[some], some, choices) for sign in (1.0, -1.0)]
+        zero = torch.zeros_like(error[some])
+        choices = [Majorised(None, zero, zero)] if remainders is None else remainders(some)
+        sides = [_largest(slope[some], sign * H[some], error[some], choices) for sign in (1.0, -1.0)]
         found.append(torch.stack(sides, -1))
     return torch.cat(found) if found else slope.new_zeros(0, 2)
 
@@ -95,7 +98,6 @@ def _largest(
     slope: Float[Tensor, "f p"],
     H: Float[Tensor, "f p p"],
     error: Float[Tensor, " f"],
-    some: slice,
     choices: Sequence[Majorised],
 ) -> Float[Tensor, " f"]:
     """Bound a·α + ½αᵀHα + remainders over the box; −(a·α) + … is the same at −α.
@@ -106,7 +108,7 @@ def _largest(
     chosen = torch.zeros_like(error, dtype=torch.long)
     several = len(choices) * len(STEEP) > 1
     for number, choice in enumerate(choices if several else ()):
-        form = _joined(slope, H, error, some, choice)
+        form = _joined(slope, H, error, choice)
         for kind, steep in enumerate(STEEP):
             guess = form.bound(form.guessed(steep))
             better = guess < best
@@ -114,26 +116,20 @@ def _largest(
             best = torch.where(better, guess, best)
     found = torch.full_like(error, torch.inf)
     for which in chosen.unique().tolist():
-        form = _joined(slope, H, error, some, choices[which // len(STEEP)])
+        form = _joined(slope, H, error, choices[which // len(STEEP)])
         proved = form.bound(form.proved(STEEP[which % len(STEEP)]))
         found = torch.where(chosen == which, proved, found)
     return found
 
 
 def _joined(
-    slope: Float[Tensor, "f p"],
-    H: Float[Tensor, "f p p"],
-    error: Float[Tensor, " f"],
-    some: slice,
-    choice: Majorised,
+    slope: Float[Tensor, "f p"], H: Float[Tensor, "f p p"], error: Float[Tensor, " f"], choice: Majorised
 ) -> BoxForm:
     """Add what majorises the remainders to forms: a sum of two matrices rounds by a unit of itself."""
-    rest = choice.rest[some]
-    if choice.matrix is None:
-        return BoxForm(slope, H, error, rest)
-    J, missed = choice.matrix(some)
-    K = H + J
-    return BoxForm(slope, K, grow(error + missed + gamma(8) * frobenius(K)), rest)
+    if choice.J is None:
+        return BoxForm(slope, H, error, choice.rest)
+    K = H + choice.J
+    return BoxForm(slope, K, grow(error + choice.error + gamma(8) * frobenius(K)), choice.rest)
 
 
 class BoxForm:

@@ -63,8 +63,8 @@ Reading = Supports | type[Hessian]
 STAGES: dict[type[Hessian], str] = {Hessian: "Hessians", ThirdOrder: "third orders"}
 """What a caller is told of progress."""
 
-LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.55}
-"""The promise with remainders by ellipsoids from which matrices are made; moving covectors about halve remainders."""
+LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.1}
+"""The promise with remainders by ellipsoids from which matrices are made; squares leave a tenth of them, or less."""
 
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""

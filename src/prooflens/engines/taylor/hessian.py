@@ -17,12 +17,12 @@ from torch import Tensor
 
 from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import support
-from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error
+from prooflens.engines.relaxations.norms import frobenius, length, product_error
 from prooflens.engines.taylor.attention import MixSite
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.corners import ranges
+from prooflens.engines.taylor.form_sums import FormSum
 from prooflens.engines.taylor.remainder_bounds import Supports
-from prooflens.numerics import gamma
 
 LINEAR_SHARE = 0.97
 """The share of the linear part that is taken to remain after second order: a guess of which forms are provable."""
@@ -86,15 +86,8 @@ class Hessian(HigherOrderBound):
 
     def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
         self.half_widths = half_widths
-        p = len(half_widths)
-        # ½(G + Gᵀ) = ½H in factors of half-width 1.
-        self.G = half_widths.new_zeros(forms, p, p)
-        self.error = half_widths.new_zeros(forms)
-        """Of what was added to G, in the 2-norm."""
-        self.sizes = half_widths.new_zeros(forms)
-        """The Frobenius norms of what was added, all together: no sum on the way is larger."""
-        self.sums = 0
-        self.at_root: dict[int, tuple[Tensor, Tensor]] = {}
+        self.second = FormSum(half_widths, forms)
+        """Of ½αᵀHα."""
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
         """Keep the site's second order for the root, and bound what is beyond it.
@@ -105,37 +98,12 @@ class Hessian(HigherOrderBound):
             v: covectors, shape [F, n].
             t: the token.
         """
-        self.keep(chain, name, v, t)
+        self.second.keep(t, *chain.sites[name].quadratic(v, t))
         return super().site(chain, name, v, t)
-
-    def keep(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> None:
-        """Keep a site's second order until all covectors of the chain have come to its root.
-
-        Args:
-            chain: the chain that the covectors walk.
-            name: the norm or network.
-            v: covectors, shape [F, n].
-            t: the token.
-        """
-        Q, error = chain.sites[name].quadratic(v, t)
-        if t in self.at_root:
-            before, old = self.at_root[t]
-            Q, error = before + Q, old + error
-        self.at_root[t] = Q, error
 
     def arrive(self, chain: Chain) -> None:
         """Add the second orders that were kept at the root to the Hessians."""
-        root = chain.root
-        for t, (Q, error) in self.at_root.items():
-            N = root.N[t] * self.half_widths
-            live = (N != 0).any(0).nonzero()[:, 0]
-            N = N[:, live]
-            right = 0.5 * Q @ N
-            size = frobenius(N).square()
-            # NᵀQN: two sums of d terms and the products with half-widths; 4 and 4 are to spare.
-            slip = product_error(4 * sum(N.shape) + 64, frobenius(Q) * size * 4.0)
-            self._add(N, right, slip + 0.5 * error * size, live)
-        self.at_root = {}
+        self.second.arrive(chain.root)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """Add ½ Σ c b² + Σ s b p + scale Σ c λ (A_qα)·(A_kα) + ½ Σ c φ″ℓ², p = ω·A_vα; bound what is beyond it.
@@ -172,7 +140,7 @@ class Hessian(HigherOrderBound):
             left = torch.cat((left, raw))
             right = torch.cat((right, (0.5 * c.flatten(1) * curve)[..., None] * raw), 1)
             pair = pair + frobenius(raw).square() * curve.abs().amax() * (length(c.flatten(1)) + noise)
-        self._add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
+        self.second.add(left, right, product_error(8 * inner, 8.0 * s.shape[-1] * (size + pair)))
 
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
         """Add the scores' own products to the Hessians; return what e adds to them."""
@@ -193,30 +161,9 @@ class Hessian(HigherOrderBound):
                 row = scores.rows[h, i, j] * self.half_widths
                 q = torch.cat((q, row[None]))
                 k = torch.cat((k, (0.5 * weight * scores.capped.curve[h, i, j] * row)[None]))
-            self.G[form] += q.T @ k
-            size = frobenius(q) * frobenius(k)
-            self.error[form] += product_error(len(q) + 64, size * 4.0)
-            self.sizes[form] += size
-            self.sums += 1
+            self.second.add_to(form, q, k)
         return super().products(chain, forms)
-
-    def _add(self, left: Tensor, right: Tensor, error: Tensor, live: Tensor | None = None) -> None:
-        """Add leftᵀ right to G, in some rows and columns."""
-        if live is None or len(live) == len(self.half_widths):
-            torch.baddbmm(self.G, left.T.expand(len(right), -1, -1), right, out=self.G)
-        else:
-            self.G[:, live[:, None], live] += left.T @ right
-        self.error = grow(self.error + error)
-        self.sizes = grow(self.sizes + frobenius(left) * frobenius(right))
-        self.sums += 1
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """Bound ±(a·α + ½αᵀHα) over the box."""
-        return ranges(slope, *self._taken())
-
-    def _taken(self) -> tuple[Float[Tensor, "F p p"], Float[Tensor, " F"]]:
-        """Return H and bounds of its error in the 2-norm, and let go of what was collected."""
-        H = self.G + self.G.mT
-        self.G = H[:0]  # what was collected is in H now, and each of these is large
-        # Adding to G rounds by a unit of what is there then, and so does this sum.
-        return H, grow(2.0 * (self.error + gamma(self.sums + 8) * self.sizes) + gamma(8) * frobenius(H))
+        return ranges(slope, *self.second.taken())

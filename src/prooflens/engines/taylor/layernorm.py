@@ -39,6 +39,7 @@ from prooflens.engines.relaxations.norms import (
     length,
     product_error,
 )
+from prooflens.engines.taylor.squares import Squares
 from prooflens.engines.taylor.values import Value
 from prooflens.models.sites import Norm
 from prooflens.numerics import gamma
@@ -288,9 +289,50 @@ class NormSite:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return grow(self._third(v, t) + self.noise(v, t))
 
-    def own_rest(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
-        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input, rounding of v included."""
-        return grow(self._third(v, t, whole=True) + self.noise(v, t))
+    def secant(
+        self, v: Float[Tensor, "F d"], t: int, J: Float[Tensor, "d n"] | None = None
+    ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
+        """Return the second order, as `quadratic` does: `squares` bounds what that leaves.
+
+        Args:
+            v: covectors at the output, shape [F, d].
+            t: the token.
+            J: the Jacobian of the norm's input by x; None for that by the root.
+        """
+        return self.quadratic(v, t, J)
+
+    def squares(self, v: Float[Tensor, "F d"], t: int) -> Squares:
+        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input by a square of u, rounding of v included.
+
+        That is |w·u⊥ s′ + w·m G₃|/σ, w = γ ⊙ v: |w·u⊥| ≤ V, |s′| ≤ (1 − η)y²/(1 − Y) + ½κ and, with D ≤ D̄ in one of
+        the two factors of D², |G₃| ≤ (½f + cD̄(1 + f))κ + constants, f = (1 − Y)⁻² − 1. y = m·u/(q(1 − η)) and κ =
+        ‖Πu‖²/q are squares of u. A token that is not split keeps a constant.
+        """
+        d, eta, q = self.d, self.eta[t], self.q[t]
+        alone = self._third(v, t, whole=True)
+        if not bool(self.split[t]):
+            return Squares.none(d, grow(alone + self.noise(v, t)))
+        l_a, l_e, kappa, _ = self.ranges
+        Y, kappa = self._along(l_a + l_e)[t], kappa[t]
+        if not bool((Y < 1.0) & (2.0 * eta * Y < 1.0)):
+            return Squares.none(d, torch.full_like(alone, torch.inf))
+        w_a, w_e, along = self._reads(v, t)
+        most = w_a + w_e
+        far = (1.0 - Y) ** -2 - 1.0
+        bent = 0.375 * (1.0 - 2.0 * eta * Y) ** -2.5
+        D = kappa * (1.0 + far) + eta * far
+        # Cancellation in m makes σ, y and κ err by a share of themselves.
+        scale = (1.0 + gamma(64 * d + 512) * 16.0 * self.stretch[t]) / (self.sigma[t] * (1.0 - 2.0**-40))
+        by_length = grow(2.0 * scale * (most / (1.0 - Y)) / ((1.0 - eta) * q.square()))
+        by_turn = grow(2.0 * scale * (0.5 * most + along * (0.5 * far + bent * D * (1.0 + far))) / q)
+        rest = 2.0 * eta * Y**3 * (1.0 - Y) ** -5 + bent * D * eta * far + 1.5 * (eta * Y).square()
+        m, unit = self.m[t], self.unit[t]
+        across = self.centring - unit[:, None] * unit
+        R = by_length[:, None, None] * (m[:, None] * m) + by_turn[:, None, None] * across
+        # m errs by a share `stretch` of γ_{4d+32}, and so does Π, which counts twice; 8d + 128 and 8 are to spare.
+        size = by_length * length(m).square() + by_turn
+        error = gamma(8 * d + 128) * 8.0 * self.stretch[t] * size
+        return Squares(R, grow(error), grow(scale * along * rest + self.noise(v, t)))
 
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound the rounding of the output at the centre and of the covector, seen over the region.
@@ -335,11 +377,8 @@ class NormSite:
 
     def _third(self, v: Float[Tensor, "F d"], t: int, whole: bool = False) -> Float[Tensor, " F"]:
         """Bound what the second-order part at Aα, or at the whole of u, leaves of v·r."""
-        source, sigma = self.source, self.sigma[t]
-        w = v * self.gain
-        crosswise = self._crosswise(w, t)
-        w_a, w_e = support(source.shape_a[t], crosswise), support(source.shape_e[t], crosswise)
-        along = (w @ self.m[t]).abs() + gamma(self.d + 8) * length(w) * length(self.m[t])
+        sigma = self.sigma[t]
+        w_a, w_e, along = self._reads(v, t)
         l_a, l_e, _, _ = (x[t] for x in self.ranges)
         third = (w_a + w_e) * self.bend[t] + along * self.twist[1][t]
         if not whole:
@@ -348,3 +387,10 @@ class NormSite:
         # Cancellation in m makes σ, ℓ and κ err by a share of themselves.
         third = third * (1.0 + gamma(64 * self.d + 512) * 16.0 * self.stretch[t])
         return grow(third / (sigma * (1.0 - 2.0**-40)))
+
+    def _reads(self, v: Float[Tensor, "F d"], t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sup |w·ΠAα|, sup |w·Πe| and |w·m|, w = γ ⊙ v."""
+        w = v * self.gain
+        crosswise = self._crosswise(w, t)
+        w_a, w_e = (support(M[t], crosswise) for M in (self.source.shape_a, self.source.shape_e))
+        return w_a, w_e, (w @ self.m[t]).abs() + gamma(self.d + 8) * length(w) * length(self.m[t])

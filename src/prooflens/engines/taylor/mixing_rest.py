@@ -30,11 +30,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.derivatives import exp_tail
-from prooflens.engines.relaxations.ellipsoids import support, supports, weights_of_sum
-from prooflens.engines.relaxations.norms import frobenius, grow, largest, length, product_error
+from prooflens.engines.relaxations.ellipsoids import support, supports
+from prooflens.engines.relaxations.norms import frobenius, grow, length, product_error
 from prooflens.engines.taylor.attention import MixSite, seen_keys
 from prooflens.engines.taylor.chain import Chain
-from prooflens.engines.taylor.corners import EVEN
 from prooflens.numerics import gamma
 
 
@@ -144,7 +143,9 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
 
 
 class MixingMajorants:
-    """The majorants of all tokens of all mixings that some forms' covectors pass, bounded together.
+    """The majorants of all tokens of all mixings that some forms' covectors pass: a sum of squares, |Zα|² + rest.
+
+    A token of which its ellipsoid (`taylor.moved_mixing`) says less is a constant in `rest`.
 
     Args:
         half_widths: half-widths of the factors, shape [p].
@@ -153,8 +154,7 @@ class MixingMajorants:
     def __init__(self, half_widths: Float[Tensor, " p"]) -> None:
         self.half_widths = half_widths
         self.rows: list[Float[Tensor, "F n p"]] = []
-        self.apart: Tensor | float = 0.0
-        """Each token's by itself: by its ellipsoid, or by its sizes."""
+        """Z, part by part."""
         self.rest: Tensor | float = 0.0
 
     def add(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> None:
@@ -173,40 +173,33 @@ class MixingMajorants:
         W, W_e = (x[place][:, None] for x in (moved.budget, moved.budget_e))
         found = majorant(at, W, W_e, mix.scores.products_e[:, t, keys])
         noise = length(u) * (mix.noise[t] * torch.exp(2.0 * at.beta.amax()))
-        peaks = found.w * at.beta.square() + found.w_l * at.rho.square() + found.v * at.p.square()
-        alone = grow(peaks.sum((-2, -1)) + found.rest + noise)
-        # inf less inf, or 0 times inf, is no bound: inf.
-        least = torch.fmin(support(moved.rest[place], u), alone)
-        self.apart = self.apart + least.nan_to_num(nan=torch.inf)
         # b² ≤ (1 + E/ρ) ℓ² + E (E + ρ), and p_A² ≤ (1 + 2⁻²⁰) of the computed row's plus 2²¹ times its error's.
-        self.rest = self.rest + noise + grow(found.rest + (found.w * at.E * (at.E + at.rho)).sum((-2, -1)))
-        self.rest = self.rest + 2.0**21 * (found.v * (at.p - seen.reach).square()).sum((-2, -1))
+        rest = noise + grow(found.rest + (found.w * at.E * (at.E + at.rho)).sum((-2, -1)))
+        rest = rest + 2.0**21 * (found.v * (at.p - seen.reach).square()).sum((-2, -1))
         by_scores = found.w * (1.0 + _ratio(at.E, at.rho)) + found.w_l
         widths = self.half_widths
         scores = by_scores.sqrt()[..., None] * (mix.rows[:, t, keys] * widths)
         values = (found.v * (1.0 + 2.0**-20)).sqrt()[..., None] * (seen.rows * widths)
+        # What squares come to at random corners; where an ellipsoid says less, or nothing is known of them, it stands.
+        alone = support(moved.rest[place], u)
+        chosen = (
+            rest + frobenius(scores.flatten(1, 2)).square() + frobenius(values.flatten(1, 2)).square()
+            <= alone
+        )
+        scores, values = (torch.where(chosen[:, None, None, None], x, 0.0) for x in (scores, values))
+        self.rest = self.rest + torch.where(chosen, rest, alone.nan_to_num(nan=torch.inf))
         self.rows += [scores.flatten(1, 2), values.flatten(1, 2)]
 
-    def bound(self) -> Float[Tensor, " F"] | float:
-        """Bound the sum over all tokens: together by one eigenvalue, or each by itself, whichever is less.
+    def squares(self, some: slice) -> tuple[Float[Tensor, "f p p"], Float[Tensor, " f"]]:
+        """Return 2ZᵀZ of some forms, and its rounding in the 2-norm.
 
-        With Z the rows, weighed, sup |Zα|² over the box is at most λ_max(Z diag(c) Zᵀ) for Σ 1/c ≤ 1.
+        The rows' own products and roots round by a few units each; sums run over the rows.
+
+        Args:
+            some: which forms.
         """
-        if not self.rows:
-            return self.apart
-        Z = torch.cat(self.rows, 1)
-        wide = (
-            Z.shape[1] <= Z.shape[2]
-        )  # of ZZᵀ and ZᵀZ, which have the same eigenvalues, the smaller one is made
-        G = Z @ Z.mT if wide else Z.mT @ Z
-        sizes = ((Z.mT @ G) * Z.mT).sum(-1).clamp(min=0.0).sqrt() if wide else length(G)
-        root = weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True)).sqrt()
-        X = Z * root[:, None]
-        G = X @ X.mT if wide else root[:, :, None] * G * root[:, None]
-        # The rows' own products and roots round by a few units each; sums run over the factors or over the rows.
-        error = product_error(max(X.shape[1:]) + 64, frobenius(X).square())
-        together = grow(largest(0.5 * (G + G.mT)) + error + self.rest)
-        return torch.fmin(together, torch.as_tensor(self.apart))
+        Z = torch.cat([part[some] for part in self.rows], 1)
+        return 2.0 * Z.mT @ Z, product_error(2 * Z.shape[1] + 64, 4.0 * frobenius(Z).square())
 
 
 class SeenValues(NamedTuple):

@@ -3,7 +3,8 @@
 At every value of every chain W holds, for each form, what each factor adds to the covector there: shape [F, p, n], in
 factors of half-width 1. Linear steps take W back as they take covectors back. At a site, and at a mixing, the Hessian
 of what follows adds its product with the linear part of the input. Each time (Wα)·r is bounded for the remainder r
-that arises there, and all of them together by one matrix of the factors: they cannot all be at their largest at once.
+that arises there by a square of the factors that is least where the form is steepest, at the corner of its linear
+part; all these squares are one matrix.
 
 Rounding: an error of W by δ in the Frobenius norm is seen by the e of its value, of which |e| ≤ `_missed`, over
 |α| ≤ √p. What rounding adds to e itself between sites is `noise`, seen by W. Both are added up in `slack`.
@@ -27,16 +28,16 @@ from prooflens.engines.relaxations.norms import (
     largest,
     length,
     product_error,
-    top_eigenvalue,
 )
 from prooflens.engines.taylor.attention import seen_keys
 from prooflens.engines.taylor.chain import Chain, turn, turning_norm
-from prooflens.engines.taylor.corners import EVEN, evened
+from prooflens.engines.taylor.corners import EVEN
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.solu import SoluSite
+from prooflens.engines.taylor.squares import LEAST_SHARE
 from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.sites import Affine, Norm, Rotary, Solu
@@ -44,6 +45,8 @@ from prooflens.numerics import gamma
 
 JOINT_ON_CPU = 4096
 """On a CPU, up to so many factors are all sites bounded together."""
+GUESSES = 8
+"""Steps of a power iteration."""
 
 Moves = dict[int, dict[str, Tensor]]
 """W [F, p, n] by token and by the name of the value."""
@@ -56,6 +59,22 @@ class SiteForm(NamedTuple):
     error: Float[Tensor, " F"]
 
 
+class Moved(NamedTuple):
+    """What moving covectors make of all remainders: at most ½ αᵀJα + rest.
+
+    Attributes:
+        J: Σ C_iC_iᵀ/t_i over the sites, C_i = W_iL_i, shape [F, p, p] for the first p factors; None for 0.
+        error: bounds of its error in the 2-norm.
+        halves: ½ Σ t_i.
+        rest: everything else.
+    """
+
+    J: Float[Tensor, "F p p"] | None
+    error: Float[Tensor, " F"]
+    halves: Float[Tensor, " F"]
+    rest: Float[Tensor, " F"]
+
+
 class MovingCovectors:
     """W of some forms, and what it makes of the remainders of all sites.
 
@@ -64,6 +83,7 @@ class MovingCovectors:
         forms: the forms.
         sites: the Hessians at all norms and networks that the forms' covectors passed, by chain, name and token.
         mixings: the forms' covectors at the mixings, by chain and place.
+        slope: the linear parts of the forms, shape [F, p].
     """
 
     def __init__(
@@ -72,14 +92,16 @@ class MovingCovectors:
         forms: Forms,
         sites: Mapping[tuple[Chain, str, int], SiteForm],
         mixings: Mapping[tuple[Chain, int], Tensor],
+        slope: Float[Tensor, "F p"],
     ) -> None:
         self.walk, self.forms, self.sites, self.mixings = walk, forms, sites, mixings
         self.half_widths = walk.chains[0].root.half_widths
         self.p = self._live()
+        self.corner = torch.where(slope[:, : self.p] >= 0.0, 1.0, -1.0).to(slope)
         self.found = self.half_widths.new_zeros(forms.size)
-        """The sum of what each site has at most."""
+        """The sum of ½ t_i, or where no matrix is made of what each site has at most."""
         self.joint: Tensor | None = None
-        """Σ C_iC_iᵀ/ρ_i over the sites, C_i = W_iL_i, ρ_i what a site has at most; None where it costs too much."""
+        """J; None where it costs too much."""
         if self.half_widths.is_cuda or self.p <= JOINT_ON_CPU:
             self.joint = self.half_widths.new_zeros(forms.size, self.p, self.p)
         self.sizes = self.half_widths.new_zeros(forms.size)
@@ -102,10 +124,18 @@ class MovingCovectors:
                 ends += [chain.root.columns[t][1] for t in places]
         return max(ends, default=len(self.half_widths))
 
-    def bound(self) -> Float[Tensor, " F"]:
+    def moved(self) -> Moved:
         """Bound |Σ (W_sα)·r_s| over all sites of all chains; the clock is looked at from token to token."""
+        self._walk()
+        if self.joint is None:
+            return Moved(None, self.slack, torch.zeros_like(self.slack), grow(self.found + self.slack))
+        # Adding up n products and some hundred matrices errs by γ of their sizes in the 2-norm.
+        error = gamma(16384 + 8 * self.p) * self.sizes
+        return Moved(0.5 * (self.joint + self.joint.mT), error, self.found, grow(self.slack))
+
+    def _walk(self) -> None:
         if not self.p:
-            return self.found
+            return
         roots: dict[int, Tensor] = {}
         for number in reversed(range(len(self.walk.chains))):
             chain = self.walk.chains[number]
@@ -122,19 +152,6 @@ class MovingCovectors:
         assert blur is not None
         for t, W in roots.items():
             self.slack += self._size(W) * blur[t]
-        return grow(self._together() + self.slack)
-
-    def _together(self) -> Float[Tensor, " F"]:
-        """Bound Σ_i ‖C_iα‖ ≤ (Σ ρ_i)^½ (Σ_i ‖C_iα‖²/ρ_i)^½, with a diagonal above the matrix of the second sum.
-
-        Adding up n products and some hundred matrices errs by γ of their sizes in the 2-norm, and |α|² ≤ p.
-        """
-        if self.joint is None:
-            return self.found
-        even, x, noise = evened(0.5 * (self.joint + self.joint.mT))
-        D = (top_eigenvalue(even) + noise)[:, None] * x
-        slip = gamma(16384 + 8 * self.p) * self.sizes * self.p
-        return torch.fmin(self.found, grow((self.found * (grow(D.sum(-1)) + slip)).sqrt()))
 
     def _missed(self, value: Value, t: int) -> Tensor:
         """Bound sup ‖e‖₂ of a value, all heads together."""
@@ -146,21 +163,19 @@ class MovingCovectors:
         return size
 
     def _against(self, M: Float[Tensor, "n n"], W: Float[Tensor, "F p n"]) -> None:
-        """Bound (Wα)·r for r in E(M): ‖LᵀWα‖² ≤ λ_max(Σ_k c_k (LᵀW_k)(LᵀW_k)ᵀ) for Σ 1/c_k ≤ 1 on the box."""
+        """Bound (Wα)·r for r in E(M) by ‖Cᵀα‖₂ ≤ ½(‖Cᵀα‖²/t + t), C = WL, equal where t = ‖Cᵀα‖: at the corner."""
         L = cholesky_factor(M)
         C = W @ L
-        sizes = ((C @ (C.mT @ C)) * C).sum(-1).clamp(min=0.0).sqrt()
-        c = weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True))
-        X = c.sqrt()[..., None] * C
-        G = X.mT @ X
-        error = product_error(self.p + 16, frobenius(X).square())
-        most = grow((largest(0.5 * (G + G.mT)) + error).sqrt()).clamp(min=2.0**-300)
-        self.found = grow(self.found + most)
-        if self.joint is not None:
-            share = C / most[:, None, None]
-            torch.baddbmm(self.joint, share, C.mT, out=self.joint)
-            self.sizes = grow(self.sizes + frobenius(share) * frobenius(C))
         self.slack += product_error(len(M), frobenius(W) * frobenius(L)) * self.p**0.5
+        if self.joint is None:
+            self.found = grow(self.found + _most(C))
+            return
+        there = torch.linalg.vector_norm((C.mT @ self.corner[..., None])[..., 0], dim=-1)
+        most = torch.maximum(there, LEAST_SHARE * _likely_most(C)) + 2.0**-300
+        self.found = grow(self.found + 0.5 * most)
+        share = C / most[:, None, None]
+        torch.baddbmm(self.joint, share, C.mT, out=self.joint)
+        self.sizes = grow(self.sizes + frobenius(share) * frobenius(C))
 
     def _add_scores(self, chain: Chain, moves: Moves) -> None:
         """Add what the products of queries and keys in the forms make of the covectors of either."""
@@ -364,6 +379,32 @@ class MovingCovectors:
             most = most + mix.scale * coef * H * (A_k * sizes[0][t] + A_q * sizes[1].sum())
             most = most + omega * rows * sizes[2].sum() * H
         self.slack += gamma(16 * (S + c * H + len(mix.out)) + 512) * 16.0 * most * self.p**0.5
+
+
+def _weighed(C: Float[Tensor, "F p n"]) -> Float[Tensor, "F p n"]:
+    """Return c^½C with Σ 1/c_k ≤ 1: the largest eigenvalue of CᵀcC bounds ‖Cᵀα‖² over the box."""
+    sizes = ((C @ (C.mT @ C)) * C).sum(-1).clamp(min=0.0).sqrt()
+    return weights_of_sum(sizes + EVEN * sizes.mean(-1, keepdim=True)).sqrt()[..., None] * C
+
+
+def _most(C: Float[Tensor, "F p n"]) -> Float[Tensor, " F"]:
+    """Bound ‖Cᵀα‖₂ over the box."""
+    X = _weighed(C)
+    G = X.mT @ X
+    error = product_error(C.shape[1] + 16, frobenius(X).square())
+    return grow((largest(0.5 * (G + G.mT)) + error).sqrt())
+
+
+def _likely_most(C: Float[Tensor, "F p n"]) -> Float[Tensor, " F"]:
+    """Guess the same by a power iteration."""
+    X = _weighed(C)
+    x = torch.ones_like(X[:, 0])
+    for _ in range(GUESSES):
+        x = (X.mT @ (X @ x[..., None]))[..., 0]
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=2.0**-400)
+        x = x / size
+    found: Tensor = size[:, 0].sqrt()
+    return found
 
 
 def _pull_error(site: NormSite | NetworkSite | SoluSite, t: int) -> Tensor:

@@ -3,10 +3,10 @@
 The output moves by J u + r(u) for u = Aα + e. `shape` gives an ellipsoid of r(u), all directions at once, and `bound`
 gives sup ±v·r(u) for a given v, which is tighter and costs an eigenvalue per covector.
 
-- For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u ≤ ½u²(φ″ + κ), κ = |φ‴|b/3 + sup|φ⁗|b²/12, for |u| ≤ b, so
-  v·r ≤ ½ξᵀLᵀW_uᵀ diag(aφ″ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order,
+- For a covector, a = W_dᵀv: φ(h + u) − φ(h) − φ′u = ½c(u)u² with |c(u) − c̄| ≤ κ for |u| ≤ b (`derivatives.secants`),
+  so v·r ≤ ½ξᵀLᵀW_uᵀ diag(ac̄ + |a|κ) W_uLξ over the ellipsoid Lξ of the input: *one* eigenvalue holds second order,
   third order and all cross terms, and neurons cancel before it is taken. A gate g ⊙ u adds 2aφ′ between h and u,
-  raised likewise.
+  raised likewise. In the factors, ½Σ ac̄u² joins a form's Hessian and ½Σ |a|κu² what is above it (`taylor.squares`).
 - A ReLU whose kink is in reach has no useful tangent. Its stand-in is the chord over |u| ≤ b, lowered by half its
   height over the kink: slope (b + h)/2b, at the centre (b − |h|)²/4b above φ(h), and never off by more than
   (b² − h²)/4b, which is added neuron by neuron.
@@ -33,10 +33,11 @@ from torch import Tensor
 from prooflens.engines.relaxations.derivatives import (
     DERIVATIVE_ERROR,
     THIRD,
-    curvature_spread,
+    Secants,
     derivatives,
     expansions,
     kinked,
+    secants,
 )
 from prooflens.engines.relaxations.ellipsoids import (
     ball,
@@ -61,9 +62,9 @@ from prooflens.engines.taylor.gates import (
     summed,
     weighted,
 )
-from prooflens.engines.taylor.network_forms import covector_bound, second_order
-from prooflens.engines.taylor.own_orders import own_orders
+from prooflens.engines.taylor.network_forms import covector_bound, second_order, squares_above
 from prooflens.engines.taylor.segments import FeedForward
+from prooflens.engines.taylor.squares import Squares
 from prooflens.engines.taylor.values import UNREAD, Value, times
 from prooflens.models.sites import ACTIVATIONS, Affine
 from prooflens.numerics import gamma
@@ -79,8 +80,11 @@ class Orders(NamedTuple):
     rest: Float[Tensor, "T n"]
 
 
-Part = Literal["whole", "beyond Aα", "beyond u"]
-"""A part of a remainder: all of it, or without its second order at Aα or at the whole move u."""
+WIDEST_ON_CPU = 4096
+"""On a CPU, matrices of more neurons take longer than what they gain is worth."""
+
+Part = Literal["whole", "beyond Aα"]
+"""A part of a remainder: all of it, or without its second order at Aα."""
 
 
 @dataclass(eq=False)
@@ -97,7 +101,7 @@ class NetworkSite:
 
     def __post_init__(self) -> None:
         step = self.step
-        self.h, self.b = self._hidden(step.bent)
+        self.h, self.b, self.b_e = self._hidden(step.bent)
         known = derivatives(step.function, self.h)
         self.first, self.second, self.third, _ = known
         found = expansions(step.function, self.h, self.b, known)
@@ -106,7 +110,8 @@ class NetworkSite:
         self.order = self.gaps[1:].argmin(0) + 2
         self.post = ACTIVATIONS[step.function](self.h)
         b = self.b
-        self.d_second = grow(curvature_spread(step.function, self.h, b, known))
+        self.curve, *_, spread = secants(step.function, self.h, b, known)
+        self.spread = grow(spread)
         self.kink = torch.zeros_like(b)
         if step.function == "relu":
             self._chords()
@@ -118,7 +123,7 @@ class NetworkSite:
             # All orders from the second on are the same.
             self.order = torch.full_like(self.order, 4)
         if step.gate is not None:
-            self.other, self.b_other = self._hidden(step.up)
+            self.other, self.b_other, self.other_e = self._hidden(step.up)
             self.d_first = grow(
                 (self.second.abs() + DERIVATIVE_ERROR) * b
                 + 0.5 * THIRD[step.function] * b.square()
@@ -158,8 +163,8 @@ class NetworkSite:
         height = grow((width - h.abs()) * (width + h.abs()) / (4.0 * width)) + gamma(16) * width
         self.kink = torch.where(bent, torch.where(b.isfinite(), height, torch.inf), self.kink)
 
-    def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor]:
-        """Return pre-activations, and how far each may move: by exact linear part plus e, or by both at once."""
+    def _hidden(self, affine: Affine) -> tuple[Tensor, Tensor, Tensor]:
+        """Return pre-activations, how far each may move, by exact linear part plus e or by both at once, and its e."""
         y, W = self.source, affine.weight
         half_widths, N, columns = y.root.half_widths, y.root.N, y.root.columns
         h = torch.nn.functional.linear(y.u, W, affine.bias)
@@ -172,11 +177,11 @@ class NetworkSite:
             ]
         )
         # WJ, (WJ)N and the sum over factors are sums of W.shape[1], d and p terms.
-        exact = exact + gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
-        far = torch.minimum(joint, grow(exact + apart))
+        rounding = gamma(2 * sum(N.shape[1:]) + W.shape[1] + 64) * size
+        far = torch.minimum(joint, grow(exact + rounding + apart))
         size = length(W) * y.size[:, None] + h.abs()
         size = size if affine.bias is None else size + affine.bias.abs()
-        return h, grow(far + gamma(W.shape[1] + 16) * size)
+        return h, grow(far + gamma(W.shape[1] + 16) * size), grow(apart + rounding)
 
     @cached_property
     def down(self) -> Tensor:
@@ -207,11 +212,6 @@ class NetworkSite:
     def rest_shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
         return torch.cat([self._shape(some, "beyond Aα") for some in self._chunks()])
-
-    @cached_property
-    def own_shape(self) -> Float[Tensor, "S o o"]:
-        """An ellipsoid of what the second order at the whole move u leaves of the remainder, rounding included."""
-        return torch.cat([self._shape(some, "beyond u") for some in self._chunks()])
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the tokens so that the neurons' matrices of a chunk fit into memory."""
@@ -326,18 +326,35 @@ class NetworkSite:
             t: the token.
             J: the Jacobian of the network's input by x; None for that by the root.
         """
-        return second_order(self, v, t, self.source.J[t] if J is None else J)
+        return second_order(self, v, t, self.source.J[t] if J is None else J, self.second)
 
     def rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
         """Bound |v·r − ½xᵀQx|, rounding of v included."""
         return support(self.rest_shape[t], v) + self.noise(v, t)
 
-    def own_rest(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, " F"]:
-        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input, rounding of v included."""
-        found = support(self.own_shape[t], v)
-        if (closer := own_orders(self, v, t)) is not None:
-            found = torch.fmin(found, closer)
-        return found + self.noise(v, t)
+    def secant(
+        self, v: Float[Tensor, "F o"], t: int, J: Float[Tensor, "i n"] | None = None
+    ) -> tuple[Float[Tensor, "F n n"], Float[Tensor, " F"]]:
+        """Return Q with ½xᵀQx in the middle of what v·r may be, neuron by neuron, and its rounding in the 2-norm.
+
+        Args:
+            v: covectors at the output, shape [F, o].
+            t: the token.
+            J: the Jacobian of the network's input by x; None for that by the root.
+        """
+        return second_order(self, v, t, self.source.J[t] if J is None else J, self.bent.middle)
+
+    @cached_property
+    def bent(self) -> Secants:
+        """The secants of all neurons by parabolas, or by constants where there are too many neurons for a CPU."""
+        function, few = self.step.function, self.h.is_cuda or self.h.shape[1] <= WIDEST_ON_CPU
+        known = derivatives(function, self.h)
+        found = secants(function, self.h, self.b, known, few)
+        return found._replace(spread=grow(found.spread))
+
+    def squares(self, v: Float[Tensor, "F o"], t: int) -> Squares:
+        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the input and Q of `secant` by a square of u."""
+        return squares_above(self, v, t)
 
     def bound(self, v: Float[Tensor, "F o"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the ellipsoid, from one d × d matrix per covector and sign, with rounding."""

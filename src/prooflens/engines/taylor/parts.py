@@ -118,7 +118,8 @@ def collect(walk: TaylorWalk, problem: Problem, forms: Forms, reading: Supports)
         value, noise = value + found, noise + rounding
         rest, linear = walk.remainder(chain, seeds, reading)
         a, missed = a + linear, missed + rest
-    return Collected(value, noise, missed + reading.moving(walk, forms), a)
+    reading.moving(walk, forms, a)
+    return Collected(value, noise, missed, a)
 
 
 def assembled(

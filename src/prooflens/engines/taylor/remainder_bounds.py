@@ -60,14 +60,14 @@ class Supports:
     def arrive(self, chain: Chain) -> None:
         """Be told that all covectors of a chain have come to its root."""
 
-    def moving(self, walk: TaylorWalk, forms: Forms) -> Float[Tensor, "F 2"] | float:
-        """Bound what is left to covectors that move with the factors: nothing, but in `taylor.third_order`.
+    def moving(self, walk: TaylorWalk, forms: Forms, slope: Float[Tensor, "F p"]) -> None:
+        """Be told that all covectors have come to the input; `taylor.third_order` then walks again.
 
         Args:
             walk: the walk forward.
             forms: what is bounded.
+            slope: their linear parts, shape [F, p].
         """
-        return 0.0
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """Bound the linear part from above and below over the box |α̂| ≤ 1.

@@ -43,6 +43,7 @@ from prooflens.engines.relaxations.norms import (
 )
 from prooflens.engines.relaxations.solu import LARGEST, VANISHED, WIDEST
 from prooflens.engines.taylor.gates import Quarters, gated_cross, gated_power, quarters
+from prooflens.engines.taylor.squares import Squares
 from prooflens.engines.taylor.values import Value
 from prooflens.models.sites import Solu
 from prooflens.numerics import gamma
@@ -273,6 +274,27 @@ class SoluSite:
             t: the token.
         """
         return grow(v.abs() @ self.box[t] + self.noise(v, t))
+
+    def secant(
+        self, v: Float[Tensor, "F n"], t: int, J: Float[Tensor, "n m"] | None = None
+    ) -> tuple[Float[Tensor, "F m m"], Float[Tensor, " F"]]:
+        """Return the second order, as `quadratic` does: `squares` bounds what that leaves.
+
+        Args:
+            v: covectors at the output, shape [F, n].
+            t: the token.
+            J: the Jacobian of the neurons by x; None for that by the root.
+        """
+        return self.quadratic(v, t, J)
+
+    def squares(self, v: Float[Tensor, "F n"], t: int) -> Squares:
+        """Bound |v·r − ½uᵀQu| for the whole move u = Aα + e of the neurons, by a constant.
+
+        Args:
+            v: covectors at the output, shape [F, n].
+            t: the token.
+        """
+        return Squares.none(self.n, self.own_rest(v, t))
 
     def bound(self, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
         """Bound v·r and −v·r over the region by one eigenvalue per covector and sign, with rounding.

@@ -10,35 +10,43 @@ sum over *earlier* sites as well, with covectors that are linear in α,
 exactly, walked back as the covectors v are (`taylor.moving`): W_sα is how far the covector at s moves with the factors.
 All later sites, tokens and heads add up in W before a bound is taken. With r_s in its ellipsoid E(M),
 
-    sup (W_sα)·r_s ≤ sup_α ‖LᵀW_sα‖₂,  M ⪯ LLᵀ:      one eigenvalue of a matrix of the site's width.
+    (W_sα)·r_s ≤ ‖LᵀW_sα‖₂ ≤ ½(‖LᵀW_sα‖²/t + t),      M ⪯ LLᵀ, any t > 0.
 
 What remains of each site is ½ e_sᵀQ_se_s, an eigenvalue on the ellipsoid of e_s, and v_s·r_s − ½u_sᵀQ_su_s, the
-site's own third order at its whole move. A mixing's own third order is a sum of moving forms as well
-(`taylor.moved_mixing`).
+site's own third order at its whole move, which a square of that move majorises (`taylor.squares`); of a network, Q_s
+has the middles of the secants of its neurons in place of second derivatives. A mixing's own third order is a sum of
+moving forms as well (`taylor.moved_mixing`), and the rest of it has a square for majorant (`taylor.mixing_rest`).
+
+So all that a form has beside first order is one quadratic form of the factors and a constant,
+
+    |f(α) − f(0) − a·α − ½αᵀHα| ≤ ½αᵀJα + rest,      J = Σ WᵀMW/t + 2ZᵀZ + Σ (1 + δ) AᵀRA,
+
+and `taylor.corners` bounds a·α + ½αᵀ(±H + J)α over the box: where the form is steep, remainders count as much as they
+are at the corner of the linear part, and not as much as each of them may be somewhere.
 """
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.relaxations.ellipsoids import trace
-from prooflens.engines.relaxations.norms import (
-    cholesky_factor,
-    frobenius,
-    grow,
-    identity,
-    product_error,
-    spectral,
-)
+from prooflens.engines.relaxations.norms import frobenius, grow, identity, product_error
 from prooflens.engines.taylor.chain import Chain
+from prooflens.engines.taylor.corners import Majorised, ranges
+from prooflens.engines.taylor.form_sums import FormSum
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.mixing_rest import MixingMajorants
 from prooflens.engines.taylor.moved_mixing import moved_shapes
-from prooflens.engines.taylor.moving import MovingCovectors, SiteForm
+from prooflens.engines.taylor.moving import Moved, MovingCovectors, SiteForm
+from prooflens.engines.taylor.squares import remainder_form
 from prooflens.engines.taylor.walk import TaylorWalk
+from prooflens.numerics import gamma
+
+SHARES = (1.0, 0.7)
+"""What moving covectors' t_i are multiplied by; the best is taken."""
 
 
 def moves_known(walk: TaylorWalk) -> bool:
@@ -73,7 +81,7 @@ def third_order_batch(walk: TaylorWalk) -> int:
 
 
 class ThirdOrder(Hessian):
-    """Bound forms with second orders in one matrix per form, and with covectors that move.
+    """Bound forms with second orders in one matrix per form, with covectors that move, and squares above the rest.
 
     Args:
         half_widths: half-widths of the factors, shape [p].
@@ -82,12 +90,15 @@ class ThirdOrder(Hessian):
 
     def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
         super().__init__(half_widths, forms)
+        self.above = FormSum(half_widths, forms)
+        """Squares above what sites leave of second order."""
         self.sites: dict[tuple[Chain, str, int], SiteForm] = {}
         self.mixings: dict[tuple[Chain, int], Tensor] = {}
         self.majorants = MixingMajorants(half_widths)
+        self.moves: Moved | None = None
 
     def site(self, chain: Chain, name: str, v: Float[Tensor, "F n"], t: int) -> Float[Tensor, "F 2"]:
-        """Keep the site's second order for the matrix and for the moving covectors; bound its own third order.
+        """Keep the site's second order for the matrix and for the moving covectors, and the square above the rest.
 
         Args:
             chain: the chain that the covectors walk.
@@ -95,16 +106,23 @@ class ThirdOrder(Hessian):
             v: covectors, shape [F, n].
             t: the token.
         """
-        self.keep(chain, name, v, t)
         site = chain.sites[name]
         assert not isinstance(site, HeadNormSite)
-        Q, error = site.quadratic(v, t, identity(site.source.u, site.source.u.shape[1]))
-        found = site.own_rest(v, t) + remainder_form(site.source.shape_e[t], Q, error)
+        self.second.keep(t, *site.secant(v, t))
+        above = site.squares(v, t).at_root(site.source, t)
+        self.above.keep(t, above.R, above.error)
+        Q, error = site.secant(v, t, identity(site.source.u, site.source.u.shape[1]))
+        found = above.rest + remainder_form(site.source.shape_e[t], Q, error)
         if (key := (chain, name, t)) in self.sites:
             before, old = self.sites[key]
             Q, error = before + Q, old + error + product_error(1, frobenius(before) + frobenius(Q))
         self.sites[key] = SiteForm(Q, error)
         return grow(found)[:, None].expand(-1, 2)
+
+    def arrive(self, chain: Chain) -> None:
+        """Add the second orders that were kept at the root, and what is above them, to the matrices."""
+        super().arrive(chain)
+        self.above.arrive(chain.root)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """Add the mixing's second order to the matrix, and keep its covectors and what majorises the rest.
@@ -128,29 +146,41 @@ class ThirdOrder(Hessian):
         assert chain.scores is not None
         return chain.scores.products_e
 
-    def moving(self, walk: TaylorWalk, forms: Forms) -> Float[Tensor, "F 2"]:
-        """Bound Σ (W_sα)·r_s over all sites, and what mixings leave beside, for + and −.
+    def moving(self, walk: TaylorWalk, forms: Forms, slope: Float[Tensor, "F p"]) -> None:
+        """Make a square of Σ (W_sα)·r_s over all sites.
 
         Args:
             walk: the walk forward.
             forms: what is bounded.
+            slope: their linear parts, shape [F, p].
         """
-        found = MovingCovectors(walk, forms, self.sites, self.mixings).bound() + self.majorants.bound()
-        return found[:, None].expand(-1, 2)
+        self.moves = MovingCovectors(walk, forms, self.sites, self.mixings, slope).moved()
+        self.sites, self.mixings = {}, {}
 
+    def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
+        """Bound ±(a·α + ½αᵀHα) and all that squares are above, over the box."""
+        assert self.moves is not None
+        H, error = self.second.taken()
+        J, missed = self.above.taken()
+        moves, majorants = self.moves, self.majorants
 
-def remainder_form(
-    M: Float[Tensor, "n n"], Q: Float[Tensor, "F n n"], error: Float[Tensor, " F"]
-) -> Float[Tensor, " F"]:
-    """Bound ½|eᵀQe| for e in E(M), by the 2-norm of LᵀQL.
+        def remainders(some: slice) -> list[Majorised]:
+            """Return the squares above the remainders of some forms, for several shares of what moves."""
+            K, slip = J[some], missed[some]
+            if majorants.rows:
+                made, rounding = majorants.squares(some)
+                K, slip = K + made, slip + rounding
+            rest = moves.rest[some] + torch.as_tensor(majorants.rest).expand_as(missed)[some]
+            found = []
+            for share in SHARES if moves.J is not None else (1.0,):
+                L, wrong = K, slip
+                if moves.J is not None:
+                    p, L = moves.J.shape[1], K.clone()
+                    L[:, :p, :p] += moves.J[some] / share
+                    wrong = wrong + moves.error[some] / share
+                L = 0.5 * (L + L.mT)
+                wrong = grow(wrong + gamma(16) * frobenius(L))
+                found.append(Majorised(L, wrong, grow(rest + share * moves.halves[some])))
+            return found
 
-    Args:
-        M: the shape of e.
-        Q: symmetric matrices, shape [F, n, n].
-        error: bounds of their error in the 2-norm, shape [F].
-    """
-    L = cholesky_factor(M)
-    turned = L.T @ Q @ L
-    # Two products of inner length n err by γ_2n‖L‖²‖Q‖; 4 and 4 are to spare.
-    slip = product_error(4 * len(M), 4.0 * frobenius(L).square() * frobenius(Q))
-    return grow(0.5 * (spectral(0.5 * (turned + turned.mT)) + slip + error * trace(M)))
+        return ranges(slope, H, error, remainders)
