@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import total
+from prooflens.engines.taylor import remainder_sources
 from prooflens.engines.taylor.remainder_sources import (
     PropagatedSource,
     RemainderSource,
@@ -84,3 +85,20 @@ def test_errors_of_the_jacobians_are_counted() -> None:
         computed = torch.einsum("trij,nrj->nti", found[0].J, x)
         assert bool((torch.linalg.vector_norm(real - computed, dim=-1).amax(0) <= noise).all())
         assert float(noise.min()) > 1e-3
+
+
+@pytest.mark.parametrize("wide", [1, 4, 6, 100])
+@pytest.mark.parametrize("mask", ["causal", "flipped", "full", "none"])
+def test_what_a_mask_hides_is_left_out(monkeypatch: pytest.MonkeyPatch, wide: int, mask: str) -> None:
+    """However many tokens are moved on at once, each block is the sum over all tokens between."""
+    monkeypatch.setattr(remainder_sources, "WIDE", wide)
+    T, S, R, d = 5, 4, 3, 2
+    keep = {"causal": torch.tril, "flipped": torch.triu, "full": torch.clone, "none": torch.zeros_like}[mask]
+    A = normal(0, T, S, d, d) * keep(torch.ones(T, S).double())[..., None, None]
+    before = normal(1, S, R, d, d) * keep(torch.ones(S, R).double())[..., None, None]
+    shape, _ = ellipsoids(2, R, d)
+    (found,), _ = propagate([RemainderSource(shape, before)], A, torch.zeros(T, S).double())
+    torch.testing.assert_close(found.J, torch.einsum("tsij,srjk->trik", A, before), rtol=1e-13, atol=1e-13)
+    there = reached(found.J, shape)
+    apart = [found.J[:, r] @ shape[r] @ found.J[:, r].mT for r in range(R)]
+    torch.testing.assert_close(there, total(apart), rtol=1e-9, atol=1e-30)

@@ -104,7 +104,7 @@ class _Step:
         self.missed: dict[str, list[Tensor]] = {name: [] for name in self.own}
         self.there: list[list[Tensor]] = [[] for _ in self.origins]
         kept = self.origins if room else []
-        self.J = [shape.new_zeros(T, len(shape), d, shape.shape[-1]) for shape, _ in kept]
+        self.J = [shape.new_zeros(T, d, len(shape), shape.shape[-1]).movedim(2, 1) for shape, _ in kept]
 
     def take(self, places: slice) -> None:
         """Do some tokens of the next root."""

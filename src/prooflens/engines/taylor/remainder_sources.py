@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import image, total, total_along, trace
 from prooflens.engines.relaxations.norms import frobenius, grow, product_error
+
+WIDE = 2048
+"""Rows and columns of a product of Jacobians that are done at once: a block of it that is zero is left out."""
 
 
 class RemainderSource(NamedTuple):
@@ -46,21 +50,47 @@ def propagate(
     Returns:
         The sources at the new root, and what rounding adds per token.
     """
-    T, S, d, n = A.shape
-    flat = A.movedim(1, 2).reshape(T * d, S * n)
+    _, S, _, n = A.shape
     slip = error + product_error(S * n, frobenius(A))
-    found, noise = [], A.new_zeros(T)
+    found, noise = [], A.new_zeros(len(A))
     for shape, before in origins:
         size = trace(shape).sqrt()
         if before is None:
             J, lost = A, error @ size
         else:
-            _, R, _, m = before.shape
-            J = (flat @ before.movedim(1, 2).reshape(S * n, R * m)).reshape(T, d, R, m).movedim(2, 1)
+            J = _through(A, before)
             lost = slip @ (frobenius(before) @ size)
         found.append(PropagatedSource(shape, J))
         noise = noise + lost
     return found, grow(noise)
+
+
+def touched(J: Float[Tensor, "T R d m"]) -> Bool[Tensor, "T R"]:
+    """Return which tokens a Jacobian lets depend on which: a mask leaves blocks of exact zeros."""
+    return (J != 0).any(3).any(2)
+
+
+def _through(A: Float[Tensor, "T S d n"], before: Float[Tensor, "S R n m"]) -> Float[Tensor, "T R d m"]:
+    """Return Σ_s A[t, s] before[s, r], some tokens t and r at a time, over the s that are zero for none of them.
+
+    Behind a causal mask that is a sixth of the blocks: r ≤ s ≤ t.
+    """
+    (T, _, d, _), (_, R, _, m) = A.shape, before.shape
+    reads, depends = touched(A).cpu(), touched(before).cpu()
+    rows, columns = A.movedim(1, 2), before.movedim(1, 2)
+    size = max(1, WIDE // d)
+    if bool(reads.all()) and bool(depends.all()):
+        size = max(T, R)
+    J = A.new_zeros(T, d, R, m)
+    for t in torch.arange(T).split(size):
+        for r in torch.arange(R).split(size):
+            live = (reads[t].any(0) & depends[:, r].any(1)).nonzero()[:, 0].tolist()
+            if live:
+                to, by, over = (slice(int(span[0]), int(span[-1]) + 1) for span in (t, r, live))
+                left = rows[to, :, over].reshape(len(t) * d, -1)
+                right = columns[over, :, by].reshape(-1, len(r) * m)
+                J[to, :, by] = (left @ right).reshape(len(t), d, len(r), m)
+    return J.movedim(2, 1)
 
 
 def reached(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float[Tensor, "T d d"]:
@@ -70,8 +100,11 @@ def reached(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float
         J: the Jacobian, shape [T, R, d, m].
         shape: the shapes of x, [R, m, m].
     """
-    live = (J != 0).flatten(2).any(2).any(0)
-    return total_along(image(J, shape) if bool(live.all()) else image(J[:, live], shape[live]))
+    live = touched(J)
+    t, r = live.nonzero(as_tuple=True)
+    images = J.new_zeros(*live.shape, J.shape[2], J.shape[2])
+    images[t, r] = image(J[t, r], shape[r])
+    return total_along(images)
 
 
 def kept_apart(
