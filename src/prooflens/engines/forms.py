@@ -151,16 +151,19 @@ def forms_of(functionals: Sequence[Functional], n_outputs: int = 0) -> Forms:
         EngineError: if a functional is not linear in scores and outputs.
     """
     entries: list[tuple[int, Row, int, float]] = []
-    logits = torch.zeros(len(functionals), n_outputs, dtype=torch.float64)
-    about_output = False
+    read: list[tuple[int, int, float]] = []
     for number, functional in enumerate(functionals):
         for weight, atom in functional.terms:
             if isinstance(atom, Score):
                 entries.append((number, atom.row, atom.key, weight))
             elif isinstance(atom, Logit):
-                logits[number, atom.index] += weight
-                about_output = True
+                read.append((number, atom.index, weight))
             else:
                 raise EngineError(f"functional {functional.name!r} is not linear in scores and outputs")
     made = Forms.of(entries, len(functionals))
-    return replace(made, logits=logits) if about_output else made
+    if not read:  # no matrix as wide as a vocabulary for nothing
+        return made
+    logits = torch.zeros(len(functionals), n_outputs, dtype=torch.float64)
+    for number, index, weight in read:
+        logits[number, index] += weight
+    return replace(made, logits=logits)
