@@ -1,6 +1,7 @@
 """What a root misses, kept by where it comes from: members of ellipsoids, moved by the very maps, stay inside."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,6 +31,11 @@ def ellipsoids(seed: int, tokens: int, d: int) -> tuple[Tensor, Tensor]:
     return L @ L.mT, torch.einsum("tij,ntj->nti", L, xi)
 
 
+def everything(T: int, S: int) -> Tensor:
+    """A mask that hides nothing."""
+    return torch.ones(T, S, dtype=torch.bool)
+
+
 @pytest.mark.parametrize("room", [0, 1, 2, 5])
 def test_members_stay_inside_from_root_to_root(room: int) -> None:
     """Four roots with different numbers of tokens, each missing something of its own."""
@@ -39,8 +45,8 @@ def test_members_stay_inside_from_root_to_root(room: int) -> None:
     for step, (S, T) in enumerate(itertools.pairwise(tokens)):
         A = normal(50 + step, T, S, d, d)
         missed, own = ellipsoids(100 + step, T, d)
-        carried, noise = propagate(origins, A, torch.zeros(T, S).double())
-        there = [reached(J, shape) for shape, J in carried]
+        carried, noise = propagate(origins, A, torch.zeros(T, S).double(), everything(T, S))
+        there = [reached(J, shape, live) for shape, J, live in carried]
         origins = kept_apart(carried, there, missed, room)
         e = torch.einsum("tsij,nsj->nti", A, e) + own
         whole = total([*there, missed])
@@ -58,11 +64,14 @@ def test_what_cancels_between_tokens_cancels() -> None:
     apart = torch.stack((eye, -eye))[None]
     sizes = []
     for room in (0, 2):
-        carried, _ = propagate([RemainderSource(eye[None])], both, torch.zeros(2, 1).double())
-        there = [reached(J, shape) for shape, J in carried]
+        carried, _ = propagate(
+            [RemainderSource(eye[None])], both, torch.zeros(2, 1).double(), everything(2, 1)
+        )
+        there = [reached(J, shape, live) for shape, J, live in carried]
         origins = kept_apart(carried, there, 1e-20 * torch.stack((eye, eye)), room)
-        carried, _ = propagate(origins, apart, torch.zeros(1, 2).double())
-        sizes.append(sum(float(reached(J, shape).diagonal(dim1=1, dim2=2).sum()) for shape, J in carried))
+        carried, _ = propagate(origins, apart, torch.zeros(1, 2).double(), everything(1, 2))
+        there = [reached(J, shape, live) for shape, J, live in carried]
+        sizes.append(sum(float(M.diagonal(dim1=1, dim2=2).sum()) for M in there))
     assert sizes[0] > 7.9
     assert sizes[1] < 1e-9
 
@@ -77,9 +86,9 @@ def test_errors_of_the_jacobians_are_counted() -> None:
     off = 0.01 * off / torch.linalg.matrix_norm(off)[..., None, None]
     for origin, moved in (
         (RemainderSource(shape), x),
-        (RemainderSource(shape, before), torch.einsum("srij,nrj->nsi", before, x)),
+        (RemainderSource(shape, before, everything(S, 2)), torch.einsum("srij,nrj->nsi", before, x)),
     ):
-        found, noise = propagate([origin], A, error)
+        found, noise = propagate([origin], A, error, everything(T, S))
         assert isinstance(found[0], PropagatedSource)
         real = torch.einsum("tsij,nsj->nti", A + off, moved)
         computed = torch.einsum("trij,nrj->nti", found[0].J, x)
@@ -87,18 +96,30 @@ def test_errors_of_the_jacobians_are_counted() -> None:
         assert float(noise.min()) > 1e-3
 
 
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": torch.tril,
+    "flipped": torch.triu,
+    "full": torch.clone,
+    "none": torch.zeros_like,
+}
+
+
 @pytest.mark.parametrize("wide", [1, 4, 6, 100])
-@pytest.mark.parametrize("mask", ["causal", "flipped", "full", "none"])
+@pytest.mark.parametrize("mask", MASKS)
 def test_what_a_mask_hides_is_left_out(monkeypatch: pytest.MonkeyPatch, wide: int, mask: str) -> None:
     """However many tokens are moved on at once, each block is the sum over all tokens between."""
     monkeypatch.setattr(remainder_sources, "WIDE", wide)
     T, S, R, d = 5, 4, 3, 2
-    keep = {"causal": torch.tril, "flipped": torch.triu, "full": torch.clone, "none": torch.zeros_like}[mask]
-    A = normal(0, T, S, d, d) * keep(torch.ones(T, S).double())[..., None, None]
-    before = normal(1, S, R, d, d) * keep(torch.ones(S, R).double())[..., None, None]
+    keep = MASKS[mask]
+    reads, depends = keep(everything(T, S)), keep(everything(S, R))
+    A, before = (
+        normal(0, T, S, d, d) * reads[..., None, None],
+        normal(1, S, R, d, d) * depends[..., None, None],
+    )
     shape, _ = ellipsoids(2, R, d)
-    (found,), _ = propagate([RemainderSource(shape, before)], A, torch.zeros(T, S).double())
+    (found,), _ = propagate([RemainderSource(shape, before, depends)], A, torch.zeros(T, S).double(), reads)
     torch.testing.assert_close(found.J, torch.einsum("tsij,srjk->trik", A, before), rtol=1e-13, atol=1e-13)
-    there = reached(found.J, shape)
+    assert not bool(((found.J != 0).flatten(2).any(2) & ~found.live).any())
+    there = reached(found.J, shape, found.live)
     apart = [found.J[:, r] @ shape[r] @ found.J[:, r].mT for r in range(R)]
     torch.testing.assert_close(there, total(apart), rtol=1e-9, atol=1e-30)

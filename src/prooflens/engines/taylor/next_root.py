@@ -103,8 +103,11 @@ class _Step:
         self.noise = values[3].noise[chain.goes_on] + value_noise(mix, *values[:3])
         self.missed: dict[str, list[Tensor]] = {name: [] for name in self.own}
         self.there: list[list[Tensor]] = [[] for _ in self.origins]
-        kept = self.origins if room else []
-        self.J = [shape.new_zeros(T, d, len(shape), shape.shape[-1]).movedim(2, 1) for shape, _ in kept]
+        kept = [origin.shape for origin in self.origins] if room else []
+        self.J = [shape.new_zeros(T, d, len(shape), shape.shape[-1]).movedim(2, 1) for shape in kept]
+        self.live = [torch.zeros(T, len(shape), dtype=torch.bool) for shape in kept]
+        S = mix.mask.shape[-1]
+        self.reads = mix.mask.reshape(-1, S, S).any(0).cpu() | torch.eye(S, dtype=torch.bool)
 
     def take(self, places: slice) -> None:
         """Do some tokens of the next root."""
@@ -115,29 +118,25 @@ class _Step:
         A, error = tangent(self.mix, q.J, k.J, v.J, stream.J, tokens, keys)
         self._move(places, tokens, keys, A)
         noise = (error + product_error(S * m, frobenius(A))) @ root.stretch[keys]
-        origins = [
-            RemainderSource(shape[keys]) if J is None else RemainderSource(shape, J[keys])
-            for shape, J in self.origins
-        ]
-        carried, lost = propagate(origins, A, error)
+        reads = self.reads[tokens, keys]
+        carried, lost = propagate([origin.seen_by(keys) for origin in self.origins], A, error, reads)
         noise = noise + lost
-        for number, (shape, J) in enumerate(carried):
-            self.there[number].append(reached(J, shape))
+        for number, (shape, J, live) in enumerate(carried):
+            self.there[number].append(reached(J, shape, live))
             if self.room:
-                self.J[number][places, keys if origins[number].J is None else slice(None)] = J
+                of = keys if self.origins[number].J is None else slice(None)
+                self.J[number][places, of], self.live[number][places, of] = J, live
         del A, carried
         for name, shape in self.own.items():
             by = [value.sources.get(name) for value in self.values]
             B, error = tangent(self.mix, by[0], by[1], by[2], by[3], tokens, keys)
             noise = noise + error @ trace(shape[keys]).sqrt()
-            self.missed[name].append(reached(B, shape[keys]))
+            self.missed[name].append(reached(B, shape[keys], reads))
         self.noise[places] += noise
 
     def _keys(self, tokens: list[int]) -> slice:
         """Return the range of the tokens that some queries read, themselves included."""
-        read = self.mix.mask[..., tokens, :].flatten(0, -2).any(0)
-        read[tokens] = True
-        live = read.nonzero()[:, 0].tolist()
+        live = self.reads[tokens].any(0).nonzero()[:, 0].tolist()
         return slice(live[0], live[-1] + 1)
 
     def _move(self, places: slice, tokens: list[int], keys: slice, A: Float[Tensor, "T K d m"]) -> None:
@@ -160,7 +159,8 @@ class _Step:
         missed = total([*parts, mixed, ball(grow(self.noise), u.shape[1])])
         there = [torch.cat(found) for found in self.there]
         kept = self.origins if self.room else []
-        carried = [PropagatedSource(shape, J) for (shape, _), J in zip(kept, self.J, strict=True)]
+        shapes = [origin.shape for origin in kept]
+        carried = list(map(PropagatedSource, shapes, self.J, self.live))
         origins = kept_apart(carried, there, missed, self.room)
         return Root(u, self.N, total([*there, missed]), self.chain.root.factors, self.columns, origins)
 

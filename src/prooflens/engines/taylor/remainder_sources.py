@@ -23,22 +23,39 @@ WIDE = 2048
 """Rows and columns of a product of Jacobians that are done at once: a block of it that is zero is left out."""
 
 
-class RemainderSource(NamedTuple):
-    """The remainders of the tokens of some root, and the Jacobian of a later root by them (None at that root)."""
-
-    shape: Float[Tensor, "R m m"]
-    J: Float[Tensor, "S R d m"] | None = None
-
-
 class PropagatedSource(NamedTuple):
-    """A remainder source with its Jacobian at a later root."""
+    """The remainders of the tokens of some root, and the Jacobian of a later root by them.
+
+    Attributes:
+        shape: the shape of each token's remainder.
+        J: the Jacobian.
+        live: which of its blocks may be other than 0, on the CPU, so that a GPU need not be asked.
+    """
 
     shape: Float[Tensor, "R m m"]
     J: Float[Tensor, "T R d m"]
+    live: Bool[Tensor, "T R"]
+
+
+class RemainderSource(NamedTuple):
+    """A remainder source at a root: its own, without a Jacobian, or that of an earlier one."""
+
+    shape: Float[Tensor, "R m m"]
+    J: Float[Tensor, "S R d m"] | None = None
+    live: Bool[Tensor, "S R"] | None = None
+
+    def seen_by(self, keys: slice) -> RemainderSource:
+        """Return the source as a range of the root's tokens sees it."""
+        if self.J is None or self.live is None:
+            return RemainderSource(self.shape[keys])
+        return RemainderSource(self.shape, self.J[keys], self.live[keys])
 
 
 def propagate(
-    origins: Sequence[RemainderSource], A: Float[Tensor, "T S d n"], error: Float[Tensor, "T S"]
+    origins: Sequence[RemainderSource],
+    A: Float[Tensor, "T S d n"],
+    error: Float[Tensor, "T S"],
+    reads: Bool[Tensor, "T S"],
 ) -> tuple[list[PropagatedSource], Float[Tensor, " T"]]:
     """Take all sources one root further.
 
@@ -46,6 +63,7 @@ def propagate(
         origins: the sources at the root before.
         A: the Jacobian of the new root by the root before, shape [T, S, d, n].
         error: the rounding of each of its blocks, shape [T, S].
+        reads: which of its blocks may be other than 0, on the CPU; the others are not looked at.
 
     Returns:
         The sources at the new root, and what rounding adds per token.
@@ -53,30 +71,29 @@ def propagate(
     _, S, _, n = A.shape
     slip = error + product_error(S * n, frobenius(A))
     found, noise = [], A.new_zeros(len(A))
-    for shape, before in origins:
+    for shape, before, depends in origins:
         size = trace(shape).sqrt()
-        if before is None:
-            J, lost = A, error @ size
+        if before is None or depends is None:
+            J, live, lost = A, reads, error @ size
         else:
-            J = _through(A, before)
+            J, live = _through(A, before, reads, depends), reads.float() @ depends.float() > 0.0
             lost = slip @ (frobenius(before) @ size)
-        found.append(PropagatedSource(shape, J))
+        found.append(PropagatedSource(shape, J, live))
         noise = noise + lost
     return found, grow(noise)
 
 
-def touched(J: Float[Tensor, "T R d m"]) -> Bool[Tensor, "T R"]:
-    """Return which tokens a Jacobian lets depend on which: a mask leaves blocks of exact zeros."""
-    return (J != 0).any(3).any(2)
-
-
-def _through(A: Float[Tensor, "T S d n"], before: Float[Tensor, "S R n m"]) -> Float[Tensor, "T R d m"]:
-    """Return Σ_s A[t, s] before[s, r], some tokens t and r at a time, over the s that are zero for none of them.
+def _through(
+    A: Float[Tensor, "T S d n"],
+    before: Float[Tensor, "S R n m"],
+    reads: Bool[Tensor, "T S"],
+    depends: Bool[Tensor, "S R"],
+) -> Float[Tensor, "T R d m"]:
+    """Return Σ_s A[t, s] before[s, r], some tokens t and r at a time, over the s that are live for one of each.
 
     Behind a causal mask that is a sixth of the blocks: r ≤ s ≤ t.
     """
     (T, _, d, _), (_, R, _, m) = A.shape, before.shape
-    reads, depends = touched(A).cpu(), touched(before).cpu()
     rows, columns = A.movedim(1, 2), before.movedim(1, 2)
     size = max(1, WIDE // d)
     if bool(reads.all()) and bool(depends.all()):
@@ -93,14 +110,16 @@ def _through(A: Float[Tensor, "T S d n"], before: Float[Tensor, "S R n m"]) -> F
     return J.movedim(2, 1)
 
 
-def reached(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float[Tensor, "T d d"]:
+def reached(
+    J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"], live: Bool[Tensor, "T R"]
+) -> Float[Tensor, "T d d"]:
     """Return the shape of Σ_r J[t, r] x[r]; most of it comes from the token itself.
 
     Args:
         J: the Jacobian, shape [T, R, d, m].
         shape: the shapes of x, [R, m, m].
+        live: which blocks of J may be other than 0, on the CPU; the others are not looked at.
     """
-    live = touched(J)
     t, r = live.nonzero(as_tuple=True)
     images = J.new_zeros(*live.shape, J.shape[2], J.shape[2])
     images[t, r] = image(J[t, r], shape[r])
