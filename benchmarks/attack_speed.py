@@ -14,7 +14,8 @@ import torch
 
 from prooflens import Ball, Transformer, load
 from prooflens.engines import Forms
-from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape
+from prooflens.engines.attack.landscape import Landscape
+from prooflens.engines.attack.search import AttackBudget, AttackSearch
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.protocol import Stopwatch
 from prooflens.errors import ProoflensError

@@ -6,7 +6,8 @@ import torch
 from prooflens import Ball, Paraphrases, Region
 from prooflens.engines import FormBounds, Forms, get_engine
 from prooflens.engines.attack import BUDGETS, Attack, AttackBudget, Witness, break_claims
-from prooflens.engines.attack.search import Landscape, inside
+from prooflens.engines.attack.landscape import Landscape
+from prooflens.engines.attack.search import inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.errors import EngineError, RegionError
 from prooflens.problem import Problem
@@ -265,10 +266,10 @@ def test_vectorised_targets_equal_the_functionals_themselves() -> None:
 def test_one_head_alone_has_the_same_scores(name: str, layer: int) -> None:
     problem = problem_of(name)
     landscape = Landscape.of(problem, (layer,), False, problem.model)
-    _, alpha = problem.region.sample(5)
-    scores, _ = landscape.observe(alpha)
+    points, _ = problem.region.sample(5)
+    scores, _ = landscape.observe(points)
     for head in range(problem.model.architecture.n_heads):
-        alone, _ = landscape.of_one_head(head).observe(alpha)
+        alone, _ = landscape.of_one_head(head).observe(points)
         assert torch.allclose(alone[layer][:, 0], scores[layer][:, head], rtol=1e-12, atol=1e-14)
 
 

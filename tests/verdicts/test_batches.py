@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,10 +12,15 @@ from typer.testing import CliRunner
 
 import prooflens as pl
 from prooflens.cli import app
+from prooflens.engines.attack import AttackBudget, AttackCase, attack_cases
+from prooflens.engines.attack.cases import values_at
 from prooflens.engines.first_layer.layer import FirstLayer, Spectra
 from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.models import Transformer
+from prooflens.models.program import Program
 from prooflens.problem import Problem
+from prooflens.queries import parse_query
+from prooflens.verdicts.certify import Interrupted
 from tests.engines.support import center_of, model_of
 
 
@@ -27,6 +33,91 @@ def test_a_list_has_the_rows_of_one_call_each() -> None:
         expected = [value for one in apart for value in one.table.column(name).to_pylist()]
         assert together.table.column(name).to_pylist() == expected
     assert [len(part) for part in together.by_subject] == [len(one) for one in apart]
+
+
+@pytest.mark.parametrize("engine", ["auto", "attack"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_prompts_of_one_length_and_of_several_end_as_alone(family: str, engine: str) -> None:
+    """Whichever prompts are beside it, a claim ends as it does alone, and a witness is one of its own prompt."""
+    model = model_of(family)
+    prompts = [center_of(model, size, seed) for seed, size in enumerate((4, 4, 3, 4, 2, 3, 4))]
+    for some in (prompts[:2], prompts):
+        together = pl.certify(model, some, pl.Ball(0.6), layer=0, engine=engine)
+        apart = [pl.certify(model, prompt, pl.Ball(0.6), layer=0, engine=engine) for prompt in some]
+        alone = [outcome for one in apart for outcome in one.outcomes]
+        assert [(str(o.claim), o.verdict) for o in together.outcomes] == [
+            (str(o.claim), o.verdict) for o in alone
+        ]
+        assert [str(o.verdict) for o in alone].count("fails") > 3
+        found = iter(together.outcomes)
+        for prompt, one in zip(some, apart, strict=True):
+            region = pl.Ball(0.6).around(prompt)
+            for outcome in itertools.islice(found, len(one)):
+                if outcome.witness is not None:
+                    assert region.contains(outcome.witness.x)
+                    assert torch.equal(region.point(outcome.witness.alpha), outcome.witness.x)
+                    values = values_at(Problem(model, region), outcome.claim, outcome.witness.x)
+                    assert outcome.claim.broken_by(values)
+                    assert torch.equal(values, outcome.witness.values)
+
+
+def test_a_break_about_one_prompt_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs in one search of which only the second has anything to break; and each is run by itself."""
+    model = model_of("bert")
+    prompts = [center_of(model, 4, seed) for seed in range(2)]
+    regions = [pl.Ball(0.6).around(prompt) for prompt in prompts]
+    problems = [Problem(model, region) for region in regions]
+    cases = [
+        AttackCase(p, [c for c in parse_query("top1").bind(p.setting([0])) if c.functionals])
+        for p in problems
+    ]
+    passed = list[torch.Size]()
+    run = Program.run
+
+    def counted(program: Program, x: torch.Tensor, *names: object) -> dict[str, torch.Tensor]:
+        passed.append(x.shape)
+        return run(program, x, *names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Program, "run", counted)
+    budget = AttackBudget(50, 2, 10)
+    both = attack_cases(cases, budget)
+    assert max(shape[0] for shape in passed if len(shape) == 4) > max(len(case.claims) for case in cases) // 2
+    for case, result in zip(cases, both, strict=True):
+        (alone,) = attack_cases([case], budget)
+        assert [w is None for w in alone.witnesses] == [w is None for w in result.witnesses]
+        assert torch.allclose(alone.values, result.values, rtol=1e-9)
+        for claim, witness in zip(case.claims, result.witnesses, strict=True):
+            assert witness is None or claim.broken_by(values_at(case.problem, claim, witness.x))
+
+
+def test_an_interruption_keeps_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts before come back whole, those side by side with what engines had proved of them."""
+    model = pl.load("toy")
+    prompts = [model.example(i) for i in range(4)]
+
+    def stopped(orders: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prooflens.verdicts.beside.carry_out_together", stopped)
+    with pytest.raises(Interrupted) as caught:
+        pl.certify(model, [prompts[0].x[:3], *prompts], pl.Ball(0.02), layer=0)
+    first, *others = caught.value.results.by_subject
+    assert (len(first), len(others)) == (6, 4)
+    assert {str(outcome.verdict) for part in others for outcome in part.outcomes} == {"holds"}
+
+
+def test_without_memory_for_all_each_is_decided_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pl.load("toy")
+    prompts = [model.example(i) for i in range(3)]
+
+    def scarce(orders: object) -> None:
+        raise MemoryError
+
+    expected = pl.certify(model, prompts, pl.Ball(0.02), layer=0)
+    monkeypatch.setattr("prooflens.verdicts.beside.carry_out_together", scarce)
+    found = pl.certify(model, prompts, pl.Ball(0.02), layer=0)
+    for name in ("verdict", "lower", "attack"):
+        assert found.table.column(name).to_pylist() == expected.table.column(name).to_pylist()
 
 
 def test_weights_are_rounded_and_their_norms_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

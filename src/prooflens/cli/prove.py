@@ -192,14 +192,14 @@ def _decide_each(
     texts: Path,
     alone: Mapping[str, object],
 ) -> None:
-    """Ask the same about every prompt of a file; the prompts share what depends on the model alone.
+    """Ask the same about every prompt of a file; the prompts share what `certify` shares in a list of them.
 
     Options in `alone` that were given are refused: they are for one prompt.
     """
     from dataclasses import replace
 
     from prooflens.results import Results
-    from prooflens.verdicts.certify import decide_question
+    from prooflens.verdicts.certify import decide_each
 
     named = {"--text": given.text, "--sample": given.sample, "--to": given.to, "--hull": given.hull}
     named |= {"--template": given.template, "--out": keep.out}
@@ -213,11 +213,15 @@ def _decide_each(
         settings = effort.settings(tell)
         held = loaded(given.model, settings.device, tell)
         limit_memory(effort.memory)
-        for text in prompts_of(texts):
-            question = claims.ask(replace(given, text=text), eps, None, tell, held)
-            parts.append(decide_question(question, settings))
+
+        def about(text: str) -> Question:
+            return claims.ask(replace(given, text=text), eps, None, tell, held)
+
+        prompts = prompts_of(texts)
+        for text, part in zip(prompts, decide_each(prompts, about, settings), strict=True):
+            parts.append(part)
             if not keep.as_json:
-                say(f"{text}: {parts[-1].line}")
+                say(f"{text}: {part.line}")
     joined = Results.joined(parts)
     if keep.as_json:
         print_json(document(joined))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from prooflens.engines import Engine, Guarantee
 from prooflens.engines.attack import AttackBudget
 from prooflens.engines.protocol import Workspace
 from prooflens.errors import EngineError, PromptError, QueryError, RunError
+from prooflens.memory import is_shortage
 from prooflens.models import Prompt, Transformer, load
 from prooflens.problem import Problem
 from prooflens.progress import Progress, shown
@@ -29,11 +30,12 @@ from prooflens.regions import listed
 from prooflens.results import Outcome, Results, Subject, Verdict
 from prooflens.results.keeper import RunKeeper
 from prooflens.results.tables import claim_key
+from prooflens.verdicts.beside import MOST_PROMPTS, SideBySide, groups_of
 from prooflens.verdicts.chunks import chunks, halves
 from prooflens.verdicts.deployed import Precision
 from prooflens.verdicts.evidence import Evidence
 from prooflens.verdicts.forecast import deadline_of, depth_of
-from prooflens.verdicts.portfolio import attack, gather_evidence, prove
+from prooflens.verdicts.portfolio import AttackOrder, gather_evidence, prove
 from prooflens.verdicts.question import Heads, Place, Question, as_prompt, as_queries, ask
 from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors, are_inside, by_place
@@ -45,6 +47,14 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, results: Results) -> None:
         super().__init__("interrupted")
         self.results = results
+
+    def after(self, parts: Sequence[Results]) -> Interrupted:
+        """Return the same, with what was decided about prompts before.
+
+        Args:
+            parts: the results of each of them.
+        """
+        return Interrupted(Results.joined([*parts, *(self.results.by_subject or [self.results])]))
 
 
 def certify(
@@ -67,8 +77,8 @@ def certify(
 
     Args:
         model: a model, or what `load` takes: a short name, a folder, a hub name.
-        prompt: a text, `model.prompt(text)`, or an input of shape [S, d]; or a list of such,
-            which share what depends on the model alone.
+        prompt: a text, `model.prompt(text)`, or an input of shape [S, d]; or a list of such, which
+            share what depends on the model alone, and where they have one length the search for witnesses.
         region: the inputs on which the claims are to hold: `Ball(eps)`, `Paraphrases([...])`, or a `Region`.
         heads: `"2.4"`, `"0-2"`, a pair (2, 4), a list of such, or None for all.
         layer: all heads of one layer, in place of `heads`.
@@ -106,24 +116,36 @@ def certify(
         options.setdefault("workspace", Workspace())
         if (device := options.pop("device", None)) is not None:
             held = held.to(checked_device(device))
-        return Results.joined(
-            [
-                certify(
-                    held,
-                    one,
-                    region,
-                    heads,
-                    layer=layer,
-                    queries=queries,
-                    positions=positions,
-                    skip=skip,
-                    vectors=vectors,
-                    deployed=deployed,
-                    **options,
-                )
-                for one in prompt
-            ]
-        )
+
+        def each(one: Prompt | str | Tensor) -> Results:
+            return certify(
+                held,
+                one,
+                region,
+                heads,
+                layer=layer,
+                queries=queries,
+                positions=positions,
+                skip=skip,
+                vectors=vectors,
+                deployed=deployed,
+                **options,
+            )
+
+        def about(one: Prompt | str | Tensor) -> Question:
+            question = ask(held, one, region, heads, layer=layer, queries=queries, positions=positions)
+            claims = [claim for claim in question.claims if claim_key(claim) not in skip]
+            return replace(question, claims=claims)
+
+        roles = [one.roles if isinstance(one, Prompt) else () for one in prompt]
+        if any(are_inside(as_queries(queries, some), heads, layer, positions) for some in roles):
+            return Results.joined([each(one) for one in prompt])
+        parts = list[Results]()
+        try:
+            parts.extend(decide_each(prompt, about, Settings.of(**options), deployed))
+        except Interrupted as stop:
+            raise stop.after(parts) from None
+        return Results.joined(parts)
     settings = Settings.of(**options)
     wanted = as_queries(queries, prompt.roles if isinstance(prompt, Prompt) else ())
     if (
@@ -173,6 +195,63 @@ def _check_prompts(prompts: Sequence[Prompt | str | Tensor], out: Path | str | N
         raise RunError(
             "a run is about one prompt: give each its own `out`, or write a sweep (docs/sweeps.md)"
         )
+
+
+Given = TypeVar("Given")
+
+
+def decide_each(
+    prompts: Sequence[Given],
+    about: Callable[[Given], Question],
+    settings: Settings,
+    deployed: str | None = None,
+) -> Iterator[Results]:
+    """Decide the same about many prompts, those of one length side by side; the results come prompt by prompt.
+
+    Args:
+        prompts: whatever `about` takes.
+        about: asks about a prompt of one model.
+        settings: how claims are decided.
+        deployed: the precision in which margins are measured, if that was asked for.
+
+    Raises:
+        Interrupted: after Ctrl-C, with the claims of later prompts than came back that were decided before.
+    """
+    for first in range(0, len(prompts), MOST_PROMPTS):
+        questions = [about(one) for one in prompts[first : first + MOST_PROMPTS]]
+        found = dict[int, Results]()
+        for group in groups_of(questions, settings):
+            some = [questions[number] for number in group]
+            try:
+                found |= zip(group, _decide_beside(some, settings, deployed), strict=True)
+            except Interrupted as stop:
+                known = [found[number] for number in sorted(found)]
+                raise stop.after(known) from None
+        yield from (found[number] for number in range(len(questions)))
+
+
+def _decide_beside(questions: Sequence[Question], settings: Settings, deployed: str | None) -> list[Results]:
+    """Decide questions of one group; one by one where there is only one, or memory does not do for all of them."""
+    precisions = [Precision.of(question, deployed) for question in questions]
+    if questions[1:]:
+        beside = SideBySide(questions, settings, precisions)
+        try:
+            with shown(settings.progress) as tell:
+                beside.run(tell)
+            return beside.results()
+        except KeyboardInterrupt:
+            raise Interrupted(Results.joined(beside.results(decided=True))) from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_shortage(error):
+                raise
+            settings.workspace.clear()
+        finally:
+            for question in questions:
+                settings.workspace.forget(question.problem)
+    return [
+        decide_question(question, settings, precision=precision)
+        for question, precision in zip(questions, precisions, strict=True)
+    ]
 
 
 def _groups(
@@ -332,5 +411,5 @@ def decide_claims(
     evidence = [Evidence.about(claim, problem.region.holds_reference) for claim in claims]
     prove(problem, evidence, engine, required=True)
     if budget is not None:
-        attack(problem, evidence, Settings(budget=budget, seed=seed))
+        AttackOrder(problem, evidence, Settings(budget=budget, seed=seed)).carry_out()
     return [item.outcome(problem) for item in evidence]

@@ -73,6 +73,17 @@ def check_memory(problem: Problem, memory: int | None) -> int | None:
     return allowed
 
 
+def numbers_at_a_time(problem: Problem, memory: int | None) -> int:
+    """How many functionals times factors are worked on at a time.
+
+    Args:
+        problem: the model and the region.
+        memory: bytes that may be used; None for what is free.
+    """
+    allowed = check_memory(problem, memory)
+    return CHUNK_NUMBERS if allowed is None else min(CHUNK_NUMBERS, allowed // 64)
+
+
 def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Iterator[list[int]]:
     """Claims of one depth together, as many as fit; numbers of them in `claims`.
 
@@ -81,8 +92,7 @@ def chunks(problem: Problem, claims: Sequence[Claim], memory: int | None) -> Ite
         claims: all claims.
         memory: bytes that may be used; None for what is free.
     """
-    allowed = check_memory(problem, memory)
-    numbers = CHUNK_NUMBERS if allowed is None else min(CHUNK_NUMBERS, allowed // 64)
+    numbers = numbers_at_a_time(problem, memory)
     most = min(CHUNK_FUNCTIONALS, max(LEAST_FUNCTIONALS, numbers // max(1, problem.region.n_factors)))
     depths = [depth_of(problem, claim) for claim in claims]
     for depth in sorted(set(depths)):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from prooflens.engines import Engine, get_engine
-from prooflens.engines.attack import attack_claims
+from prooflens.engines.attack import AttackBudget, AttackCase, AttackResult, attack_cases, attack_claims
 from prooflens.engines.functionals import bound_functionals, refusal
 from prooflens.engines.protocol import NO_OPTIONS, EngineOptions, OutOfTimeError
 from prooflens.engines.rivals import is_tail
@@ -49,6 +49,23 @@ def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Se
         evidence: what is known of each claim, which is added to.
         settings: engines, time and memory.
     """
+    for order in evidence_steps(problem, evidence, settings):
+        order.carry_out()
+
+
+def evidence_steps(
+    problem: Problem, evidence: Sequence[Evidence], settings: Settings
+) -> Iterator[AttackOrder]:
+    """Run the stages as `gather_evidence` does, but leave attacks to the caller, who makes each before going on.
+
+    Several problems can so be attacked together. What the caller does between two steps beyond the attack itself does
+    not count as time of this problem.
+
+    Args:
+        problem: the model and the region.
+        evidence: what is known of each claim, which is added to.
+        settings: engines, time and memory.
+    """
     depth = max((depth_of(problem, item.claim) for item in evidence), default=0)
     stages = [stage for stage in settings.stages if stage.applies(problem, depth)]
     board = StageBoard.of(problem, evidence, stages, settings)
@@ -60,7 +77,13 @@ def gather_evidence(problem: Problem, evidence: Sequence[Evidence], settings: Se
         allowed = stage_end(stage, stages[place + 1 :], settings)
         allowed = replace(allowed, progress=board.part(place))
         if stage.engine == ATTACK:
-            attack(problem, evidence, allowed, stage.share, forecast(stage, problem, claims, settings))
+            expected = forecast(stage, problem, claims, settings)
+            order = AttackOrder(problem, evidence, allowed, stage.share, expected)
+            begun = time.monotonic()
+            yield order
+            if settings.deadline is not None:
+                waited = time.monotonic() - begun - order.seconds
+                settings = settings.until(settings.deadline + max(0.0, waited), settings.allotted)
             continue
         expected = forecast(stage, problem, claims, settings)
         if hindered := obstacle(stage, problem, expected, allowed):
@@ -237,40 +260,101 @@ def _chosen(item: Evidence, linear: bool) -> list[int]:
     return chosen
 
 
-def attack(
-    problem: Problem,
-    evidence: Sequence[Evidence],
-    settings: Settings,
-    share: float = 1.0,
-    expected: Forecast = NOTHING_EXPECTED,
-) -> None:
-    """Look for points that break what is not proved; remember how far down each claim was brought.
+@dataclass(eq=False)
+class AttackOrder:
+    """An attack that is to be made: it looks for points that break what is not proved.
 
-    Args:
+    Attributes:
         problem: the model and the region.
         evidence: what is known of each claim; witnesses and attained values are added.
         settings: budget and seed.
         share: the share of the budget to use.
         expected: what it was predicted to take, for the record.
+        targets: what is open, and can be broken.
+        left: the seconds that it had when it was ordered; None for no end.
+        seconds: what it took.
     """
-    targets = [item for item in evidence if item.open and not item.claim.wants_range]
-    budget = (settings.budget or default_budget(problem)).part(share)
-    if not targets or not (budget.samples or budget.restarts) or settings.options.late:
-        return
-    start = time.perf_counter()
-    starts = [item.corners() for item in targets]
-    fast = not is_small(problem)
-    claims = [item.claim for item in targets]
-    result = attack_claims(problem, claims, budget, settings.seed, starts, fast, settings.options)
-    taken = time.perf_counter() - start
-    note = Asked(ATTACK, State.ASKED, taken, expected.seconds, expected.memory, call=next(CALLS))
-    found = zip(targets, result.witnesses, result.values.tolist(), result.alpha, strict=True)
-    for item, witness, value, alpha in found:
-        item.witness = witness
-        if witness is not None and is_way(problem.region):
-            moved = moved_to_first_break(problem, item.claim, witness)
-            item.witness, item.share = moved if moved is not None else (witness, None)
-        item.seconds += taken / len(targets)
-        item.asked.append(replace(note, reached=value))
-        if math.isfinite(value) and (item.attack is None or value < item.attack):
-            item.attack, item.reached = value, alpha
+
+    problem: Problem
+    evidence: Sequence[Evidence]
+    settings: Settings
+    share: float = 1.0
+    expected: Forecast = NOTHING_EXPECTED
+    targets: list[Evidence] = field(init=False)
+    left: float | None = field(init=False)
+    seconds: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.left = self.settings.left
+        self.targets = [item for item in self.evidence if item.open and not item.claim.wants_range]
+
+    @property
+    def budget(self) -> AttackBudget:
+        """How hard it tries."""
+        return (self.settings.budget or default_budget(self.problem)).part(self.share)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to attack, or nothing to attack with."""
+        budget = self.budget
+        late = self.left is not None and self.left <= 0.0
+        return not self.targets or not (budget.samples or budget.restarts) or late
+
+    @property
+    def case(self) -> AttackCase:
+        """The claims, and where the search starts."""
+        claims = [item.claim for item in self.targets]
+        return AttackCase(self.problem, claims, [item.corners() for item in self.targets])
+
+    def carry_out(self) -> None:
+        """Make the attack, and remember how far down each claim was brought."""
+        if self.is_empty:
+            return
+        start = time.perf_counter()
+        case, fast = self.case, not is_small(self.problem)
+        seed, options = self.settings.seed, self.settings.options
+        result = attack_claims(self.problem, case.claims, self.budget, seed, case.starts, fast, options)
+        self.learn(result, time.perf_counter() - start)
+
+    def learn(self, result: AttackResult, taken: float) -> None:
+        """Take over what was found.
+
+        Args:
+            result: of the targets.
+            taken: the seconds that it took.
+        """
+        self.seconds = taken
+        note = Asked(
+            ATTACK, State.ASKED, taken, self.expected.seconds, self.expected.memory, call=next(CALLS)
+        )
+        found = zip(self.targets, result.witnesses, result.values.tolist(), result.alpha, strict=True)
+        for item, witness, value, alpha in found:
+            item.witness = witness
+            if witness is not None and is_way(self.problem.region):
+                moved = moved_to_first_break(self.problem, item.claim, witness)
+                item.witness, item.share = moved if moved is not None else (witness, None)
+            item.seconds += taken / len(self.targets)
+            item.asked.append(replace(note, reached=value))
+            if math.isfinite(value) and (item.attack is None or value < item.attack):
+                item.attack, item.reached = value, alpha
+
+
+def carry_out_together(orders: Sequence[AttackOrder]) -> None:
+    """Make the attacks of several prompts, those that are alike in the same passes through the model.
+
+    Args:
+        orders: attacks with the same settings but for deadlines, on claims without tails over a vocabulary.
+    """
+    waiting: dict[tuple[AttackBudget, bool], list[AttackOrder]] = {}
+    for order in orders:
+        if not order.is_empty:
+            waiting.setdefault((order.budget, is_small(order.problem)), []).append(order)
+    for (budget, small), some in waiting.items():
+        start, left = time.perf_counter(), [order.left for order in some if order.left is not None]
+        settings = some[0].settings
+        options = replace(settings.options, deadline=time.monotonic() + sum(left) if left else None)
+        results = attack_cases([order.case for order in some], budget, settings.seed, not small, options)
+        taken = time.perf_counter() - start
+        whole = sum(len(order.targets) for order in some)
+        for order, result in zip(some, results, strict=True):
+            order.learn(result, taken * len(order.targets) / whole)

@@ -8,24 +8,18 @@ and a proved bound that an attack crosses is wrong. Every reported value belongs
 region and was run through the model in float64, whatever precision the search had. The search is `attack.search`.
 """
 
-from prooflens.engines.attack.engine import (
-    BUDGETS,
-    Attack,
-    AttackResult,
-    Witness,
-    attack_claims,
-    attack_cost,
-    attained,
-    break_claims,
-)
+from prooflens.engines.attack.cases import AttackCase, AttackResult, Witness, attack_cases, attained
+from prooflens.engines.attack.engine import BUDGETS, Attack, attack_claims, attack_cost, break_claims
 from prooflens.engines.attack.search import AttackBudget
 
 __all__ = [
     "BUDGETS",
     "Attack",
     "AttackBudget",
+    "AttackCase",
     "AttackResult",
     "Witness",
+    "attack_cases",
     "attack_claims",
     "attack_cost",
     "attained",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
+from prooflens.engines.attack.landscape import Landscape
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds
 from prooflens.engines.forms import Forms
@@ -26,7 +27,7 @@ Metrics = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class PairLandscape(Landscape):
     """The outputs of two models side by side, as functions of the same factors."""
 
-    edited: Program
+    edited: Program = field(kw_only=True)
 
     @classmethod
     def of_pair(cls, problem: Problem, edited: Problem) -> PairLandscape:
@@ -39,10 +40,10 @@ class PairLandscape(Landscape):
         one, other = (Landscape.of(asked, (), True, asked.model) for asked in (problem, edited))
         return cls(**vars(one), edited=other.program)
 
-    def observe(self, alpha: Float[Tensor, "... p"]) -> tuple[dict[int, Tensor], Float[Tensor, "... C"]]:
-        """Return the outputs of both models at points of the region; differentiable."""
-        _, output = super().observe(alpha)
-        found = self.edited.run(self.region.point(alpha), [OUTPUT])
+    def observe(self, x: Float[Tensor, "... S d"]) -> tuple[dict[int, Tensor], Float[Tensor, "... C"]]:
+        """Return the outputs of both models at points; differentiable."""
+        _, output = super().observe(x)
+        found = self.edited.run(x, [OUTPUT])
         assert output is not None
         return {}, torch.cat((output, self.problem.read_output(found[OUTPUT])), -1)
 
@@ -55,11 +56,11 @@ class MetricLandscape(PairLandscape):
         metrics: what is measured on both models, from the outputs of both; differentiable.
     """
 
-    metrics: Metrics
+    metrics: Metrics = field(kw_only=True)
 
-    def observe(self, alpha: Float[Tensor, "... p"]) -> tuple[dict[int, Tensor], Float[Tensor, "... 1"]]:
-        """Return the effect at points of the region; differentiable."""
-        _, outputs = super().observe(alpha)
+    def observe(self, x: Float[Tensor, "... S d"]) -> tuple[dict[int, Tensor], Float[Tensor, "... 1"]]:
+        """Return the effect at points; differentiable."""
+        _, outputs = super().observe(x)
         first, second = self.metrics(*outputs.chunk(2, -1))
         return {}, (first - second)[..., None]
 

@@ -10,13 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.attack.search import (
-    CHUNK_ELEMENTS,
-    AttackBudget,
-    AttackSearch,
-    Landscape,
-    inside,
+from prooflens.engines.attack.cases import (
+    AttackCase,
+    AttackResult,
+    Witness,
+    attack_cases,
+    attained,
+    landscape_of,
+    values_at,
+    witness_at,
 )
+from prooflens.engines.attack.landscape import CHUNK_ELEMENTS
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds, Guarantee
 from prooflens.engines.costs import FORM_STEPS, Cost, block_weights, weights_before
@@ -88,7 +93,7 @@ class Attack:
         """
         targets = Targets.of_forms(forms, problem.n_tokens)
         search = AttackSearch(
-            _landscape(problem, targets, self.fast, options), targets, late=lambda: options.late
+            landscape_of(problem, targets, self.fast, options), targets, late=lambda: options.late
         )
         search.run(self.budget, self.seed, _corners(self.starts))
         alpha, _ = inside(problem.region, search.alpha)
@@ -97,69 +102,10 @@ class Attack:
         return FormBounds(values[:n], -values[n:], alpha[:n], alpha[n:])
 
 
-def _landscape(problem: Problem, targets: Targets, fast: bool, options: EngineOptions) -> Landscape:
-    """Return what the search evaluates; projections onto constraints need float64."""
-    output, exact = targets.logits is not None, problem.model
-    if not fast or problem.region.constraints is not None:
-        return Landscape.of(problem, targets.layers, output, exact)
-    rounded = options.shared("float32 model", exact, lambda: exact.to(dtype=torch.float32))
-    return Landscape.of(problem, targets.layers, output, rounded)
-
-
 def _corners(bounds: FormBounds | None) -> Float[Tensor, "T 1 p"] | None:
     if bounds is None or bounds.lower_corner is None or bounds.upper_corner is None:
         return None
     return torch.cat((bounds.lower_corner, bounds.upper_corner))[:, None]
-
-
-def attained(problem: Problem, targets: Targets, alpha: Float[Tensor, "T p"]) -> Float[Tensor, " T"]:
-    """Evaluate each target at its own point, through the model itself.
-
-    Args:
-        problem: the model and the region.
-        targets: what to evaluate.
-        alpha: the factors of each target's point, shape [T, p].
-    """
-    if not targets.size:
-        return alpha.new_zeros(0)
-    landscape = Landscape.of(problem, targets.layers, targets.logits is not None, problem.model)
-    targets = targets.to(problem.region.center)
-    parts = [
-        landscape.values(targets.select(chosen), alpha[chosen][:, None])[:, 0]
-        for chosen in torch.arange(targets.size, device=alpha.device).split(landscape.capacity)
-    ]
-    return torch.cat(parts)
-
-
-@dataclass(frozen=True, eq=False)
-class Witness:
-    """A point of the region at which a claim is false.
-
-    Attributes:
-        x: the point, shape [S, d].
-        alpha: its factors, shape [p].
-        values: the claim's functionals there, shape [F].
-    """
-
-    x: Float[Tensor, "S d"]
-    alpha: Float[Tensor, " p"]
-    values: Float[Tensor, " F"]
-
-
-@dataclass(frozen=True, eq=False)
-class AttackResult:
-    """What an attack on claims found.
-
-    Attributes:
-        witnesses: a point that breaks each claim; None where none was found.
-        values: the smallest functional of each claim at the best point found.
-        alpha: the factors of that point, shape [T, p].
-    """
-
-    witnesses: list[Witness | None]
-    values: Float[Tensor, " T"]
-    """The smallest functional of each claim at the best point found; ∞ if there was nothing to attack."""
-    alpha: Float[Tensor, "T p"]
 
 
 def break_claims(
@@ -209,28 +155,8 @@ def attack_claims(
     """
     if tails := [i for i, claim in enumerate(claims) if any(map(is_tail, claim.functionals))]:
         return _attack_tails(problem, claims, tails, budget, seed, starts, fast, options)
-    found: list[Witness | None] = [None] * len(claims)
-    center = problem.region.center
-    if not any(f.rows or f.logits for claim in claims for f in claim.functionals):
-        # nothing that a point could change
-        nowhere = center.new_zeros(len(claims), problem.region.n_factors)
-        return AttackResult(found, center.new_full((len(claims),), torch.inf), nowhere)
-    n_outputs = 1 + max((i for claim in claims for f in claim.functionals for i in f.logits), default=-1)
-    if n_outputs:
-        n_outputs = int(problem.setting((), output=True).logits.shape[-1])  # type: ignore[union-attr]
-    targets = Targets.of_claims(claims, problem.n_tokens, n_outputs)
-
-    def confirm(chosen: Tensor, alpha: Tensor) -> Tensor:
-        points = inside(problem.region, alpha)
-        for index, factors, x in zip(chosen.tolist(), *points, strict=True):
-            found[index] = _witness(problem, claims[index], factors, x)
-        return torch.tensor([found[index] is not None for index in chosen.tolist()])
-
-    search = AttackSearch(_landscape(problem, targets, fast, options), targets, confirm, lambda: options.late)
-    search.run(budget, seed, _padded(starts, search.alpha))
-    alpha, _ = inside(problem.region, search.alpha)
-    values = attained(problem, targets, alpha) if targets.n_functionals else search.best
-    return AttackResult(found, values, alpha)
+    case = AttackCase(problem, claims, starts)
+    return attack_cases([case], budget, seed, fast, options)[0]
 
 
 CONVERSION = 0.01
@@ -281,9 +207,9 @@ def _attack_tails(
         result = attack_claims(*_alone(problem, claims[i]), budget, seed, [starts[i]], fast, options)
         found = result.witnesses[0]
         factors[i] = result.alpha[0] if found is None else found.alpha
-        at = _values(problem, claims[i], problem.region.point(factors[i]))
+        at = values_at(problem, claims[i], problem.region.point(factors[i]))
         values[i] = at.amin()
-        witnesses[i] = None if found is None else _witness(problem, claims[i], found.alpha, found.x)
+        witnesses[i] = None if found is None else witness_at(problem, claims[i], found.alpha, found.x)
     order = range(len(claims))
     return AttackResult(
         [witnesses[i] for i in order],
@@ -295,35 +221,3 @@ def _attack_tails(
 def _alone(problem: Problem, claim: Claim) -> tuple[Problem, list[Claim]]:
     small, asked = narrowed(problem, claim)
     return small, [asked]
-
-
-def _values(problem: Problem, claim: Claim, x: Float[Tensor, "S d"]) -> Float[Tensor, " F"]:
-    """Evaluate the functionals of a claim at a point."""
-    layers = sorted({row.layer for f in claim.functionals for row in f.rows})
-    about_output = any(f.logits for f in claim.functionals)
-    with torch.no_grad():
-        scores, logits = problem.values(x, layers, about_output)
-    rows = {row: scores[row.layer][row.head, row.position] for f in claim.functionals for row in f.rows}
-    return claim.values(rows, logits)
-
-
-def _witness(
-    problem: Problem, claim: Claim, alpha: Float[Tensor, " p"], x: Float[Tensor, "S d"]
-) -> Witness | None:
-    """Return the point as a witness, if the claim is false there."""
-    values = _values(problem, claim, x)
-    return Witness(x, alpha, values) if claim.broken_by(values) else None
-
-
-def _padded(
-    starts: Sequence[Float[Tensor, "K p"] | None] | None, alpha: Float[Tensor, "T p"]
-) -> Float[Tensor, "T K p"] | None:
-    """Return the starts of all claims, the same number for each; missing ones are the best point known."""
-    most = max((len(s) for s in starts or () if s is not None), default=0)
-    if starts is None or not most:
-        return None
-    padded = alpha[:, None].repeat(1, most, 1)
-    for row, some in zip(padded, starts, strict=True):
-        if some is not None:
-            row[: len(some)] = some.to(alpha)
-    return padded

@@ -15,22 +15,19 @@ It may run in float32. What it returns is moved into the region and is to be eva
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from prooflens.engines.attack.landscape import CHUNK_ELEMENTS, Landscape
 from prooflens.engines.attack.targets import Targets
 from prooflens.errors import EngineError
-from prooflens.models import INPUT, OUTPUT, Transformer, scores_name
-from prooflens.models.program import Program
-from prooflens.models.sites import Affine, AnyStep, Scores
-from prooflens.problem import Problem
 from prooflens.regions import Region
 
 CORNER_SHARE = 0.5
@@ -38,9 +35,6 @@ CORNER_SHARE = 0.5
 
 MOMENTUM = 0.9
 """μ, the share of the running mean of gradients that is kept from step to step."""
-
-CHUNK_ELEMENTS = 2**24
-"""How many numbers of the forward pass are held at a time (128 MiB in float64)."""
 
 SHRINKS = tuple(2.0**-exponent for exponent in (50, 44, 38, 32, 26, 20))
 """By how much, relatively, factors are pulled in if rounding puts a point outside the region."""
@@ -70,99 +64,6 @@ class AttackBudget:
             return self
         whole = (self.samples, self.restarts, self.steps)
         return AttackBudget(*(min(n, max(1, round(share * n))) for n in whole))
-
-
-@dataclass(frozen=True, eq=False)
-class Landscape:
-    """The values that targets read, as functions of the factors, in one precision."""
-
-    problem: Problem
-    region: Region
-    program: Program
-    layers: tuple[int, ...]
-    output: bool
-
-    @classmethod
-    def of(cls, problem: Problem, layers: tuple[int, ...], output: bool, model: Transformer) -> Landscape:
-        """Cut the program at the deepest value that is needed.
-
-        Args:
-            problem: the model and the region.
-            layers: the layers whose scores are read.
-            output: whether the output is read.
-            model: the problem's model, in the precision of the search.
-        """
-        wanted = [scores_name(problem.model.check_layer(layer)) for layer in layers]
-        wanted += [OUTPUT] if output else []
-        program = model.program(problem.n_tokens, wanted or INPUT, problem.padding)
-        return cls(problem, problem.region.to(dtype=model.dtype), program, layers, output)
-
-    def observe(
-        self, alpha: Float[Tensor, "... p"]
-    ) -> tuple[dict[int, Float[Tensor, "... H S S"]], Float[Tensor, "... C"] | None]:
-        """Return scores and outputs at points of the region; differentiable."""
-        names = {layer: scores_name(layer) for layer in self.layers}
-        found = self.program.run(
-            self.region.point(alpha), [*names.values(), *([OUTPUT] if self.output else [])]
-        )
-        output = self.problem.read_output(found[OUTPUT]) if self.output else None
-        return {layer: found[name] for layer, name in names.items()}, output
-
-    def of_one_head(self, head: int) -> Landscape:
-        """Return the landscape with only one head in the last layer: its query and key maps and position bias."""
-        attention = scores_name(self.layers[-1]).rsplit(".", 1)[0]
-        n_heads = self.problem.model.architecture.n_heads
-        split = {f"{attention}.hook_{name}{end}" for name in "qk" for end in ("", "_normalized")}
-        steps: list[AnyStep] = []
-        for step in self.program.steps:
-            if isinstance(step, Affine) and step.out in split:
-                heads, width = step.out_shape
-                first = head * heads // n_heads * width
-                bias = None if step.bias is None else step.bias[first : first + width]
-                step = replace(
-                    step, weight=step.weight[first : first + width], bias=bias, out_shape=(1, width)
-                )
-            elif isinstance(step, Scores) and step.out.startswith(attention) and step.bias is not None:
-                step = replace(step, bias=step.bias[head : head + 1])
-            steps.append(step)
-        return replace(self, program=replace(self.program, steps=tuple(steps)))
-
-    @cached_property
-    def capacity(self) -> int:
-        """How many points fit into one chunk."""
-        with torch.no_grad():
-            values = self.program.run(self.region.center)
-        return max(1, CHUNK_ELEMENTS // sum(value.numel() for value in values.values()))
-
-    def descent(
-        self, targets: Targets, alpha: Float[Tensor, "T R p"]
-    ) -> tuple[Float[Tensor, "T R"], Float[Tensor, "T R p"]]:
-        """Return values and gradients of every target at its own points."""
-        alpha = alpha.detach().requires_grad_()
-        with torch.enable_grad():
-            values = targets.values(*self.observe(alpha))
-            (gradient,) = torch.autograd.grad(values.sum(), alpha)
-        return values.detach(), gradient if self._tangent is None else gradient @ self._tangent
-
-    @cached_property
-    def _tangent(self) -> Float[Tensor, "p p"] | None:
-        """The projection onto the directions that keep the equality constraints."""
-        if self.region.constraints is None:
-            return None
-        A = self.region.constraints.A_eq
-        across: Tensor = torch.linalg.pinv(A) @ A
-        return torch.eye(A.shape[1]).to(A) - across
-
-    def direction(self, slope: Float[Tensor, "T R p"]) -> Float[Tensor, "T R p"]:
-        """Return where a step of size 1 goes: to a corner of the box or, with constraints, along the slope itself."""
-        if self._tangent is None:
-            return slope.sign()
-        return slope / slope.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(slope.dtype).tiny)
-
-    def values(self, targets: Targets, alpha: Float[Tensor, "T R p"]) -> Float[Tensor, "T R"]:
-        """Return the values of every target at its own points."""
-        with torch.no_grad():
-            return targets.values(*self.observe(alpha))
 
 
 def inside(
@@ -226,15 +127,37 @@ class AttackSearch:
         restarts = budget.restarts + (0 if starts is None else starts.shape[1])
         if not restarts:
             return
-        functionals = max(1, self.targets.n_functionals // max(1, self.targets.size))
         for group, members in self._groups():
-            step = max(1, group.capacity // max(restarts, functionals))
-            for number, part in enumerate(members.split(step)):
-                chunk = part[self.open[part]]
+            for number, chunk in self._parts(group, members, restarts):
                 if len(chunk) and not self.late():
                     given = None if starts is None else starts.to(self.alpha)[chunk]
                     descent = _Descent(group, self._chosen(group, chunk), chunk)
                     self._descend(descent, self._starts(descent, budget, seed + number, given), budget.steps)
+
+    def _parts(
+        self, group: Landscape, members: Int[Tensor, " M"], restarts: int
+    ) -> Iterator[tuple[int, Int[Tensor, " N"]]]:
+        """Yield open targets that go down together, and which part of their prompts' targets they are.
+
+        The targets of each prompt are cut as they would be without the others, so that they start at the same points.
+        """
+        prompt, most = self.targets.prompt, group.capacity
+        cut: list[tuple[Tensor, ...]] = []
+        for number in prompt[members].unique().tolist():
+            own = prompt == number
+            functionals = max(1, int(own[self.targets.owner].sum()) // max(1, int(own.sum())))
+            step = max(1, group.capacity // max(restarts, functionals))
+            cut.append(members[own[members]].split(step))
+            most = min(most, step)
+        for number, parts in enumerate(itertools.zip_longest(*cut, fillvalue=members[:0])):
+            held = members[:0]
+            for part in parts:
+                part = part[self.open[part]]
+                if len(held) + len(part) > most:
+                    yield number, held
+                    held = members[:0]
+                held = torch.cat((held, part))
+            yield number, held
 
     def _groups(self) -> list[tuple[Landscape, Int[Tensor, " M"]]]:
         """Return targets with what they need of the model: those of one head need no other head of the last layer."""
@@ -278,31 +201,51 @@ class AttackSearch:
         return self.open[chunk]
 
     def _sample(self, samples: int, seed: int) -> None:
-        """Evaluate every target at corner-biased and uniform points, the centre first."""
-        region, capacity = self.landscape.region, self.landscape.capacity
-        wide = max(1, self.targets.keys.numel() + self.targets.n_functionals)
-        size = max(1, min(capacity, CHUNK_ELEMENTS // wide))
-        self._look(self._known)
-        for number, begin in enumerate(range(0, samples, size)):
-            if not bool(self.open.any()) or self.late():
-                return
-            _, alpha = region.sample(min(size, samples - begin), seed=seed + number, corners=CORNER_SHARE)
-            if len(alpha):
-                self._look(alpha)
+        """Evaluate every target at corner-biased and uniform points, the centre first; every prompt has the same."""
+        region, prompt = self.landscape.region, self.targets.prompt
+        self._look(self._known, prompt >= 0)
+        for size, own in self._sizes():
+            for number, begin in enumerate(range(0, samples, size)):
+                if not bool(self.open[own].any()) or self.late():
+                    break
+                _, alpha = region.sample(min(size, samples - begin), seed=seed + number, corners=CORNER_SHARE)
+                if len(alpha):
+                    self._look(alpha, own)
 
-    def _look(self, alpha: Float[Tensor, "n p"]) -> None:
-        chunk = self.open.nonzero()[:, 0]
-        targets = self.targets if bool(self.open.all()) else self.targets.select(chunk)
-        self._record(chunk, self.landscape.values(targets, alpha[None]), alpha[None])
+    def _sizes(self) -> list[tuple[int, Bool[Tensor, " T"]]]:
+        """Return how many samples are drawn at a time, and the targets of all prompts of which as many are."""
+        prompt, found = self.targets.prompt, dict[int, Tensor]()
+        for number in prompt.unique().tolist():
+            own = prompt == number
+            wide = int(own[self.targets.owner].sum()) + self._keys_of(own)
+            size = max(1, min(self.landscape.capacity, CHUNK_ELEMENTS // max(1, wide)))
+            found[size] = found[size] | own if size in found else own
+        return list(found.items())
+
+    def _keys_of(self, own: Bool[Tensor, " T"]) -> int:
+        """Return how many keys the terms of some targets have."""
+        targets = self.targets
+        return int(own[targets.owner[targets.function]].sum()) * targets.keys.shape[1]
+
+    def _look(self, alpha: Float[Tensor, "n p"], own: Bool[Tensor, " T"]) -> None:
+        """Evaluate the open ones of some targets at the same factors, as many prompts at a time as fit."""
+        prompt = self.targets.prompt
+        for some in prompt[own].unique().split(max(1, self.landscape.capacity // len(alpha))):
+            chunk = (self.open & own & torch.isin(prompt, some)).nonzero()[:, 0]
+            if len(chunk):
+                targets = self.targets if len(chunk) == self.targets.size else self.targets.select(chunk)
+                self._record(chunk, self.landscape.values(targets, alpha[None]), alpha[None])
 
     def _starts(
         self, descent: _Descent, budget: AttackBudget, seed: int, given: Float[Tensor, "T K p"] | None
     ) -> Float[Tensor, "T R p"]:
         """Return starts: gradient signs for up to half, the best sample, the given corners, random corners."""
         chunk, restarts, p = descent.chunk, budget.restarts, self.alpha.shape[-1]
-        generator = torch.Generator().manual_seed(seed)
-        corners = torch.randint(0, 2, (len(chunk), restarts, p), generator=generator) * 2 - 1
-        starts = corners.to(self.alpha)
+        corners = [
+            torch.randint(0, 2, (count, restarts, p), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+            for count in descent.targets.prompt.unique_consecutive(return_counts=True)[1].tolist()
+        ]
+        starts = torch.cat(corners).to(self.alpha)
         if restarts:
             self._gradient_signs(descent, starts[:, : max(1, restarts // 2)])
         if restarts > 1 and budget.samples:

@@ -71,6 +71,8 @@ class Targets:
     position: Int[Tensor, " N"]
     keys: Bool[Tensor, "N S"]
     weight: Float[Tensor, " N"]
+    prompt: Int[Tensor, " T"]
+    """Which of several prompts each target is about."""
     standings: tuple[tuple[int, float, Standing], ...] = ()
     """Of functionals that are standings: their number, weight and atom."""
 
@@ -92,6 +94,7 @@ class Targets:
             forms.position.repeat(2),
             key.repeat(2, 1),
             torch.cat((forms.weight, -forms.weight)),
+            torch.zeros(2 * forms.size, dtype=torch.long),
         )
 
     @classmethod
@@ -145,6 +148,7 @@ class Targets:
             position,
             keys,
             torch.tensor(weights, dtype=torch.float64),
+            torch.zeros(len(claims), dtype=torch.long),
             tuple(standings),
         )
 
@@ -188,6 +192,7 @@ class Targets:
             self.position[terms],
             self.keys[terms],
             self.weight[terms],
+            self.prompt[chosen],
             tuple((int(number[f]), w, atom) for f, w, atom in self.standings if number[f] >= 0),
         )
 
@@ -197,6 +202,7 @@ class Targets:
             self,
             size=self.n_functionals,
             owner=torch.arange(self.n_functionals, device=self.owner.device),
+            prompt=self.prompt[self.owner],
         )
 
     @cached_property
@@ -254,25 +260,29 @@ class Targets:
         return found
 
     def values(
-        self, scores: dict[int, Float[Tensor, "T R H S S"]], output: Float[Tensor, "T R C"] | None
+        self,
+        scores: dict[int, Float[Tensor, "N R H S S"]],
+        output: Float[Tensor, "N R C"] | None,
+        rows: Int[Tensor, " T"] | None = None,
     ) -> Float[Tensor, "T R"]:
-        """Evaluate each target at its own R points, or all at the same R points if the first dimension is 1."""
+        """Evaluate each target at the R points of its row; without rows at its own, or at the only ones there are."""
         some = next(iter(scores.values())) if scores else output
         assert some is not None
         shared, repeats = some.shape[0] == 1, some.shape[1]
+        if rows is None:
+            rows = torch.arange(self.size, device=self.owner.device) * (not shared)
         total = self.constant[:, None].expand(-1, repeats)
         for group in self._groups:
-            at = torch.zeros_like(group.owner) if shared else group.owner
-            place = (at, slice(None), group.head, group.position)
+            place = (rows[group.owner], slice(None), group.head, group.position)
             terms = _atoms(group, scores[group.layer], place) * group.weight[:, None]
             total = total.index_add(0, group.function, terms)
         if self.logits is not None and output is not None:
             if shared:
                 total = total + self.logits @ output[0].T
             else:
-                total = total + (output[self.owner] @ self.logits[:, :, None])[..., 0]
+                total = total + (output[rows[self.owner]] @ self.logits[:, :, None])[..., 0]
             for function, weight, atom in self.standings:
-                at = output[0 if shared else self.owner[function]]
+                at = output[rows[self.owner[function]]]
                 here = torch.tensor([function], device=total.device)
                 total = total.index_add(0, here, weight * atom.value(at)[None])
         if self._one_each:

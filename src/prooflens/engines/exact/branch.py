@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prooflens.engines.attack.search import Landscape
+from prooflens.engines.attack.landscape import Landscape
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.first_layer.entries import Entries
 from prooflens.engines.first_layer.layer import FirstLayer

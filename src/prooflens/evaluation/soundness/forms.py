@@ -17,7 +17,8 @@ from torch import Tensor
 from prooflens.engines import Engine, FormBounds, forms_of
 from prooflens.engines.attack import attained
 from prooflens.engines.attack.effects import corners_of
-from prooflens.engines.attack.search import AttackBudget, AttackSearch, Landscape, inside
+from prooflens.engines.attack.landscape import Landscape
+from prooflens.engines.attack.search import AttackBudget, AttackSearch, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.functionals import bound_functionals
 from prooflens.errors import ModelError
