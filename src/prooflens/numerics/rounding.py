@@ -73,7 +73,7 @@ def down(x: Tensor | float, steps: int = 1) -> Tensor | float:
 
 def _step(x: Tensor | float, toward: float, steps: int) -> Tensor | float:
     value = torch.as_tensor(x, dtype=torch.float64)
-    limit = torch.full_like(value, toward)
+    limit = value.new_full((), toward)  # one number for all of them
     for _ in range(steps):
         value = torch.nextafter(value, limit)
     return value if isinstance(x, Tensor) else float(value)

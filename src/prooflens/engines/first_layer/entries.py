@@ -290,7 +290,8 @@ class Moves:
         rows = torch.arange(self.entries.size, device=signs.device)[:, None]
         # Padding slots repeat no token, so every write has its own place.
         full[rows, self.entries.tokens] = signs.view(*self.entries.tokens.shape, -1)
-        return full.flatten(1)[:, self.region.moving]
+        full = full.flatten(1)
+        return full if full.shape[1] == self.region.n_factors else full[:, self.region.moving]
 
 
 @dataclass(frozen=True, eq=False)
