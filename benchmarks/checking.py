@@ -11,7 +11,9 @@ One JSON line per ε. With `--radii` the largest radii that the engines just pro
 searched for and checked; a run that is in `--run` already is checked alone, so that two versions of the checker can be
 compared. With `--effects` the range of logit0 − logit1 without each part, its word and the checker's own range. With
 `--depth` there is no run: the checker walks the network by itself, and one line per layer says of how many heads it
-proves what the last position attends to most, on the ball around all tokens. Both programs run on the CPU, one after
+proves what the last position attends to most, on the ball around all tokens, and how much of the stream there is not
+linear in the factors, as a share of what is; behind the last layer, how many tokens it proves less likely than the
+most likely next one. Both programs run on the CPU, one after
 the other: give both the same threads (OMP_NUM_THREADS).
 A peer model is exported to prooflens' own layout first, which is what the checker reads. `random-FAMILY-SEED` is a
 model of the soundness run (random-gemma2-3), on four random tokens.
@@ -36,7 +38,7 @@ from measuring import tell
 from peer_models import PEERS, peer_model
 from prooflens import Ball, Transformer, certify, effect, load, radius
 from prooflens.checker import check
-from prooflens.checker.depth import Walk, score_form
+from prooflens.checker.depth import Walk, output_floors, output_form, score_form
 from prooflens.checker.network import Network
 from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.evaluation.soundness.cases import random_model
@@ -128,7 +130,8 @@ def measure_depth(args: argparse.Namespace, eps: float) -> Iterator[dict[str, ob
     walk = Walk(net, center, eps * np.eye(S * d).reshape(S, d, S * d))
     begun, cpu = time.perf_counter(), time.process_time()
     for number in range(args.depth + 1):
-        scores = walk.layer(number).scores.center[:, -1]
+        layer = walk.layer(number)
+        scores, beyond = layer.scores.center[:, -1], layer.stream.epsilon[-1] / layer.stream.tau[-1]
         proved = []
         for head, row in enumerate(scores):
             top = int(row.argmax())
@@ -137,9 +140,24 @@ def measure_depth(args: argparse.Namespace, eps: float) -> Iterator[dict[str, ob
             if all(score_form(walk, number, terms).bounds()[0] > 0.0 for terms in margins):
                 proved.append(head)
         line: dict[str, object] = {"model": args.model, "alone": "top1@-1", "layer": number, "eps": eps}
-        line |= {"proved": proved, "of": len(scores), "seconds": round(time.perf_counter() - begun, 1)}
+        line |= {"proved": proved, "of": len(scores), "beyond_linear": float(f"{beyond:.3g}")}
+        line |= {"seconds": round(time.perf_counter() - begun, 1)}
         line |= {"processor_s": round(time.process_time() - cpu, 1)}
         yield line | {"gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)}
+    if args.depth == net.arch["n_layers"] - 1:
+        end = walk.end()
+        W, bias = end.head
+        logits = sum((share * (W @ c) for share, c in zip(end.shares, end.value.c, strict=True)), bias)
+        top = int(logits.argmax())
+        rivals = [token for token in range(len(W)) if token != top]
+        floors = output_floors(walk, {top: 1.0}, -1.0, rivals)
+        for place in np.flatnonzero(floors <= 0.0)[:1000]:
+            floors[place] = output_form(walk, {top: 1.0, rivals[place]: -1.0}).bounds()[0]
+        line = {"model": args.model, "alone": "next token", "token": top, "eps": eps, "of": len(rivals)}
+        line |= {"less_likely": int((floors > 0.0).sum()), "least": float(f"{floors.min():.4g}")}
+        line |= {"second": float(np.sort(logits)[-2]), "first": float(logits[top])}
+        line |= {"seconds": round(time.perf_counter() - begun, 1)}
+        yield line | {"processor_s": round(time.process_time() - cpu, 1)}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import pytest
 from flint import arb
 
 from prooflens.checker.depth import Walk, output_form, score_form, shapes
+from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.shapes import Array
 from prooflens.checker.network import Network
 from tests.checker.depth.cases import KNOWN, Case
@@ -69,3 +70,22 @@ def test_rounding_that_is_not_counted_is_caught(monkeypatch: pytest.MonkeyPatch)
     case = Case.of("mpnet", 4, eps=1.0, depth=3)
     with pytest.raises(AssertionError):
         contained(case.net, case.walk.center, 0.0 * case.walk.generators, 4)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_the_noise_of_a_mixing_holds_what_its_centre_rounds_by_and_little_more(family: str) -> None:
+    """The centre of the next root in Arb, from the same floats; weights are divided by their real sum."""
+    case = Case.of(family, 6, eps=1e-9, depth=2)
+    walk, exact = case.walk, np.frompyfunc(arb, 1, 1)
+    walk.layer(1)
+    layer = walk.kept(0)
+    mix, behind = layer.mix, layer.behind
+    assert isinstance(mix, MixSite)
+    assert behind is not None
+    s, v, stream = exact(mix.s), exact(mix.v.c), exact(mix.stream.c)
+    most = 1e-9 if case.net.rotary(mix.S, 0) is None else 1e-5  # RoPE's tables are known to a float32 unit
+    for place, t in enumerate(mix.tokens):
+        z = [(s[h, t][:, None] * v[:, h]).sum(0) / s[h, t].sum() for h in range(mix.H)]
+        off = stream[t] + exact(mix.out) @ np.concatenate(z) + exact(mix.bias) - exact(behind.c[place])
+        size = np.linalg.norm(behind.c[place]) + np.linalg.norm(mix.out) * np.abs(mix.v.c).max()
+        assert np.linalg.norm([float(abs(x).upper()) for x in off]) <= mix.noises[t] <= most * size

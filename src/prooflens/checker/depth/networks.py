@@ -89,7 +89,8 @@ class NetworkSite:
         h = y.c @ W.T + bias
         apart, joint = supports(y.E, W), supports(y.whole, W)
         rows = W @ y.J
-        exact = np.stack([np.abs(row @ N).sum(-1) for row, N in zip(rows, y.chain.N, strict=True)])
+        moves = zip(rows, y.chain.N, y.chain.ends, strict=True)
+        exact = np.stack([np.abs(row @ N[:, :end]).sum(-1) for row, N, end in moves])
         sizes = length(W) * (frobenius(y.J) * y.chain.reach)[:, None]
         exact = exact + gamma(sum(y.chain.N.shape[1:]) + W.shape[1] + 16) * sizes
         error = up(gamma(W.shape[1] + 8) * (length(W) * length(y.c)[:, None] + np.abs(bias)))
@@ -136,7 +137,9 @@ class NetworkSite:
         if self.other is None:
             return Quadratic(W_d * self.at.second[t], W, W)
         C = np.concatenate((W_d * (self.at.second[t] * self.gated[t]), W_d * self.at.slope[t]), 1)
-        return Quadratic(C, np.concatenate((W, W)), np.concatenate((W, self.other[0])))
+        neurons = np.arange(len(W))
+        left, right = np.concatenate((neurons, neurons)), np.arange(2 * len(W))
+        return Quadratic.among(C, np.concatenate((W, self.other[0])), left, right)
 
     @cached_property
     def shape(self) -> Array:

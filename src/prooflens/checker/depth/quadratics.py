@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prooflens.checker.depth.shapes import Array, frobenius, gamma, image, length, raised, transposed, up
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +26,25 @@ class Quadratic:
         C: columns [o, M].
         L: left forms [M, n].
         R: right forms [M, n]; the same object as L for squares.
+        forms: the forms that L and R are made of, and which of them are L and R; None if that is not known.
     """
 
     C: Array
     L: Array
     R: Array
+    forms: tuple[Array, Places, Places] | None = None
+
+    @classmethod
+    def among(cls, C: Array, forms: Array, left: Places, right: Places) -> Quadratic:
+        """Products of fewer forms than L and R have: their inner products are made once.
+
+        Args:
+            C: columns [o, M].
+            forms: the forms [K, n].
+            left: which of them are on the left [M].
+            right: which of them are on the right [M].
+        """
+        return cls(C, forms[left], forms[right], (forms, left, right))
 
     def shape(self, P: Array) -> Array:
         """The shape of q(x) for x ∈ E(P)."""
@@ -55,12 +72,16 @@ class Quadratic:
         δ(‖X‖ + ‖Y‖) + δ² and one rounding; the bound, times the sum of all sizes, covers a sum of four such products.
         """
         n = P.shape[-1]
-        left = self.L @ P
-        ll = left @ self.L.T
         size = float(frobenius(self.L) + (0.0 if self.R is self.L else frobenius(self.R))) ** 2 * float(
             frobenius(P)
         )
         error = float(up(np.asarray(gamma(2 * n + 64) * 8.0 * size)))
+        if self.forms is not None:
+            X, i, j = self.forms
+            K = X @ P @ X.T
+            return K[np.ix_(i, i)], K[np.ix_(j, j)], K[np.ix_(i, j)], error
+        left = self.L @ P
+        ll = left @ self.L.T
         if self.R is self.L:
             return ll, ll, ll, error
         return ll, self.R @ P @ self.R.T, left @ self.R.T, error

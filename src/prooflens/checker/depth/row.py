@@ -113,23 +113,29 @@ class Row:
     def noise(self) -> float:
         """Rounding here, of the values that meet, and of weights that do not quite sum to 1.
 
-        Every number of the new centre, linear part and Jacobians is a sum of at most n products of floats, of sizes
-        that the product below bounds: W_O, values, and scores with their slopes. 16 is for what counts several times.
+        What values and scores are known to comes through the Jacobians and, of scores, as Σ s‖g‖·blur. The rest are
+        sums of at most n products of floats, and γ_n times what is summed, in 2-norms: the centre Σ s W_O V,
+        coefficients s g w with |w| ≤ e^β in all orders, coefficients of values, and Jacobians times what meets them.
+        ‖g_j‖ and what its own sum cancels are at most G_j = ‖W_O‖(‖V_j‖ + ‖z‖), head by head. 8 is for what counts
+        several times; so taking covectors back through here is covered too.
         """
         mix, t, scores = self.mix, self.t, self.mix.scores
         q, k, v, stream = scores.q.value, scores.k.value, mix.v.value, mix.stream
         by_q, by_k, by_v = self.jacobians
-        found = (
-            stream.slip[t]
-            + frobenius(by_q) * q.slip[t]
-            + (length(self.g.transpose(1, 2, 0)) * self.s * self.blur).sum()
-        )
+        found = stream.slip[t] + frobenius(by_q) * q.slip[t]
         found = found + (frobenius(by_k) * k.slip + frobenius(by_v) * v.slip).sum()
+        found = found + (length(self.g.transpose(1, 2, 0)) * self.s * self.blur).sum()
         n = gamma(8 * (mix.S + len(mix.out) + mix.out.shape[1]) + 256) + 8.0 * mix.weight_errors[1]
-        slopes = 1.0 + 4.0 * scores.scale * q.size[t] * k.size.max() + np.abs(scores.bias[:, t]).max()
-        slopes = slopes if scores.caps is None else slopes + 2.0 * scores.caps.most[:, t].max()
-        sizes = frobenius(mix.out) * v.size.max() * mix.H**0.5 * slopes * mix.S
-        return float(up(np.asarray(found + 16.0 * n * (sizes + stream.size[t] + length(mix.bias)))))
+        out = frobenius(mix.O.swapaxes(0, 1))[:, None]
+        values = length(mix.v.c).T
+        G = out * (values + length(mix.z[t])[:, None])
+        met = self.s * G * scores.factors[:, t]
+        peak = np.where(self.mask, 1.0 + self.ranges[1] * tail(self.ranges[1], 1), 0.0)
+        sums = (out * self.s * values).sum() + length(mix.bias) + stream.size[t] + stream.missed[t]
+        sums = sums + (self.s * peak * (G + out * (mix.v.A_size.T + v.missed))).sum()
+        sums = sums + (met * length(scores.k.c).T).sum() * q.missed[t]
+        sums = sums + ((met * length(scores.q.c[t])[:, None]) * k.missed + out * self.s * v.missed).sum()
+        return float(up(np.asarray(found + 8.0 * n * sums)))
 
     @cached_property
     def weights(self) -> Array:

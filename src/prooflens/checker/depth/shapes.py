@@ -43,14 +43,13 @@ def up(radius: Array) -> Array:
 
 def length(x: Array) -> Array:
     """At least ‖x‖₂ along the last axis."""
-    return np.asarray(up(np.sqrt(np.square(x).sum(-1))) + LEAST)
+    return np.asarray(up(np.sqrt(np.einsum("...n,...n->...", x, x))) + LEAST)
 
 
 def frobenius(M: Array) -> Array:
     """At least the Frobenius norm over the last two axes."""
-    return np.asarray(
-        up(np.sqrt(np.square(M).sum((-2, -1)))) * (1.0 + gamma(M.shape[-1] * M.shape[-2])) + LEAST
-    )
+    size = np.sqrt(np.einsum("...mn,...mn->...", M, M))
+    return np.asarray(up(size) * (1.0 + gamma(M.shape[-1] * M.shape[-2])) + LEAST)
 
 
 def transposed(M: Array) -> Array:

@@ -71,6 +71,12 @@ class Chain:
         found = [gram(N * factor_weights(N)) for N in self._live]
         return np.stack(found)
 
+    @cached_property
+    def ends(self) -> list[int]:
+        """By token, behind which factor none moves it: in causal networks later tokens' do not."""
+        moved = [np.flatnonzero(N.any(0)) for N in self.N]
+        return [int(factors[-1]) + 1 if len(factors) else 1 for factors in moved]
+
     @property
     def _live(self) -> list[Array]:
         return [N[:, np.any(N != 0.0, 0)] if N.any() else N[:, :1] for N in self.N]
@@ -128,7 +134,11 @@ class Value:
     @cached_property
     def linear(self) -> Array:
         """A = JN as it is computed [S, n, p]; `slip` is what that rounds by."""
-        return np.asarray(self.J @ self.chain.N)
+        N, (S, n, _) = self.chain.N, self.J.shape
+        found = np.zeros((S, n, N.shape[-1]))
+        for t, end in enumerate(self.chain.ends):
+            found[t, :, :end] = self.J[t] @ N[t, :, :end]
+        return found
 
     @cached_property
     def slip(self) -> Array:
@@ -176,6 +186,11 @@ class Value:
         return {
             s: up(frobenius(J) * np.sqrt(trace(shapes[s]))) for s, J in self.jacobians.items() if s in shapes
         }
+
+    @cached_property
+    def missed(self) -> Array:
+        """At least sup ‖u(α) − c − JNα‖₂, source by source and with what every number rounds by: for rounding."""
+        return up(sum(self.spans.values(), self.slip))
 
     @cached_property
     def size(self) -> Array:

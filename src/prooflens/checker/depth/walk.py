@@ -140,7 +140,8 @@ class Walk(Attention):
             if done > self._finished:
                 self._finish(self.kept(done - 1), done - 1)
                 if not self.keeps and self._numbers * (number + 1) > numbers(SHARE):
-                    self.layers[done - 1] = None
+                    # Where one layer is missing no form is walked back, so that none is of use.
+                    self.layers[:done] = [None] * done
             self.tell(done)
             self.layers.append(self._attend(done))
         return self.kept(number)
