@@ -6,7 +6,7 @@ all tensors [F, T, d] run over slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -89,6 +89,10 @@ class Entries:
         columns = (self.head, self.position, self.key, self.weight)
         slots = (form * width + at[kept] % width for at in (self.at_i, self.at_j))
         return Entries(self.view, self.tokens[chosen], form, *(column[kept] for column in columns), *slots)
+
+    def negated(self) -> Entries:
+        """Return the forms times −1."""
+        return replace(self, weight=-self.weight)
 
     @cached_property
     def longest(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -111,10 +112,24 @@ class Layer0(EngineBase):
 
 
 def _range(view: FirstLayer, forms: Forms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return lower and upper bounds of forms of plain scores, and their corners."""
-    upper, upper_corner = _maximise(view, forms)
-    minus, lower_corner = _maximise(view, forms.negated())
-    return -minus, upper, lower_corner, upper_corner
+    """Return proved lower and upper bounds of forms of plain scores, and their corners, chunk by chunk.
+
+    Forms of a chunk read equally many tokens. Every form of a chunk has as many slots as its widest one, so a margin,
+    which reads three tokens, would pay for the tangent of a mass, which reads all of them.
+    """
+    region = view.problem.region
+    bounds = view.center.new_zeros(2, forms.size)
+    corners = view.center.new_zeros(2, forms.size, region.n_factors)
+    for chosen in _chunks(view, forms):
+        entries = Entries.of(view, forms.select(chosen))
+        moves = Moves(entries, region)
+        # A form and its negative have the same chains, and the same slope at the centre but for its sign.
+        errors = _Errors.of(entries, moves)
+        slope = entries.evaluate(region.center[entries.tokens])[1]
+        at = chosen.to(bounds.device)
+        for side, one, along in ((0, entries.negated(), -slope), (1, entries, slope)):
+            bounds[side, at], corners[side, at] = _maximise(one, moves, errors, along)
+    return -bounds[0], bounds[1], corners[0], corners[1]
 
 
 def _normed_range(scores: NormedScores, forms: Forms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -160,19 +175,19 @@ def _capped(problem: Problem, cap: float, lower: Tensor, upper: Tensor) -> tuple
     )
 
 
-def _maximise(view: FirstLayer, forms: Forms) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-    """Return proved upper bounds of the forms and their corners, chunk by chunk.
+class _Errors(NamedTuple):
+    """What rounding adds to the values and to the slopes of forms and of their negatives."""
 
-    Forms of a chunk read equally many tokens. Every form of a chunk has as many slots as its widest one, so a margin,
-    which reads three tokens, would pay for the tangent of a mass, which reads all of them.
-    """
-    bound = view.center.new_zeros(forms.size)
-    corner = view.center.new_zeros(forms.size, view.problem.region.n_factors)
-    for chosen in _chunks(view, forms):
-        entries = Entries.of(view, forms.select(chosen))
-        at = chosen.to(bound.device)
-        bound[at], corner[at] = _maximise_chunk(entries, Moves(entries, view.problem.region))
-    return bound, corner
+    value: Float[Tensor, " F"]
+    slope: Float[Tensor, "F n"]
+
+    @classmethod
+    def of(cls, entries: Entries, moves: Moves) -> _Errors:
+        """Take the chains of absolute values times the relative error of each."""
+        roundoff = entries.view.roundoff(entries.longest)
+        return cls(
+            up(roundoff * entries.value_size() + TINY), up(roundoff * moves.pull_size(entries.slope_size()))
+        )
 
 
 def _chunks(view: FirstLayer, forms: Forms) -> Iterator[Int[Tensor, " M"]]:
@@ -185,34 +200,36 @@ def _chunks(view: FirstLayer, forms: Forms) -> Iterator[Int[Tensor, " M"]]:
         yield from alike.split(max(1, CHUNK_ELEMENTS // (max(1, width) * d)))
 
 
-def _maximise_chunk(entries: Entries, moves: Moves) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
-    best = _climb(entries, moves)
-    bound = _bound(entries, moves, best, uniform_curvature(entries, best))
+def _maximise(
+    entries: Entries, moves: Moves, errors: _Errors, slope: Float[Tensor, "F T d"]
+) -> tuple[Float[Tensor, " F"], Float[Tensor, "F p"]]:
+    """Return proved upper bounds of the forms and their corners, from their slopes at the centre."""
+    best = _climb(entries, moves, slope)
+    bound = _bound(moves, errors, best, uniform_curvature(entries, best))
     # Only these can still change sides: the corner is below 0, the bound is not.
     open_ = ((best.value < 0) & (bound >= 0)).nonzero()[:, 0]
     if len(open_) and moves.region.generators is None:
-        part, there = entries.select(open_), best.select(open_)
-        bound = bound.index_copy(0, open_, torch.minimum(bound[open_], _refined(part, moves.region, there)))
+        refined = _refined(entries.select(open_), moves.region, best.select(open_))
+        bound = bound.index_copy(0, open_, torch.minimum(bound[open_], refined))
     return bound, moves.factors(best.signs)
 
 
 def _refined(entries: Entries, region: Region, point: Point) -> Float[Tensor, " F"]:
     """Return the best bound of the shaped curvatures; on small models without a norm also of the whole Hessian."""
     moves = Moves(entries, region)
-    best = _bound(entries, moves, point, shaped_curvature(entries, point))
+    errors = _Errors.of(entries, moves)
+    best = _bound(moves, errors, point, shaped_curvature(entries, point))
     if entries.view.norm is None and entries.view.rotary is None and point.x[0].numel() <= JOINT_SIZE:
         for curvature in joint_curvatures(entries, point):
-            best = torch.minimum(best, _bound(entries, moves, point, curvature))
+            best = torch.minimum(best, _bound(moves, errors, point, curvature))
     return best
 
 
-def _climb(entries: Entries, moves: Moves) -> Point:
-    """Find a good corner for each form: the signs of the gradient at the centre, then of the gradient there."""
-    center = moves.region.center[entries.tokens]
-    _, slope, _ = entries.evaluate(center)
+def _climb(entries: Entries, moves: Moves, slope: Float[Tensor, "F T d"]) -> Point:
+    """Find a good corner for each form: the signs of the slope at the centre, then of the gradient there."""
     best: Point | None = None
     for _ in range(SIGN_STEPS):
-        signs = torch.where(moves.pull(slope) >= 0, 1.0, -1.0).to(center)
+        signs = torch.where(moves.pull(slope) >= 0, 1.0, -1.0).to(slope)
         x = moves.point(signs)
         value, slope, read = entries.evaluate(x)
         found = Point(signs, value, x, slope, read)
@@ -222,15 +239,13 @@ def _climb(entries: Entries, moves: Moves) -> Point:
 
 
 def _bound(
-    entries: Entries, moves: Moves, point: Point, curvature: Float[Tensor, "F T d"]
+    moves: Moves, errors: _Errors, point: Point, curvature: Float[Tensor, "F T d"]
 ) -> Float[Tensor, " F"]:
     """Return f(s) + Σ max(0, 2(D − G)) with the rounding of f(s) and G added; ∞ where anything is not finite."""
-    roundoff = entries.view.roundoff(entries.longest)
     G = point.signs * moves.pull(point.slope)
-    error = up(roundoff * moves.pull_size(entries.slope_size()))
-    excess = 2.0 * up(moves.curvature(curvature) + up(error - G)).clamp(min=0.0)
+    excess = 2.0 * up(moves.curvature(curvature) + up(errors.slope - G)).clamp(min=0.0)
     slack = up(excess.sum(-1) * (1.0 + gamma(2 * excess.shape[-1] + 16)) + TINY)
-    bound = up(up(point.value + up(roundoff * entries.value_size() + TINY)) + slack)
+    bound = up(up(point.value + errors.value) + slack)
     # A slope that has overflowed would take all of the slack away.
     known = point.value.isfinite() & G.isfinite().all(-1) & bound.isfinite()
     return torch.where(known, bound, torch.inf)
