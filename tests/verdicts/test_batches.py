@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import prooflens as pl
 from prooflens.cli import app
 from prooflens.engines.attack import AttackBudget, AttackCase, attack_cases
 from prooflens.engines.attack.cases import values_at
+from prooflens.engines.attack.search import AttackSearch
 from prooflens.engines.first_layer.layer import FirstLayer, Spectra
 from prooflens.engines.protocol import EngineOptions, Workspace
 from prooflens.models import Transformer
@@ -62,10 +64,10 @@ def test_prompts_of_one_length_and_of_several_end_as_alone(family: str, engine: 
 
 
 def test_a_break_about_one_prompt_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two inputs in one search of which only the second has anything to break; and each is run by itself."""
+    """Two inputs in one search: each has the points that it has by itself, and what breaks breaks its own claims."""
     model = model_of("bert")
     prompts = [center_of(model, 4, seed) for seed in range(2)]
-    regions = [pl.Ball(0.6).around(prompt) for prompt in prompts]
+    regions = [pl.Ball(0.1).around(prompt) for prompt in prompts]
     problems = [Problem(model, region) for region in regions]
     cases = [
         AttackCase(p, [c for c in parse_query("top1").bind(p.setting([0])) if c.functionals])
@@ -79,15 +81,43 @@ def test_a_break_about_one_prompt_breaks_no_other(monkeypatch: pytest.MonkeyPatc
         return run(program, x, *names)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Program, "run", counted)
-    budget = AttackBudget(50, 2, 10)
+    budget = AttackBudget(0, 6, 3)
     both = attack_cases(cases, budget)
     assert max(shape[0] for shape in passed if len(shape) == 4) > max(len(case.claims) for case in cases) // 2
     for case, result in zip(cases, both, strict=True):
         (alone,) = attack_cases([case], budget)
         assert [w is None for w in alone.witnesses] == [w is None for w in result.witnesses]
         assert torch.allclose(alone.values, result.values, rtol=1e-9)
+        assert torch.allclose(alone.alpha, result.alpha, atol=1e-9)
         for claim, witness in zip(case.claims, result.witnesses, strict=True):
             assert witness is None or claim.broken_by(values_at(case.problem, claim, witness.x))
+    assert any(both[1].witnesses)
+    assert not all(both[1].witnesses)
+
+
+@pytest.mark.parametrize("room", [2**24, 2**12])
+def test_each_prompt_starts_where_it_starts_alone(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Whether all targets of a head go down at a time, or few of each prompt."""
+    model = model_of("gpt2")
+    problems = [Problem(model, pl.Ball(0.1).around(center_of(model, 5, seed))) for seed in range(3)]
+    claims = [[c for c in parse_query("top1").bind(p.setting([0])) if c.functionals] for p in problems]
+    cases = [AttackCase(problem, some) for problem, some in zip(problems, claims, strict=True)]
+    begun = list[tuple[int, torch.Tensor]]()
+
+    def noted(search: AttackSearch, descent: Any, alpha: torch.Tensor, steps: int) -> None:
+        begun.extend(zip(descent.chunk.tolist(), alpha, strict=True))
+
+    monkeypatch.setattr(AttackSearch, "_descend", noted)
+    monkeypatch.setattr("prooflens.engines.attack.landscape.CHUNK_ELEMENTS", room)
+    attack_cases(cases, AttackBudget(20, 5, 3))
+    together, first = dict(begun), 0
+    for case in cases:
+        begun.clear()
+        attack_cases([case], AttackBudget(20, 5, 3))
+        assert len(begun) > 4
+        for number, alpha in begun:
+            assert torch.allclose(together[first + number], alpha)
+        first += len(case.claims)
 
 
 def test_an_interruption_keeps_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
