@@ -93,6 +93,8 @@ def test_embedded_models_run_our_own_forward_pass(precision: str) -> None:
     low = toy.to(dtype=getattr(torch, precision))
     scores = low.scores(toy.example().x.to(low.dtype), 0).double()
     exact = toy.scores(toy.example(), 0)
+    # In float32 some processors add up a batch of points in another order than one point.
+    order = 1e-12 if precision == "bfloat16" else 4.0 * torch.finfo(low.dtype).eps * float(exact.abs().max())
     for row in res.rows:
         assert row["deployed"].startswith(f"{precision} by prooflens' own forward pass")
         margins = []
@@ -100,7 +102,7 @@ def test_embedded_models_run_our_own_forward_pass(precision: str) -> None:
             a = held[row["head"], row["position"]]
             rest = torch.cat((a[: row["top"]], a[row["top"] + 1 :]))
             margins.append(float(a[row["top"]] - rest.max()))
-        assert row["difference_centre"] == pytest.approx(abs(margins[0] - margins[1]), abs=1e-12)
+        assert row["difference_centre"] == pytest.approx(abs(margins[0] - margins[1]), abs=order)
         parts = [row[name] for name in DEPLOYED.names[2:]]
         assert row["difference"] == max(part for part in parts if part is not None)
         assert row["difference_worst"] is not None  # the corner of layer 0's bound
