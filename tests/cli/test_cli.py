@@ -1,6 +1,7 @@
 """The command line's contract: fast help, JSON documents, doctor."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 import prooflens
 import prooflens as pl
+import prooflens.cli
 from tests.conftest import Call
 
 
@@ -27,6 +29,17 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(("policy", "spins"), [(None, prooflens.cli.SPINS), ("ACTIVE", None)])
+def test_threads_that_wait_do_not_keep_cores_from_others(
+    policy: str | None, spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prooflens", "--version"])
+    monkeypatch.setattr(os, "environ", {} if policy is None else {"OMP_WAIT_POLICY": policy})
+    with pytest.raises(SystemExit):
+        prooflens.cli.main()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 def test_version() -> None:

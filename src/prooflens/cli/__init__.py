@@ -57,8 +57,18 @@ del (
 )  # importing them is what enters their commands
 
 
+SPINS = "3000"
+"""How often a thread of torch looks for work before it sleeps, in the words of GNU OpenMP.
+
+By default it looks 300,000 times, about a millisecond: where other programs want the cores, threads then wait for each
+other's turns (`benchmarks/busy.py`).
+"""
+
+
 def main() -> None:
     """Entry point: an error, ours or of the arguments, is one line on stderr and exit code 1, never a traceback."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch is imported
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name="prooflens", standalone_mode=False))
     except ProoflensError as error:
