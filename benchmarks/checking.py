@@ -39,9 +39,11 @@ from peer_models import PEERS, peer_model
 from prooflens import Ball, Transformer, certify, effect, load, radius
 from prooflens.checker import check
 from prooflens.checker.depth import Walk, output_floors, output_form, score_form
+from prooflens.checker.depth.room import within
 from prooflens.checker.network import Network
 from prooflens.cli.view import torch_powers, torch_tables
 from prooflens.evaluation.soundness.cases import random_model
+from prooflens.memory import parse_memory
 from prooflens.models.cache import model_folder
 from prooflens.models.export import export
 from prooflens.models.prompt import Prompt
@@ -177,7 +179,9 @@ def main() -> None:
     parser.add_argument("--positions", type=int, nargs="+")
     parser.add_argument("--query", nargs="+", default=["top1"])
     parser.add_argument("--engine", default=None)
-    parser.add_argument("--memory", default=None, help="GiB for the engines")
+    parser.add_argument(
+        "--memory", default=None, help="for the engines, or with --depth for the checker: 8GB"
+    )
     parser.add_argument(
         "--time", default=None, help="time for the engines, as `prooflens certify --time` takes it"
     )
@@ -191,9 +195,10 @@ def main() -> None:
         tell(measure_radii(args, options), args.json)
     for part, eps in itertools.product(args.effects, args.eps):
         tell(measure_effect(args, part, eps), args.json)
-    for eps in args.eps if args.depth is not None else []:
-        for line in measure_depth(args, eps):
-            tell(line, args.json)
+    with within(parse_memory(args.memory)):
+        for eps in args.eps if args.depth is not None else []:
+            for line in measure_depth(args, eps):
+                tell(line, args.json)
     for eps in [] if args.effects or args.depth is not None else args.eps:
         with tempfile.TemporaryDirectory() as place:
             model, prompt, folder = find(args.model, args.text, args.peers, Path(place))

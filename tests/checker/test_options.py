@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import prooflens as pl
 from prooflens.checker import check
+from prooflens.checker.depth import Walk, room
 from prooflens.cli import app
 from prooflens.report import report
 from tests.checker.forging import TOY
@@ -75,3 +76,36 @@ def test_rows_that_are_no_numbers_are_told_in_one_line(run: Path) -> None:
     said = CliRunner().invoke(app, ["check", str(run), "--only", "first"])
     assert said.exit_code != 0
     assert "--only takes numbers of rows" in (said.output + str(said.exception))
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_walks_hold_shares_of_the_memory_that_is_given(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = room.numbers(share)
+    with room.within(2**20):
+        assert room.numbers(share) == int(share * 2**17)
+    with room.within(None):
+        assert 0 < room.numbers(share) <= 2 * whole
+    monkeypatch.setattr(room, "MEMINFO", Path("nowhere"))
+    with room.within(None):
+        assert room.numbers(share) == whole == room.numbers(share)
+
+
+def test_the_command_takes_memory_and_refuses_what_is_none(run: Path) -> None:
+    said = CliRunner().invoke(app, ["check", str(run), "--only", "0", "--memory", "1GB", "--json"])
+    assert said.exit_code == 0, said.output
+    said = CliRunner().invoke(app, ["check", str(run), "--memory", "8"])
+    assert "write the unit" in str(said.exception)
+
+
+def test_without_memory_the_rest_is_judged_all_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(walk: Walk, number: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Walk, "layer", short)
+    found = check(run, TOY)
+    assert found.ok
+    layers = [row["layer"] for row in pl.Results.load(run).rows]
+    notes = [finding.note for finding in found.findings if finding.status == "not checkable"]
+    assert notes
+    assert all("not enough memory" in note for note in notes)
+    assert {layers[finding.row] for finding in found.findings if finding.status == "re-proved"} == {0}

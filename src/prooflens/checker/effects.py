@@ -216,8 +216,8 @@ class EffectChecker(RowChecker):
             try:
                 own = prover.bounds(margin, tight=False)
                 own = own if own.low > 0 else prover.bounds(margin, tight=True)
-            except (ValueError, ArithmeticError, MemoryError) as error:
-                return NOT_CHECKABLE, f"the checker's proof failed: {error or type(error).__name__}"
+            except (ValueError, ArithmeticError) as error:
+                return NOT_CHECKABLE, f"the checker's proof failed: {str(error) or type(error).__name__}"
             if not own.low > 0:
                 return NOT_CHECKABLE, prover.refusal or "the checker's bounds are weaker"
             weakest = min(weakest, own.low)

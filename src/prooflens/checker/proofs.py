@@ -83,6 +83,15 @@ class Prover:
         told = lambda layer: self.tell(f"layer {layer}")  # noqa: E731
         return Walk(self.net, self.region.center, self.region.factors, told, self.blur)
 
+    def give_up(self, why: str) -> None:
+        """Prove nothing beyond layer 0 from now on, and let go of what was walked.
+
+        Args:
+            why: the reason.
+        """
+        self.__dict__.pop("walk", None)
+        self.__dict__["refusal"] = f"proofs of depth were given up: {why}"
+
     def bounds(self, functional: Functional, tight: bool) -> Range:
         """A functional on the whole region; `tight` takes covectors back to the input, which costs more."""
         terms = functional["terms"]

@@ -93,6 +93,11 @@ class RowChecker:
             return WRONG, str(error)
         except OutOfTimeError:
             return NOT_CHECKABLE, "the time that the check may take is over"
+        except MemoryError:
+            self.prover.give_up(
+                "there is not enough memory for them: give more, or check on a larger machine"
+            )
+            return NOT_CHECKABLE, f"nothing contradicts it; {self.prover.refusal}"
 
     def _run_points(self) -> None:
         """The functionals at witnesses, and at the corner of the weakest functional where that may refute a bound."""
@@ -237,12 +242,8 @@ class RowChecker:
         for f, a, b in zip(functionals, low, high, strict=True):
             try:
                 own = self._own(f, a, b)
-            except (
-                ValueError,
-                ArithmeticError,
-                MemoryError,
-            ) as error:  # a proof that fails contradicts nothing
-                return NOT_CHECKABLE, f"the checker's proof failed: {error or type(error).__name__}"
+            except (ValueError, ArithmeticError) as error:  # a proof that fails contradicts nothing
+                return NOT_CHECKABLE, f"the checker's proof failed: {str(error) or type(error).__name__}"
             proved.append(_shows(f, a, b, own))
             weakest = min(weakest, own.low)
             if f["sense"] == "range" and np.isfinite([own.low, own.high]).all():

@@ -20,6 +20,7 @@ from prooflens.cli.options import Json
 from prooflens.durations import parse_time
 from prooflens.errors import RunError
 from prooflens.json_files import read_json
+from prooflens.memory import parse_memory
 from prooflens.progress import shown
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def check(
     time: Annotated[
         str | None, typer.Option(help="Begin no proof after this time: 60s, 2m (default: no limit).")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory by which proofs of depth are planned: 8GB (default: what is free)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a run without trusting the engines: fingerprints, own proofs, witnesses. Exit code 3 if a row is WRONG."""
@@ -84,10 +89,11 @@ def check(
     whole = is_circuit(run)
     folder = weights or _weights_of(_some_run(run) if whole else run)
     seconds, rows = parse_time(time), None if only is None else _row_numbers(only)
+    size = parse_memory(memory)
     with shown(not as_json) as tell:
 
         def judge(one: Path) -> CheckReport:
-            return examine(one, folder, torch_tables, torch_powers, rows, seconds or math.inf, tell)
+            return examine(one, folder, torch_tables, torch_powers, rows, seconds or math.inf, tell, size)
 
         if whole and rows is not None:
             raise RunError("--only is for runs: a circuit is checked whole")

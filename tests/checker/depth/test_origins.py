@@ -97,10 +97,20 @@ def test_origins_make_deep_values_tighter(family: str, monkeypatch: pytest.Monke
 
 def test_rounding_of_a_product_is_counted() -> None:
     rng = np.random.default_rng(0)
-    held = [Origin(shapes_of(rng, 2, 3), rng.standard_normal((2, 3, 2, 3)))]
+    shapes = shapes_of(rng, 2, 3)
+    held = [Origin(shapes, rng.standard_normal((2, 3, 2, 3)))]
     carried: Carried = carried_on(held, rng.standard_normal((2, 3, 2, 3)))
     assert (carried.noise > 0.0).all()
-    assert (carried_on([Origin(held[0].shapes)], rng.standard_normal((2, 3, 2, 3))).noise < 1e-200).all()
+    assert held == []
+    assert (carried_on([Origin(shapes)], rng.standard_normal((2, 3, 2, 3))).noise < 1e-200).all()
+
+
+def test_a_walk_holds_the_jacobians_of_one_root_and_two_walks_side_by_side_those_of_all() -> None:
+    case = Case.of("gpt2", 2, eps=0.003, depth=4)
+    chains = [case.walk.layer(number).chain for number in range(4)]
+    assert [len(chain.origins) for chain in chains] == [0, 0, 0, 3]
+    both = Walk(case.net, case.walk.center, case.walk.generators, other=case.net)
+    assert [len(both.layer(number).chain.origins) for number in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])

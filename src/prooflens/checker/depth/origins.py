@@ -9,7 +9,6 @@ different x pay a triangle inequality.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,20 +40,19 @@ class Carried(NamedTuple):
     noise: Array
 
 
-def carried_on(origins: Sequence[Origin], A: Array) -> Carried:
+def carried_on(origins: list[Origin], A: Array) -> Carried:
     """Take origins one root further.
 
     Args:
-        origins: the origins at the root before; each is let go of as soon as it was taken on.
+        origins: the origins at the root before; each is taken out of the list, so that nothing holds it any longer.
         A: the Jacobian of the new root by that one [T, d, S, n].
     """
     T, d, S, n = A.shape
     sizes = frobenius(A.reshape(T, d, S * n))
     found = Carried([], [], np.zeros(T))
     noise = found.noise
-    waiting = list(origins)
-    while waiting:
-        shapes, before = waiting.pop(0)
+    while origins:
+        shapes, before = origins.pop(0)
         J = A
         if before is not None:
             R, m = before.shape[2:]

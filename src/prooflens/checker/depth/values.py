@@ -58,12 +58,14 @@ class Chain:
         N: its linear part [S, d, p].
         shapes: the shapes of the sources by name, each [S, m, m].
         origins: what the root's own e is made of; none if it is known by its shape alone.
+        keeps: whether the origins are needed again behind the next root, since two networks go on from here.
     """
 
     c: Array
     N: Array
     shapes: dict[str, Array] = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
+    keeps: bool = False
 
     @cached_property
     def spread(self) -> Array:
@@ -96,10 +98,11 @@ class Chain:
             A: its Jacobian by this root [T, d, S, n].
         """
         if ROOT not in self.shapes:
-            return Chain(c, N, {ROOT: own}, [Origin(own)])
-        carried = carried_on(self.origins or [Origin(self.shapes[ROOT])], A)
+            return Chain(c, N, {ROOT: own}, [Origin(own)], self.keeps)
+        held = list(self.origins) if self.keeps else self.origins
+        carried = carried_on(held or [Origin(self.shapes[ROOT])], A)
         own = total([own, ball(carried.noise, c.shape[1])])
-        return Chain(c, N, {ROOT: total([own, *carried.reached])}, kept_apart(carried, own))
+        return Chain(c, N, {ROOT: total([own, *carried.reached])}, kept_apart(carried, own), self.keeps)
 
     @cached_property
     def start(self) -> Value:

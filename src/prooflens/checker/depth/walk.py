@@ -84,7 +84,7 @@ class Walk(Attention):
         """How many layers have a mixing already."""
         if self.twin is None:
             off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
-            self._chain = Chain(self.center, self.generators, off)
+            self._chain = Chain(self.center, self.generators, off, keeps=self.keeps)
             self._stream = self._chain.start
             if (INPUT, -1, -1) in self.senders:
                 self._carried[INPUT, -1, -1] = self._stream
