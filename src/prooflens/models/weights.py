@@ -14,6 +14,7 @@ from prooflens.models.frozen import check_frozen
 from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
 from prooflens.models.reads import READ, read_hooks
+from prooflens.models.spread import RADII
 
 Shape = tuple[int, ...]
 
@@ -97,7 +98,7 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     if architecture.d_out is not None and not {"head.weight", "embed.tokens", READ} & set(weights):
         raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
     tables = {table_name(layer) for layer in range(architecture.n_layers) if architecture.has_attention}
-    loose = held_shapes(architecture)
+    loose = held_shapes(architecture) | ({RADII: (architecture.free,)} if architecture.free else {})
     if architecture.has_attention:
         loose |= {f"blocks.{i}.frozen.heads": (None,) for i in range(architecture.n_layers)}
         loose |= {f"blocks.{i}.frozen.scores": (None, None, None) for i in range(architecture.n_layers)}
@@ -123,7 +124,7 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
             check_frozen(weights, int(stem.split(".")[1]), architecture.n_heads)
         elif stem.endswith(".edges"):
             check_edges(architecture, weights, stem.removesuffix(".edges"))
-        else:
+        elif stem != "free":
             check_held(weights, stem)
 
 

@@ -174,7 +174,7 @@ def effects(
     pairs: list[Pair] = []
     asked, source = (prompt, region, metric, settings.device, vectors), source_of(model)
     for edited in edits:
-        pairs.append(Pair.of(held, edited, *asked, like=pairs[0] if pairs else None, source=source))
+        pairs.append(Pair.of(held, edited, *asked, likes=pairs, source=source))
     wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
     claims = {kind: delta for kind, delta in wanted.items() if delta is not None}
     known: dict[int, Effect] = {}
