@@ -18,6 +18,9 @@ from prooflens.checker.findings import need
 EVERY = 2**24
 """The number that stands for every token."""
 
+RADII = "free.radii"
+"""The table of how far each free coordinate moves, of parts that are held at any value of a set."""
+
 KINDS = ("directions", "features", "decoded")
 TABLES = (*KINDS, "held", "frozen", "edges")
 Values = Any
@@ -60,6 +63,54 @@ def places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Value
     return chosen, put
 
 
+def spreads(weights: Mapping[str, Any], stem: str, n: int) -> Values | None:
+    """What the K free coordinates add to the values of every token [n, k, K]; None where there is only one value.
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with.
+        n: how many tokens there are.
+    """
+    table = weights.get(f"{stem}.spread")
+    if table is None:
+        return None
+    chosen, _ = places(weights, stem, n)
+    at, k = weights[f"{stem}.at"].astype(int).tolist(), chosen.shape[1]
+    need(table.shape == (len(at), k, len(weights[RADII])), "a table of values that parts may have is none")
+    found = np.zeros((n, *table.shape[1:]))
+    for (token, start, stop), row in zip(at, table, strict=True):
+        place = token if token >= 0 else n + token
+        for i in range(n) if token == EVERY else [place] if 0 <= place < n else []:
+            found[i, start:stop] = row[start:stop]
+    return found
+
+
+def moved_by(weights: Mapping[str, Any], n: int) -> list[list[int]]:
+    """The tokens at which each free coordinate adds something.
+
+    Args:
+        weights: all weights.
+        n: how many tokens there are.
+    """
+    found: list[set[int]] = [set() for _ in weights.get(RADII, ())]
+    for stem in [name.removesuffix(".spread") for name in weights if name.endswith(".spread")]:
+        table = spreads(weights, stem, n)
+        for token, number in zip(*np.nonzero(table.any(1)), strict=True) if table is not None else ():
+            found[number].add(int(token))
+    return [sorted(tokens) for tokens in found]
+
+
+def _put(weights: Mapping[str, Any], stem: str, x: Values, n: int, free: Values | None) -> tuple[Values, Values]:
+    """Where coordinates are held, and at what, for every token of every point; `free` are the free coordinates."""
+    chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+    table = spreads(weights, stem, n)
+    if table is None:
+        return chosen, put
+    need(free is not None, "a part is held at any value of a set, and the points do not say at which")
+    tiled = np.tile(table, (len(x) // n, 1, 1))
+    return chosen, put + (tiled * np.asarray(free)[:, None, :]).sum(-1)
+
+
 def jumps_of(weights: Mapping[str, Any], stem: str) -> Values | None:
     """By how much features jump as they become active, their thresholds [k]; None where none does.
 
@@ -77,7 +128,15 @@ def _spread(table: Values, x: Values) -> Values:
     return table if x.ndim == 3 else np.tile(table, (len(x) // len(table), 1))
 
 
-def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int, times: Times) -> Values:
+def written(
+    weights: Mapping[str, Any],
+    name: str,
+    x: Values,
+    y: Values,
+    n: int,
+    times: Times,
+    free: Values | None = None,
+) -> Values:
     """What a block adds, y without the parts that are held at some of n tokens, which are computed from x.
 
     Args:
@@ -87,17 +146,25 @@ def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int,
         y: what the map writes without the held parts.
         n: how many tokens a prompt has.
         times: the product of matrices, of balls or of floats.
+        free: the free coordinates of every token, of points side by side; None if there are none.
     """
     stem = f"{name}.held"
     if f"{stem}.at" not in weights:
         return y
-    chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+    chosen, put = _put(weights, stem, x, n, free)
     parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
     return y + times(parts * (1.0 - chosen) + put, weights[f"{stem}.write"].T)
 
 
 def held_at(
-    weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any, jump: Any
+    weights: Mapping[str, Any],
+    hook: str,
+    x: Values,
+    n: int,
+    times: Times,
+    relu: Any,
+    jump: Any,
+    free: Values | None = None,
 ) -> Values:
     """A value with its held directions and features.
 
@@ -111,11 +178,12 @@ def held_at(
         times: the product of matrices, of balls or of floats.
         relu: the function max(0, ·), of balls or of floats.
         jump: the function that is 1 above 0 and 0 elsewhere, of balls or of floats.
+        free: the free coordinates of every token, of points side by side; None if there are none.
     """
     for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
         if f"{stem}.at" not in weights:
             continue
-        chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+        chosen, put = _put(weights, stem, x, n, free)
         parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
         if not stem.endswith(".directions"):
             theta = jumps_of(weights, stem)

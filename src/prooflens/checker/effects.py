@@ -174,6 +174,10 @@ class EffectChecker(RowChecker):
     prover_kind = PairProver
     net: Any
 
+    def _values(self, n: int) -> tuple[list[list[int]], Any]:
+        weights = self.net.second.weights
+        return edited.moved_by(weights, n), weights.get(edited.RADII, np.zeros(0))
+
     def _judge(self, row: Row) -> tuple[str, str]:
         word, note = self._answers(row) if row["query"].startswith("same answer") else super()._judge(row)
         return word, note if self.net.named else f"{note}; the edit is the stored one: its name is free text"
