@@ -100,7 +100,9 @@ def moved_by(weights: Mapping[str, Any], n: int) -> list[list[int]]:
     return [sorted(tokens) for tokens in found]
 
 
-def _put(weights: Mapping[str, Any], stem: str, x: Values, n: int, free: Values | None) -> tuple[Values, Values]:
+def _put(
+    weights: Mapping[str, Any], stem: str, x: Values, n: int, free: Values | None
+) -> tuple[Values, Values]:
     """Where coordinates are held, and at what, for every token of every point; `free` are the free coordinates."""
     chosen, put = (_spread(table, x) for table in places(weights, stem, n))
     table = spreads(weights, stem, n)
@@ -400,3 +402,17 @@ def hold(
     made = {"read": read, "bias": bias, "write": write, "at": rows, "values": values}
     weights |= {f"{stem}.{part}": np.ascontiguousarray(table) for part, table in made.items()}
     weights[f"{name}.weight"] = rest
+
+
+def widen(weights: dict[str, Any], stem: str, by: float) -> None:
+    """Let every coordinate that is held, and held at 0, be any number within `by`: `at any value within 0.1 of 0`.
+
+    Args:
+        weights: all weights, which are changed.
+        stem: what the table's names start with; nothing else is held there, or anywhere at any value.
+        by: how far it may be from 0.
+    """
+    m, k = weights[f"{stem}.values"].shape
+    radius = float(np.ldexp(1.0, int(np.frexp(by)[1]) - 1))
+    weights[RADII] = np.full(k, radius)
+    weights[f"{stem}.spread"] = np.repeat(np.eye(k)[None] * (by / radius), m, 0)

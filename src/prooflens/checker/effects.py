@@ -44,6 +44,7 @@ _QUERY = re.compile(
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
+_VALUED = re.compile(r"with (?P<place>[\w.@-]+) at any value within (?P<by>[^ ]+) of 0")
 _PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+)(\.result)?)?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
 
 
@@ -78,7 +79,8 @@ class PairNetwork:
 
 def _without(net: Network, edit: str) -> str | None:
     """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
-    match = re.fullmatch(r"without ([\w., @<>-]+)", edit)
+    valued = _VALUED.fullmatch(edit)
+    match = re.fullmatch(r"without ([\w., @<>-]+)", f"without {valued['place']}" if valued else edit)
     names = match[1].split(", ") if match else []
     hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
     weights = _hide(net, hidden)
@@ -96,9 +98,11 @@ def _without(net: Network, edit: str) -> str | None:
             continue  # behind the hook that is read
         index, width = (h, net.head_dim) if a else (n, 1)
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
-        if tokens:
-            at = [int(token) for token in tokens.split("@")[1:]]
+        if tokens or valued:
+            at = [int(token) for token in tokens.split("@")[1:]] or [edited.EVERY]
             edited.hold(weights, block, None if index is None else some, at, result is not None)
+            if valued:
+                edited.widen(weights, f"{block}.held", float(valued["by"]))
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0

@@ -60,7 +60,7 @@ class Architecture:
         beside_hook: another value, of the same block or an earlier one, that a readout reads too; None for none.
         beside_position: the token at which it reads that.
         free: how many coordinates an input has behind the stream's: the factors of parts that are held at any value of
-            a set (`models.spread`). Neither these nor the next are in the fingerprint: tables among the weights say them.
+            a set (`models.spread`). Tables among the weights say them, so this and the next are in no fingerprint.
         free_until: the last block whose parts read them.
     """
 

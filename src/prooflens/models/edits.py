@@ -39,7 +39,7 @@ from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
 from prooflens.models.parts import ANY, Edit, Place, split_tokens
-from prooflens.models.spread import check_kinds, generators_of, last_block, spread_tables
+from prooflens.models.spread import STREAM, generators_of, last_block, spread_tables
 from prooflens.models.weight_edits import apply_edit
 
 if TYPE_CHECKING:
@@ -168,11 +168,12 @@ def between(model: Transformer, place: str, first: Prompt | str, other: Prompt |
     ends = [value_on(model, place, prompt) for prompt in (first, other)]
     values = [one.value for one in ends if one.value is not None]
     if values[0].shape != values[1].shape:
-        raise ModelError(f"{place} has values at {len(values[0])} and at {len(values[1])} tokens: name tokens")
+        raise ModelError(
+            f"{place} has values at {len(values[0])} and at {len(values[1])} tokens: name tokens"
+        )
     center, half = (values[0] + values[1]) / 2, (values[1] - values[0]) / 2
-    sides = [one.source.removeprefix("its value on ") for one in ends]
-    source = f"{ANY} between those on {' and '.join(sides)}"
-    return Edit(place, center, source, spread=half[None])
+    sides = [repr(prompt) if isinstance(prompt, str) else "a prompt" for prompt in (first, other)]
+    return Edit(place, center, f"{ANY} between those on {' and '.join(sides)}", spread=half[None])
 
 
 def _sender_of(architecture: Architecture, name: str) -> Place | None:
@@ -181,7 +182,7 @@ def _sender_of(architecture: Architecture, name: str) -> Place | None:
         return None
     sender = name.split("->")[0]
     return (
-        Place(sender, -1, "blocks.0.hook_resid_pre", None)
+        Place(sender, -1, STREAM if architecture.free else "blocks.0.hook_resid_pre", None)
         if sender == "input"
         else find_place(architecture, sender)
     )
@@ -226,6 +227,8 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     made = [Edit(one) if isinstance(one, str) else one for one in listed]
     if not made:
         raise ModelError("nothing is edited: give at least one part, as in 'a9.h6'")
+    for one in made:
+        _check_spread(model.architecture, one)
     hidden = {one.place: find_knockout(model.architecture, one.place) for one in made}
     knockouts = [found for found in hidden.values() if found is not None]
     if len(knockouts) + sum(hidden[one.place] is None for one in made) < len(made):
@@ -238,7 +241,6 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     held = [one for one in held if one not in others]
     places = [_place_of(model.architecture, one) for one in held]
     check_once(weights, held, places)
-    check_kinds(made, held)
     spreads, free = _spreads(model, weights, held, places)
     for one, place, spread in zip(held, places, spreads, strict=True):
         somewhere = bool(one.tokens) or spread is not None
@@ -252,9 +254,18 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
             apply_edit(weights, one, place)
     check_senders(weights)
     architecture = replace(model.architecture, free=free, free_until=last_block(weights))
-    return replace(
-        model, architecture=architecture, weights=weights, name=f"{model.name} {_described(made)}"
-    )
+    return replace(model, architecture=architecture, weights=weights, name=f"{model.name} {_described(made)}")
+
+
+def _check_spread(architecture: Architecture, one: Edit) -> None:
+    """Raise a `ModelError` if something is to be held at any value of a set that can only have one value."""
+    part = split_tokens(one.place)[0]
+    alone = one.feature or find_knockout(architecture, one.place) or find_frozen(architecture, one.place)
+    if one.spread is not None and (alone or find_edge(architecture, part)):
+        raise ModelError(
+            f"{one.place} cannot be held at any value of a set: heads, attentions, networks, neurons and directions "
+            "can; edges, keys, frozen patterns and features have one value"
+        )
 
 
 def _spreads(

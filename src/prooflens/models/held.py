@@ -105,7 +105,7 @@ class Held:
         if f"{stem}.at" not in weights:
             return None
         found = cls(*(weights[f"{stem}.{part}"] for part in PARTS))
-        return replace(found, **{part: weights.get(f"{stem}.{part}") for part in EXTRAS})
+        return replace(found, jumps=weights.get(f"{stem}.jumps"), spread=weights.get(f"{stem}.spread"))
 
     def joined(self, other: Held) -> Held:
         """Return the tables of both, one after the other.

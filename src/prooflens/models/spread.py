@@ -5,8 +5,8 @@ Such a model reads more than its input: behind the d coordinates of a token stan
 the last K (`FREE`) is added to c. A region of it is X times the box of all u, in which one β belongs to all tokens that
 a generator moves (`regions.product`). The model that was edited reads nothing of them, and both run side by side there.
 
-The r_k are powers of two about as large as their generators, so that dividing rounds nothing, and u is as large as what
-it adds: ellipsoids of engines hold it beside the stream.
+The r_k are the powers of two below the largest number of their generators, so that dividing rounds nothing, and u is as
+large as what it adds: ellipsoids of engines hold it beside the stream.
 
 | table | shape | what |
 |---|---|---|
@@ -44,21 +44,6 @@ ENDS = (".held.spread", ".directions.spread")
 """How the names of tables of generators end."""
 
 
-def check_kinds(edits: list[Edit], spreadable: list[Edit]) -> None:
-    """Raise a `ModelError` if something is to be held at any value of a set that can only have one value.
-
-    Args:
-        edits: all edits.
-        spreadable: those of parts and directions.
-    """
-    for one in edits:
-        if one.spread is not None and (one.feature is not None or all(one is not held for held in spreadable)):
-            raise ModelError(
-                f"{one.place} cannot be held at any value of a set: heads, attentions, networks, neurons and directions "
-                "can; edges, keys, frozen patterns and features have one value"
-            )
-
-
 def generators_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "m n k"]:
     """Return the generators of the values that a part may have, those that are not 0.
 
@@ -78,7 +63,9 @@ def generators_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Ten
     given = torch.as_tensor(one.spread, dtype=like.dtype, device=like.device)
     if given.ndim == 0:
         if not bool(given.isfinite() & (given >= 0.0)):
-            raise ModelError(f"the spread of {place.name} cannot be {one.spread}: give a number of at least 0")
+            raise ModelError(
+                f"the spread of {place.name} cannot be {one.spread}: give a number of at least 0"
+            )
         count = rows * size if by_row else size
         given = torch.eye(count, dtype=like.dtype, device=like.device).reshape(count, *several) * given
     if tuple(given.shape[1:]) != several or not bool(given.isfinite().all()):
@@ -108,7 +95,7 @@ def spread_tables(
     if count == free:
         return [None for _ in made], free
     sizes = torch.cat([one.abs().amax((0, 1)) for one in made if one.shape[-1]])
-    radii = torch.exp2(sizes.log2().round().clamp(-1000.0, 1000.0))
+    radii = torch.ldexp(torch.ones_like(sizes), torch.frexp(sizes).exponent - 1)
     weights[RADII] = torch.cat((weights[RADII], radii)) if free else radii
     for name in [name for name in weights if name.endswith(ENDS)]:
         weights[name] = torch.nn.functional.pad(weights[name], (0, count - free)).contiguous()

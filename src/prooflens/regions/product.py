@@ -34,7 +34,9 @@ def times_box(region: Region, tokens: Sequence[Sequence[int]], radii: Float[Tens
         ([[0.5, 0.0], [0.5, 1.0]], 1)
     """
     if region.starts:
-        raise RegionError("a part is held at any value of a set in front of the first block: this region starts later")
+        raise RegionError(
+            "a part is held at any value of a set in front of the first block: this region starts later"
+        )
     center = torch.nn.functional.pad(region.center, (0, len(tokens)))
     d, label = region.center.shape[1], f"{region.label} × [−1, 1]^{len(tokens)}"
     plain = region.constraints is None and region.anchor is None

@@ -116,9 +116,7 @@ class Pair:
         first, moved = beside(first, second), moved_values(first, second, len(held))
         if moved:
             read = as_region(placed_in(region, first), held)
-            region = times_box(
-                read.to(dtype=first.dtype, device=first.device), moved, second.weights[RADII]
-            )
+            region = times_box(read.to(dtype=first.dtype, device=first.device), moved, second.weights[RADII])
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
         check_tokens(second.weights, second.architecture.n_layers, len(held))
@@ -135,7 +133,9 @@ class Pair:
         used, forms, distribution = _read(functionals[0], problem.model)
         narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
         shared = (
-            one.problem for one in likes if one.moved == moved and one.first.architecture == first.architecture
+            one.problem
+            for one in likes
+            if one.moved == moved and one.first.architecture == first.architecture
         )
         narrow = next(shared, narrow)
         other = replace(other, region=narrow.region)

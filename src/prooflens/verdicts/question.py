@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prooflens.errors import EngineError, PromptError, QueryError, RegionError
+from prooflens.errors import EngineError, ModelError, PromptError, QueryError, RegionError
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.models.nearest import yardstick
@@ -116,6 +116,10 @@ def ask(
     prompt = as_prompt(model, prompt)
     place = as_region(placed_in(region, model), prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
+    if model.architecture.free > place.free:
+        raise ModelError(
+            f"{model.name}: parts are held at any value of a set, which is asked about by pl.effect or prooflens effect"
+        )
     placed = [_placed(query, positions) for query in as_queries(queries, prompt.roles)]
     if are_inside(placed, heads, layer, positions):
         model, problem, claims = inside_claims(model, prompt, place.to(device=model.device), placed, vectors)
