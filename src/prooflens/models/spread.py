@@ -118,15 +118,15 @@ def last_block(weights: Mapping[str, Tensor]) -> int:
     return max((int(name.split(".")[1]) for name in weights if name.endswith(ENDS)), default=0)
 
 
-def moved_tokens(weights: Mapping[str, Tensor], free: int, n_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Return for every free coordinate the tokens at which something is added by it.
+def moved_tokens(edited: Transformer, n_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Return for every free coordinate of an edited model the tokens at which something is added by it.
 
     Args:
-        weights: a model's weights.
-        free: how many free coordinates there are.
+        edited: the edited model.
         n_tokens: how many tokens the prompt has, without padding.
     """
-    found: list[set[int]] = [set() for _ in range(free)]
+    weights = edited.weights
+    found: list[set[int]] = [set() for _ in range(edited.architecture.free)]
     for name in [name for name in weights if name.endswith(ENDS)]:
         at = weights[f"{name.removesuffix('.spread')}.at"].long().tolist()
         for (token, *_), row in zip(at, weights[name], strict=True):

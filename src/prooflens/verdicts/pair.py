@@ -113,7 +113,8 @@ class Pair:
             if isinstance(edited, Transformer)
             else edit(first, bound_edits(first, edited, held, vectors))
         )
-        first, moved = beside(first, second), moved_values(first, second, len(held))
+        moved = moved_tokens(second, len(held))
+        first = beside(first, second)
         if moved:
             read = as_region(placed_in(region, first), held)
             region = times_box(read.to(dtype=first.dtype, device=first.device), moved, second.weights[RADII])
@@ -229,19 +230,6 @@ class Pair:
         x = self.problem.region.point(alpha[:1])[0]
         first, second = self.metrics(x)
         return EffectPoint(x, alpha[0], first - second)
-
-
-def moved_values(first: Transformer, second: Transformer, n_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens at which each free coordinate of an edited model, or of the model, stands.
-
-    Args:
-        first: the model.
-        second: the edited one.
-        n_tokens: how many tokens there are.
-    """
-    count = second.architecture.free
-    pairs = zip(*(moved_tokens(one.weights, count, n_tokens) for one in (first, second)), strict=True)
-    return tuple(tuple(sorted({*own, *other})) for own, other in pairs)
 
 
 def edit_text(model: Transformer, edited: Transformer) -> str:
