@@ -404,15 +404,16 @@ def hold(
     weights[f"{name}.weight"] = rest
 
 
-def widen(weights: dict[str, Any], stem: str, by: float) -> None:
-    """Let every coordinate that is held, and held at 0, be any number within `by`: `at any value within 0.1 of 0`.
+def widen(weights: dict[str, Any], stem: str, k: int, by: float) -> None:
+    """Let the k coordinates that are held at 0 be any numbers within `by`: `at any value within 0.1 of 0`.
 
     Args:
         weights: all weights, which are changed.
         stem: what the table's names start with; nothing else is held there, or anywhere at any value.
-        by: how far it may be from 0.
+        k: how many they are.
+        by: how far each may be from 0.
     """
-    m, k = weights[f"{stem}.values"].shape
     radius = float(np.ldexp(1.0, int(np.frexp(by)[1]) - 1))
     weights[RADII] = np.full(k, radius)
-    weights[f"{stem}.spread"] = np.repeat(np.eye(k)[None] * (by / radius), m, 0)
+    if f"{stem}.at" in weights:
+        weights[f"{stem}.spread"] = np.repeat(np.eye(k)[None] * (by / radius), len(weights[f"{stem}.at"]), 0)

@@ -94,15 +94,18 @@ def _without(net: Network, edit: str) -> str | None:
         weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
     for a, h, result, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
-        if int(a or m) >= net.arch["n_layers"]:
-            continue  # behind the hook that is read
         index, width = (h, net.head_dim) if a else (n, 1)
+        size = d if index is None or result else width
+        if int(a or m) >= net.arch["n_layers"]:  # behind the hook that is read
+            if valued:
+                edited.widen(weights, f"{block}.held", size, float(valued["by"]))
+            continue
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
         if tokens or valued:
             at = [int(token) for token in tokens.split("@")[1:]] or [edited.EVERY]
             edited.hold(weights, block, None if index is None else some, at, result is not None)
             if valued:
-                edited.widen(weights, f"{block}.held", float(valued["by"]))
+                edited.widen(weights, f"{block}.held", size, float(valued["by"]))
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0
