@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from prooflens.checker import edited
+from prooflens.checker import edit_words, edited
 from prooflens.checker.claims import Functional
 from prooflens.checker.distributions import Metric, plain_value, read_metric
 from prooflens.checker.findings import (
@@ -85,7 +85,7 @@ def _without(net: Network, edit: str) -> str | None:
     hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
     weights = _hide(net, hidden)
     heads, d = net.arch["n_heads"], net.arch["d_model"]
-    cut = [name for name in names if edited.cut(weights, heads, d, name)]
+    cut = [name for name in names if edit_words.cut(weights, heads, d, name)]
     places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name) and name not in cut]
     if not names or None in places:
         return None
@@ -98,14 +98,14 @@ def _without(net: Network, edit: str) -> str | None:
         size = d if index is None or result else width
         if int(a or m) >= net.arch["n_layers"]:  # behind the hook that is read
             if valued:
-                edited.widen(weights, f"{block}.held", size, float(valued["by"]))
+                edit_words.widen(weights, f"{block}.held", size, float(valued["by"]))
             continue
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
         if tokens or valued:
             at = [int(token) for token in tokens.split("@")[1:]] or [edited.EVERY]
-            edited.hold(weights, block, None if index is None else some, at, result is not None)
+            edit_words.hold(weights, block, None if index is None else some, at, result is not None)
             if valued:
-                edited.widen(weights, f"{block}.held", size, float(valued["by"]))
+                edit_words.widen(weights, f"{block}.held", size, float(valued["by"]))
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0

@@ -14,7 +14,7 @@ from prooflens.models.frozen import check_frozen
 from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
 from prooflens.models.reads import READ, read_hooks
-from prooflens.models.spread import RADII
+from prooflens.models.spread import ENDS, RADII
 
 Shape = tuple[int, ...]
 
@@ -119,6 +119,10 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
         if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):  # one pass; NaN is both ends
             bad = int((~torch.isfinite(tensor)).sum())
             raise ModelError(f"{name} holds {bad} values that are NaN or infinite: the weights are broken")
+    if any(name.endswith(ENDS) for name in weights) and RADII not in weights:
+        raise ModelError(
+            f"the weights lack {RADII!r}: how far the values of held parts may be from one another"
+        )
     for stem in sorted({name.rpartition(".")[0] for name in loose if name in weights}):
         if stem.endswith(".frozen"):
             check_frozen(weights, int(stem.split(".")[1]), architecture.n_heads)
