@@ -132,7 +132,7 @@ def segments_of(program: Program, free: int = -1) -> list[Segment]:
             behind, layer = _behind(program, step, swallowed), sum(s.attention is not None for s in found)
             beside = (FREE,) if layer <= free else ()
             if beside or not _joins(behind, step):
-                swallowed |= _stacked(program, behind, step, scores, found, beside)
+                swallowed |= _stacked(program, behind, step, scores, beside, found)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
             mixed[step.out] = mixed[step.inputs[0]]
         elif isinstance(step, Add) and step.inputs[1] in mixed:
@@ -185,8 +185,8 @@ def _stacked(
     behind: list[AnyStep],
     mix: Mix,
     scores: Scores,
-    found: list[Segment],
     beside: tuple[str, ...],
+    found: list[Segment],
 ) -> set[str]:
     """Append the segment behind an attention that is not simply added to the stream; return what it makes.
 
