@@ -39,7 +39,7 @@ from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
 from prooflens.models.parts import ANY, Edit, Place, split_tokens
-from prooflens.models.spread import STREAM, generators_of, last_block, spread_tables
+from prooflens.models.spread import STREAM, check_spread, last_block, spreads_of
 from prooflens.models.weight_edits import apply_edit
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     if not made:
         raise ModelError("nothing is edited: give at least one part, as in 'a9.h6'")
     for one in made:
-        _check_spread(model.architecture, one)
+        check_spread(model.architecture, one)
     hidden = {one.place: find_knockout(model.architecture, one.place) for one in made}
     knockouts = [found for found in hidden.values() if found is not None]
     if len(knockouts) + sum(hidden[one.place] is None for one in made) < len(made):
@@ -241,7 +241,7 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     held = [one for one in held if one not in others]
     places = [_place_of(model.architecture, one) for one in held]
     check_once(weights, held, places)
-    spreads, free = _spreads(model, weights, held, places)
+    spreads, free = spreads_of(model, weights, held, places)
     for one, place, spread in zip(held, places, spreads, strict=True):
         somewhere = bool(one.tokens) or spread is not None
         if one.feature is not None:
@@ -255,29 +255,6 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     check_senders(weights)
     architecture = replace(model.architecture, free=free, free_until=last_block(weights))
     return replace(model, architecture=architecture, weights=weights, name=f"{model.name} {_described(made)}")
-
-
-def _check_spread(architecture: Architecture, one: Edit) -> None:
-    """Raise a `ModelError` if something is to be held at any value of a set that can only have one value."""
-    part = split_tokens(one.place)[0]
-    alone = one.feature or find_knockout(architecture, one.place) or find_frozen(architecture, one.place)
-    if one.spread is not None and (alone or find_edge(architecture, part)):
-        raise ModelError(
-            f"{one.place} cannot be held at any value of a set: heads, attentions, networks, neurons and directions "
-            "can; edges, keys, frozen patterns and features have one value"
-        )
-
-
-def _spreads(
-    model: Transformer, weights: dict[str, Tensor], held: Sequence[Edit], places: Sequence[Place]
-) -> tuple[list[Tensor | None], int]:
-    """The generators of every edit's values as tables, and how many free coordinates the model has with them."""
-    found, like = [], _first(model.weights)
-    for one, place in zip(held, places, strict=True):
-        whole = place.columns is None or place.written
-        size = model.architecture.d_model if whole or place.columns is None else len(place.columns)
-        found.append(generators_of(one, 1 if one.direction is not None else size, like, place))
-    return spread_tables(weights, model.architecture.free, found)
 
 
 def freeze(model: Transformer, place: str, prompt: Prompt | str) -> Edit:

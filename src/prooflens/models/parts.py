@@ -141,7 +141,7 @@ class Edit:
             return f"without {part}" if self.value is None else f"with {part} at {self.source}"
         if self.source.startswith(ANY):
             return f"with {part} at {self.source}"
-        near = "around" if isinstance(self.spread, Tensor) else f"within {float(self.spread)!r} of"
+        near = f"within {float(self.spread)!r} of" if isinstance(self.spread, int | float) else "around"
         return f"with {part} at {ANY} {near} {'0' if self.value is None else self.source}"
 
 

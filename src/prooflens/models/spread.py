@@ -16,7 +16,7 @@ large as what it adds: ellipsoids of engines hold it beside the stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.errors import ModelError
+from prooflens.models.edges import find_edge
+from prooflens.models.frozen import find_frozen
 from prooflens.models.held import EVERY, token_of
-from prooflens.models.parts import Edit, Place
+from prooflens.models.knockouts import find_knockout
+from prooflens.models.parts import Edit, Place, split_tokens
 
 if TYPE_CHECKING:
+    from prooflens.models.architecture import Architecture
     from prooflens.models.transformer import Transformer
 
 STREAM = "blocks.0.hook_stream"
@@ -42,6 +46,41 @@ RADII = "free.radii"
 
 ENDS = (".held.spread", ".directions.spread")
 """How the names of tables of generators end."""
+
+
+def check_spread(architecture: Architecture, one: Edit) -> None:
+    """Raise a `ModelError` if something is to be held at any value of a set that can only have one value.
+
+    Args:
+        architecture: what the model looks like.
+        one: the edit.
+    """
+    part = split_tokens(one.place)[0]
+    alone = one.feature or find_knockout(architecture, one.place) or find_frozen(architecture, one.place)
+    if one.spread is not None and (alone or find_edge(architecture, part)):
+        raise ModelError(
+            f"{one.place} cannot be held at any value of a set: heads, attentions, networks, neurons and directions "
+            "can; edges, keys, frozen patterns and features have one value"
+        )
+
+
+def spreads_of(
+    model: Transformer, weights: dict[str, Tensor], held: Sequence[Edit], places: Sequence[Place]
+) -> tuple[list[Float[Tensor, "m n K"] | None], int]:
+    """Return the generators of every edit's values as tables, and how many free coordinates the model has with them.
+
+    Args:
+        model: the model that is edited.
+        weights: the weights of the edited one, which are changed.
+        held: the edits of parts and directions.
+        places: the part of each.
+    """
+    found, like = [], next(iter(model.weights.values()))
+    for one, place in zip(held, places, strict=True):
+        whole = place.columns is None or place.written
+        size = model.architecture.d_model if whole or place.columns is None else len(place.columns)
+        found.append(generators_of(one, 1 if one.direction is not None else size, like, place))
+    return _tables(weights, model.architecture.free, found)
 
 
 def generators_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "m n k"]:
@@ -78,19 +117,10 @@ def generators_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Ten
     return (given if by_row else given[:, None].expand(-1, rows, -1)).movedim(0, -1)
 
 
-def spread_tables(
+def _tables(
     weights: dict[str, Tensor], free: int, made: list[Float[Tensor, "m n k"]]
 ) -> tuple[list[Float[Tensor, "m n K"] | None], int]:
-    """Give every generator a free coordinate of its own, behind those that tables among the weights have.
-
-    Args:
-        weights: the weights; they get the radii, and tables that are there get zeros for the new coordinates.
-        free: how many free coordinates there are already.
-        made: the generators of each edit.
-
-    Returns:
-        The table of each edit, None where it has no generators, and how many free coordinates there are now.
-    """
+    """Give every generator a free coordinate of its own, behind `free` that tables among the weights have."""
     count = free + sum(one.shape[-1] for one in made)
     if count == free:
         return [None for _ in made], free

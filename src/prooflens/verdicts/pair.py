@@ -107,6 +107,10 @@ class Pair:
             source: the folder of the weights; None for the one that the model's name says.
         """
         first = load(model) if device is None else load(model).to(checked_device(device))
+        if first.architecture.free:
+            raise ModelError(
+                f"{first.name} is at any value of a set already: give all edits of the model at once"
+            )
         held = as_prompt(first, prompt)
         second = (
             edited.to(first.device)
