@@ -244,7 +244,7 @@ def taken_out(names: Sequence[str], edits: Held | None) -> list[str | Edit]:
     """
     found = [(edits or {}).get(name, name) for name in names]
     if wide := [one.place for one in found if isinstance(one, Edit) and one.spread is not None]:
-        raise ModelError(f"a circuit is found with parts at one value each: {wide[0]} is at any value of a set")
-            f"a circuit is found with parts at one value each, and {wide[0]} is at any of a set: ask effect"
+        raise ModelError(
+            f"a circuit is found with parts at one value each: {wide[0]} is at any value of a set"
         )
     return found
