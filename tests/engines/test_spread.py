@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import prooflens as pl
+from prooflens.checker.depth import steps, walk
 from prooflens.engines import FormBounds, Forms, get_engine
 from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.attack.search import AttackBudget
@@ -18,7 +19,9 @@ from prooflens.engines.relational import both_alone, bound_effects
 from prooflens.engines.taylor.effects import Shared
 from prooflens.engines.taylor.segments import asked_segments
 from prooflens.evaluation.soundness.cases import FAMILIES, random_model
+from prooflens.evaluation.soundness.second import SecondProof
 from prooflens.evaluation.soundness.spreads import side_by_side
+from prooflens.models import program_blocks, program_edits
 from prooflens.models.edits import find_place, places_of
 from prooflens.models.parts import Edit
 from prooflens.problem import Problem
@@ -118,6 +121,23 @@ def test_a_smaller_set_of_values_is_caught() -> None:
         less = Region(whole.center, None, G, free=whole.free)
         pair = replace(case.problem, region=less), replace(case.edited, region=less)
         assert not case.enclosed_by(bound_effects(taylor, *pair, case.forms))
+
+
+@pytest.mark.parametrize("family", ["encoder", "gpt2", "llama", "gemma2", "pythia"])
+def test_the_checkers_own_bounds_hold(family: str) -> None:
+    case = Case(family, 1)
+    assert case.enclosed_by(SecondProof().bound_effects(case.problem, case.edited, case.forms))
+
+
+@pytest.mark.parametrize("who", ["checker", "program"])
+def test_a_walk_that_forgets_the_values_is_caught(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    case, engine = Case("encoder", 0), SecondProof() if who == "checker" else get_engine("taylor")
+    if who == "program":
+        for module in (program_blocks, program_edits):
+            monkeypatch.setattr(module, "add_values", lambda builder, held, source, *before: source)
+    for module in (walk, steps) if who == "checker" else ():
+        monkeypatch.setattr(module, "values", lambda *given: None)
+    assert not case.enclosed_by(bound_effects(engine, case.problem, case.edited, case.forms))
 
 
 def test_values_alone_are_bounded_as_a_grid_of_plain_edits_finds_them(toy: pl.Transformer) -> None:
