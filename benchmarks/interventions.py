@@ -5,6 +5,7 @@ python benchmarks/interventions.py [WORK …] [--device cuda] [--layers 17-18] [
 | work | what |
 |---|---|
 | widths | `toy-4layer`, every head and network taken out by itself, on balls: joint, alone, attained by an attack |
+| values | small models, every part at the last token at any value near its own on another input, on balls: likewise |
 | read | minilm: heads of layers 1 and 2 taken out by themselves, the stream behind it or later; one token moves |
 | family | the effect of every head of `--layers` on logit{A} − logit{B} over an IOI template, every member run |
 | segment | the same on the segment between two prompts |
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ from prooflens.engines.attack.effects import attack_effects
 from prooflens.engines.hidden import output_forms
 from prooflens.engines.relational import both_alone, bound_effects
 from prooflens.models import Transformer
-from prooflens.models.edits import places_of
+from prooflens.models.edits import places_of, value_on
 from prooflens.problem import Problem
 from prooflens.progress import silent
 from prooflens.regions import Ball, Segment
@@ -43,7 +45,7 @@ from prooflens.verdicts.pair import Pair
 A = "When Mary and John went to the store, John gave a drink to"
 B = "When Mary and John went to the store, John gave a book to"
 METRIC = "logit{ Mary}-logit{ John}"
-WORK = ("widths", "read", "family", "segment", "ball", "circuits", "ioi")
+WORK = ("widths", "values", "read", "family", "segment", "ball", "circuits", "ioi")
 SMALL = {"toy": 0.2, "toy-induction": 0.5, "toy-4layer": 0.5}
 """Models, and how far a circuit's logit0 − logit1 may be off."""
 DRAWN = 30
@@ -51,6 +53,8 @@ DRAWN = 30
 SENTENCE, MOVES = "the movie was great", 3
 """What minilm reads, and the token that moves and is read."""
 RADII = (0.001, 0.003, 0.01, 0.03)
+SPREADS = (0.003, 0.01, 0.03, 0.1)
+"""How far each number of a part's value may be from that on another input."""
 
 
 def widths(eps: float) -> Line:
@@ -66,6 +70,21 @@ def widths(eps: float) -> Line:
             reached = attack_effects(problem, edited, forms, AttackBudget(2000, 10, 50), 0, [joint])
             rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
     return {"work": "widths", "model": model.name, "eps": eps} | _ratios(rows, meter)
+
+
+def values(name: str, eps: float, spread: float) -> Line:
+    """Widths of the effects of all parts of a small model at any value of a box, over inputs and values."""
+    model, engine = pl.load(name), get_engine("taylor")
+    prompt, rows = model.example(), []
+    with Meter(model.device) as meter:
+        for part in places_of(model.architecture):
+            held = replace(value_on(model, f"{part}@-1", model.example(1)), spread=spread)
+            pair = Pair.of(model, held, prompt, Ball(eps), "logit0-logit1", None, None)
+            both = pair.problem, pair.edited, pair.forms
+            joint, alone = (f(engine, *both) for f in (bound_effects, both_alone))
+            reached = attack_effects(*both, AttackBudget(2000, 10, 50), 0, [joint])
+            rows.append([float(found.upper - found.lower) for found in (joint, alone, reached)])
+    return {"work": "values", "model": name, "eps": eps, "spread": spread} | _ratios(rows, meter)
 
 
 def read_widths(layer: int, eps: float, heads: int, behind: int | None = None) -> Line:
@@ -255,6 +274,7 @@ def main() -> None:
         "--read-behind", type=int, help="the layer behind which `read` reads, if not that of the head"
     )
     parser.add_argument("--read-eps", type=float, default=0.001, help="the radius of `read`")
+    parser.add_argument("--values-eps", type=float, default=0.003, help="the radius of `values`")
     parser.add_argument("--heads", type=int, default=1, help="heads of each layer of `read`")
     parser.add_argument("--names", type=int, default=92)
     parser.add_argument("--batch", type=int, help="members of one batch (default: as many as fit)")
@@ -264,6 +284,11 @@ def main() -> None:
         if work == "widths":
             for eps in RADII:
                 tell(widths(eps), given.out)
+            continue
+        if work == "values":
+            for name in given.small:
+                for spread in SPREADS:
+                    tell(values(name, given.values_eps, spread), given.out)
             continue
         if work == "read":
             for layer in given.read_layers:

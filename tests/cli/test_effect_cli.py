@@ -121,3 +121,41 @@ def test_errors_are_one_line(call: Call, arguments: tuple[str, ...], says: str) 
     assert (code, out) == (1, "")
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_parts_at_any_value_of_a_set(call: Call, tmp_path: Path) -> None:
+    out, quick = str(tmp_path / "run"), (*ASKED, "--eps", "0.002", "--engine", "taylor")
+    claims = ("--faithful", "1", "--sufficient")
+    code, told, _ = call(*quick, "--without", "a1.h0@-1", "--spread", "0.03", *claims, "-o", out)
+    assert (code, "toy with a1.h0@-1 at any value within 0.03 of 0" in told) == (0, True), told
+    assert "ball ε=0.002 × [−1, 1]^4" in told
+    assert call("check", out)[0] == 0
+    code, told, _ = call(*quick, "--without", "a1.h0@-1,m1@0", "--each", "--between", "1", "--json")
+    one, other = json.loads(told)["effects"]
+    assert (code, one["edited"].split(" at ")[1]) == (0, "any value between those on a prompt and a prompt")
+    assert one["proved"][0] <= one["attained"][0] <= one["attained"][1] <= one["proved"][1]
+    assert other["edited_sha256"] != one["edited_sha256"]
+    code, told, _ = call(
+        *quick, "--without", "a1.h0@-1", "--spread", "0.01", "--patched", "1", "--json", "--budget", "50/1/5"
+    )
+    found = json.loads(told)
+    assert "at any value within 0.01 of its value on another prompt" in found["edited"]
+    assert code in (0, 3)
+    code, told, _ = call(*quick, "--without", "a1.h0@-1", "--between", "1", "--between", "2")
+    assert code == 0, told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--without", "a1.h0", "--spread", "-1"), "at least 0"),
+        (("--without", "a1.h0", "--spread", "nan"), "at least 0"),
+        (("--without", "a1.h0.k1", "--spread", "0.1"), "one value"),
+        (("--without", "a1.h0", "--spread", "0.1", "--between", "1"), "--between is given"),
+        (("--without", "a1.h0", "--between", "1", "--between", "2", "--between", "0"), "--between is given"),
+    ],
+)
+def test_sets_that_are_none_say_so(call: Call, arguments: tuple[str, ...], said: str) -> None:
+    code, out, errors = call(*ASKED, "--eps", "0.01", *arguments)
+    assert code == 1
+    assert said in " ".join((out + errors).split())

@@ -28,6 +28,7 @@ from prooflens.evaluation.soundness.cases import random_model
 from prooflens.families.read import read_family
 from prooflens.models import Prompt
 from prooflens.models.load import load_folder
+from prooflens.models.spread import moved_tokens
 from prooflens.problem import Problem
 from prooflens.queries import InsideQuery, parse_metric, parse_query, resolve
 from prooflens.report import collect, render
@@ -141,10 +142,16 @@ def circuit(data: bytes, folder: Path) -> None:
 
 
 def effect(data: bytes, folder: Path) -> None:
-    """What an effect is measured on, and in a second line the parts that are taken out."""
-    metric, _, parts = data.decode("utf-8", "replace").partition("\n")
+    """What an effect is measured on, in a second line the parts that are taken out, and how far from 0 they may be."""
+    metric, parts, spread, *_ = [*data.decode("utf-8", "replace").split("\n"), "", "", ""]
     parse_metric(metric, ROLES)
-    pl.edit(_adding() if "->" in parts else _problem().model, parts.split(","))
+    model = _adding() if "->" in parts else _problem().model
+    try:
+        by = float(spread) if spread else None
+    except ValueError:
+        by = None
+    edited = pl.edit(model, [pl.Edit(part, spread=by) for part in parts.split(",")])
+    moved_tokens(edited, 4)
 
 
 @cache

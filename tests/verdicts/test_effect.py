@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import prooflens as pl
-from prooflens.errors import EngineError, ModelError, ProoflensError, QueryError
+from prooflens.errors import EngineError, ModelError, ProoflensError, QueryError, RegionError
 from prooflens.models.edits import mean_of
 from prooflens.results import Verdict
 
@@ -211,3 +212,26 @@ def test_effects_keep_to_a_time(toy: pl.Transformer) -> None:
     (claim,) = found.claims
     assert claim.verdict is Verdict.HOLDS
     assert "taylor: the time that was allowed ended" in claim.reason
+
+
+def test_sets_of_values_are_asked_about_by_effects_of_the_model_itself(toy: pl.Transformer) -> None:
+    x, ball, metric = toy.example(), pl.Ball(0.001), "logit0-logit1"
+    wide = pl.Edit("a1.h0@-1", spread=0.02)
+    edits: Any = [wide, "a1.h1", pl.Edit("m1@-1", spread=0.02), pl.Edit("a0.h1@-1", spread=0.03)]
+    every = pl.effects(toy, edits, x, ball, metric, budget="20/1/2")
+    for one, own in zip(edits, every, strict=True):
+        alone = pl.effect(toy, one, x, ball, metric, budget="20/1/2")
+        assert own.ends == pytest.approx(alone.ends, rel=1e-9)
+        assert own.subject.model_sha256 == toy.sha256
+        assert own.subject.eps == 0.001
+    with pytest.raises(ModelError, match="at once"):
+        pl.effect(pl.edit(toy, wide), "a1.h1", x, ball, metric)
+    with pytest.raises(ModelError, match="one value each"):
+        pl.discover(toy, x, ball, metric, 0.2, edits={"a1.h0": wide})
+    for other in ("prob(0|0,1)", "kl(0,1)", "neuron 1.3@-1"):
+        found = pl.effect(toy, wide, x, ball, other, budget="20/1/2")
+        assert found.lower <= found.least.effect <= found.most.effect <= found.upper
+    tail, stream = pl.start_at(toy, 1, toy.example())
+    assert stream is not None
+    with pytest.raises(RegionError, match="starts later"):
+        pl.effect(tail, pl.Edit("a0.h0@-1", spread=0.02), stream, ball, metric)

@@ -41,8 +41,12 @@ class Description:
 
     @property
     def sha256(self) -> str:
-        """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name."""
-        digest = hashlib.sha256(json.dumps(self.arch, sort_keys=True).encode())
+        """Fingerprint of the architecture and of every weight as float64, little-endian, by sorted name.
+
+        Free coordinates are no part of the architecture's: the tables of what they add are weights.
+        """
+        arch = {name: value for name, value in self.arch.items() if name not in ("free", "free_until")}
+        digest = hashlib.sha256(json.dumps(arch, sort_keys=True).encode())
         for name, tensor in sorted(self.weights.items()):
             digest.update(f"\0{name}\0{tensor.shape}\0".encode() + tensor.astype("<f8", copy=False).tobytes())
         return digest.hexdigest()

@@ -6,7 +6,6 @@ points one after the other, or [points, tokens, n].
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,9 @@ from prooflens.checker.findings import need
 
 EVERY = 2**24
 """The number that stands for every token."""
+
+RADII = "free.radii"
+"""The table of how far each free coordinate moves, of parts that are held at any value of a set."""
 
 KINDS = ("directions", "features", "decoded")
 TABLES = (*KINDS, "held", "frozen", "edges")
@@ -60,6 +62,56 @@ def places(weights: Mapping[str, Any], stem: str, n: int) -> tuple[Values, Value
     return chosen, put
 
 
+def spreads(weights: Mapping[str, Any], stem: str, n: int) -> Values | None:
+    """What the K free coordinates add to the values of every token [n, k, K]; None where there is only one value.
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with.
+        n: how many tokens there are.
+    """
+    table = weights.get(f"{stem}.spread")
+    if table is None:
+        return None
+    chosen, _ = places(weights, stem, n)
+    at, k = weights[f"{stem}.at"].astype(int).tolist(), chosen.shape[1]
+    need(table.shape == (len(at), k, len(weights[RADII])), "a table of values that parts may have is none")
+    found = np.zeros((n, *table.shape[1:]))
+    for (token, start, stop), row in zip(at, table, strict=True):
+        place = token if token >= 0 else n + token
+        for i in range(n) if token == EVERY else [place] if 0 <= place < n else []:
+            found[i, start:stop] = row[start:stop]
+    return found
+
+
+def moved_by(weights: Mapping[str, Any], n: int) -> list[list[int]]:
+    """The tokens at which each free coordinate adds something.
+
+    Args:
+        weights: all weights.
+        n: how many tokens there are.
+    """
+    found: list[set[int]] = [set() for _ in weights.get(RADII, ())]
+    for stem in [name.removesuffix(".spread") for name in weights if name.endswith(".spread")]:
+        table = spreads(weights, stem, n)
+        for token, number in zip(*np.nonzero(table.any(1)), strict=True) if table is not None else ():
+            found[number].add(int(token))
+    return [sorted(tokens) for tokens in found]
+
+
+def _put(
+    weights: Mapping[str, Any], stem: str, x: Values, n: int, free: Values | None
+) -> tuple[Values, Values]:
+    """Where coordinates are held, and at what, for every token of every point; `free` are the free coordinates."""
+    chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+    table = spreads(weights, stem, n)
+    if table is None:
+        return chosen, put
+    need(free is not None, "a part is held at any value of a set, and the points do not say at which")
+    tiled = np.tile(table, (len(x) // n, 1, 1))
+    return chosen, put + (tiled * np.asarray(free)[:, None, :]).sum(-1)
+
+
 def jumps_of(weights: Mapping[str, Any], stem: str) -> Values | None:
     """By how much features jump as they become active, their thresholds [k]; None where none does.
 
@@ -77,7 +129,15 @@ def _spread(table: Values, x: Values) -> Values:
     return table if x.ndim == 3 else np.tile(table, (len(x) // len(table), 1))
 
 
-def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int, times: Times) -> Values:
+def written(
+    weights: Mapping[str, Any],
+    name: str,
+    x: Values,
+    y: Values,
+    n: int,
+    times: Times,
+    free: Values | None = None,
+) -> Values:
     """What a block adds, y without the parts that are held at some of n tokens, which are computed from x.
 
     Args:
@@ -87,17 +147,25 @@ def written(weights: Mapping[str, Any], name: str, x: Values, y: Values, n: int,
         y: what the map writes without the held parts.
         n: how many tokens a prompt has.
         times: the product of matrices, of balls or of floats.
+        free: the free coordinates of every token, of points side by side; None if there are none.
     """
     stem = f"{name}.held"
     if f"{stem}.at" not in weights:
         return y
-    chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+    chosen, put = _put(weights, stem, x, n, free)
     parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
     return y + times(parts * (1.0 - chosen) + put, weights[f"{stem}.write"].T)
 
 
 def held_at(
-    weights: Mapping[str, Any], hook: str, x: Values, n: int, times: Times, relu: Any, jump: Any
+    weights: Mapping[str, Any],
+    hook: str,
+    x: Values,
+    n: int,
+    times: Times,
+    relu: Any,
+    jump: Any,
+    free: Values | None = None,
 ) -> Values:
     """A value with its held directions and features.
 
@@ -111,11 +179,12 @@ def held_at(
         times: the product of matrices, of balls or of floats.
         relu: the function max(0, ·), of balls or of floats.
         jump: the function that is 1 above 0 and 0 elsewhere, of balls or of floats.
+        free: the free coordinates of every token, of points side by side; None if there are none.
     """
     for stem in (f"{hook.replace('.hook_', '.')}.{kind}" for kind in KINDS):
         if f"{stem}.at" not in weights:
             continue
-        chosen, put = (_spread(table, x) for table in places(weights, stem, n))
+        chosen, put = _put(weights, stem, x, n, free)
         parts = times(x, weights[f"{stem}.read"].T) + weights[f"{stem}.bias"]
         if not stem.endswith(".directions"):
             theta = jumps_of(weights, stem)
@@ -251,84 +320,3 @@ def by_heads(base: Values, others: Mapping[int, Values], n_heads: int, c: int) -
     for head, other in others.items():
         made[..., head * c : (head + 1) * c] = spread(other)[..., head * c : (head + 1) * c]
     return made
-
-
-_EDGE = re.compile(
-    r"(?:(input)|a(\d+)(?:\.h(\d+))?|m(\d+)(?:\.n(\d+))?)->(?:(logits)|a(\d+)(?:\.h(\d+))?(?:[.<]([qkv])>?)?|m(\d+))((?:@-?\d+)*)"
-)
-
-
-def cut(weights: dict[str, Any], n_heads: int, d: int, name: str) -> bool:
-    """Cut the edge that a name stands for, as `a0.h1->a1.h0.q@3`; False where it stands for none.
-
-    Args:
-        weights: all weights, which are changed.
-        n_heads: how many heads a layer has.
-        d: the width of the stream.
-        name: the edge's name.
-    """
-    match = _EDGE.fullmatch(name)
-    if match is None:
-        return False
-    start, a, h, m, neuron, end, to, reader, channel, network, tokens = match.groups()
-    sender = (
-        [0, -1, -1]
-        if start
-        else [3 if neuron is None else 4, int(m), int(neuron or -1)]
-        if m
-        else [2, int(a), -1]
-        if h is None
-        else [1, int(a), int(h)]
-    )
-    readers = [[4, -1]] if end else [[3, -1]]
-    if to:
-        heads = range(n_heads) if reader is None else [int(reader)]
-        readers = [[c, i] for i in heads for c in (["qkv".index(channel)] if channel else range(3))]
-    stem = "final_norm" if end else f"blocks.{to or network}"
-    at = [int(token) for token in tokens.split("@")[1:]] or [EVERY]
-    rows = [[*one, *sender, token] for one in readers for token in at]
-    before = weights.get(f"{stem}.edges.rows", np.zeros((0, 6)))
-    every = [*rows, *before.astype(int).tolist()]
-    values = np.concatenate((np.zeros((len(rows), d)), weights.get(f"{stem}.edges.values", np.zeros((0, d)))))
-    order = sorted(range(len(every)), key=every.__getitem__)
-    weights[f"{stem}.edges.rows"] = np.array([every[i] for i in order], dtype=np.float64)
-    weights[f"{stem}.edges.values"] = values[order]
-    return True
-
-
-def hold(
-    weights: dict[str, Any], name: str, some: slice | None, tokens: list[int], written: bool = False
-) -> None:
-    """Hold columns that a map reads, or all that it writes, at 0 at tokens: what `without a1.h0@3` says.
-
-    Args:
-        weights: all weights, which are changed.
-        name: the map.
-        some: the columns; None for all that it writes.
-        tokens: where.
-        written: whether what the columns write is held, not what they read.
-    """
-    stem, whole = f"{name}.held", weights[f"{name}.weight"]
-    d, width = whole.shape
-    if some is None:
-        read, write, bias = whole, np.eye(d), weights.pop(f"{name}.bias", np.zeros(d))
-        rest = np.zeros_like(whole)
-    else:
-        read, write, rest = np.eye(width)[some], whole[:, some], whole.copy()
-        if written:
-            read, write = write @ read, np.eye(d)
-        rest[:, some], bias = 0.0, np.zeros(len(read))
-    before = len(weights.get(f"{stem}.read", ()))
-    k = before + len(read)
-    rows = np.array([[token, before, k] for token in tokens], dtype=np.float64)
-    values = np.zeros((len(weights.get(f"{stem}.at", ())) + len(rows), k))
-    if before:
-        values[: -len(rows), :before] = weights[f"{stem}.values"]
-        read, bias, rows = (
-            np.concatenate((weights[f"{stem}.{part}"], own))
-            for part, own in (("read", read), ("bias", bias), ("at", rows))
-        )
-        write = np.concatenate((weights[f"{stem}.write"], write), 1)
-    made = {"read": read, "bias": bias, "write": write, "at": rows, "values": values}
-    weights |= {f"{stem}.{part}": np.ascontiguousarray(table) for part, table in made.items()}
-    weights[f"{name}.weight"] = rest

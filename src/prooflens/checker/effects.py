@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from prooflens.checker import edited
+from prooflens.checker import edit_words, edited
 from prooflens.checker.claims import Functional
 from prooflens.checker.distributions import Metric, plain_value, read_metric
 from prooflens.checker.findings import (
@@ -44,6 +44,7 @@ _QUERY = re.compile(
     re.DOTALL,
 )
 _HIDDEN = re.compile(r"a(\d+)\.h(\d+)(?:\.q(\d+))?\.k(\d+)")
+_VALUED = re.compile(r"with (?P<place>[\w.@-]+) at any value within (?P<by>[^ ]+) of 0")
 _PLACE = re.compile(r"(?:a(\d+)(?:\.h(\d+)(\.result)?)?|m(\d+)(?:\.n(\d+))?)((?:@-?\d+)*)")
 
 
@@ -78,12 +79,13 @@ class PairNetwork:
 
 def _without(net: Network, edit: str) -> str | None:
     """The fingerprint of the network without the parts that an edit names; None where its words do not say all."""
-    match = re.fullmatch(r"without ([\w., @<>-]+)", edit)
+    valued = _VALUED.fullmatch(edit)
+    match = re.fullmatch(r"without ([\w., @<>-]+)", f"without {valued['place']}" if valued else edit)
     names = match[1].split(", ") if match else []
     hidden = [found for name in names if (found := _HIDDEN.fullmatch(name))]
     weights = _hide(net, hidden)
     heads, d = net.arch["n_heads"], net.arch["d_model"]
-    cut = [name for name in names if edited.cut(weights, heads, d, name)]
+    cut = [name for name in names if edit_words.cut(weights, heads, d, name)]
     places = [_PLACE.fullmatch(name) for name in names if not _HIDDEN.fullmatch(name) and name not in cut]
     if not names or None in places:
         return None
@@ -92,13 +94,18 @@ def _without(net: Network, edit: str) -> str | None:
         weights = {name: t for name, t in weights.items() if ".edges." not in name or name.startswith(kept)}
     for a, h, result, m, n, tokens in (place.groups() for place in places if place is not None):
         block = f"blocks.{a or m}.{'o' if a else 'down'}"
-        if int(a or m) >= net.arch["n_layers"]:
-            continue  # behind the hook that is read
         index, width = (h, net.head_dim) if a else (n, 1)
+        size = d if index is None or result else width
+        if int(a or m) >= net.arch["n_layers"]:  # behind the hook that is read
+            if valued:
+                edit_words.widen(weights, f"{block}.held", size, float(valued["by"]))
+            continue
         some = slice(None) if index is None else slice(int(index) * width, (int(index) + 1) * width)
-        if tokens:
-            at = [int(token) for token in tokens.split("@")[1:]]
-            edited.hold(weights, block, None if index is None else some, at, result is not None)
+        if tokens or valued:
+            at = [int(token) for token in tokens.split("@")[1:]] or [edited.EVERY]
+            edit_words.hold(weights, block, None if index is None else some, at, result is not None)
+            if valued:
+                edit_words.widen(weights, f"{block}.held", size, float(valued["by"]))
             continue
         weights[f"{block}.weight"] = weights[f"{block}.weight"].copy()
         weights[f"{block}.weight"][:, some] = 0.0
@@ -173,6 +180,10 @@ class EffectChecker(RowChecker):
     reader = EffectReader
     prover_kind = PairProver
     net: Any
+
+    def _values(self, n: int) -> tuple[list[list[int]], Any]:
+        weights = self.net.second.weights
+        return edited.moved_by(weights, n), weights.get(edited.RADII, np.zeros(0))
 
     def _judge(self, row: Row) -> tuple[str, str]:
         word, note = self._answers(row) if row["query"].startswith("same answer") else super()._judge(row)

@@ -148,12 +148,16 @@ class Network(Description):
     def run(
         self, points: list[Balls], layers: Iterable[int], output: bool = False
     ) -> list[dict[int | str, Balls]]:
-        """At points [S, d]: the scores [H, S, S] of some layers and, if asked for, the "logits" that claims read."""
+        """At points [S, d]: the scores [H, S, S] of some layers and, if asked for, the "logits" that claims read.
+
+        Points may have free coordinates behind these, which say at which value of a set parts are held.
+        """
         wanted, n = set(layers), points[0].shape[0]
         last = self.arch["n_layers"] - 1 if output else max(wanted, default=-1)
         found: list[dict[int | str, Balls]] = [{} for _ in points]
         with ctx.workprec(128 + 40 * last):
-            x, notes = np.concatenate(points), dict[str, Balls]()
+            whole, d = np.concatenate(points), self.arch["d_model"]
+            x, notes = whole[:, :d], {"free": whole[:, d:]}
             notes |= {"input": x, "tokens": np.arange(n), "width": np.asarray(self.head_dim)}
             for layer in range(last + 1):
                 x = self._block(layer, x, found, notes, stop=layer == last and not output)
@@ -201,7 +205,7 @@ class Network(Description):
         """One block; its scores and its values are noted, and with `stop` nothing more is computed."""
         block, place, n = f"blocks.{layer}", self.arch["norm_place"], len(x) // len(found)
         attends, feeds = (self.arch.get(name, True) for name in ("has_attention", "has_network"))
-        x = self._held(f"{block}.hook_resid_pre", x, n)
+        x = self._held(f"{block}.hook_resid_pre", x, n, notes)
         inner = self._before(layer, x, 1)
         notes[f"{block}.hook_resid_pre"] = x
         if inner is not x:
@@ -214,18 +218,20 @@ class Network(Description):
             v = self._heads(self._projected(layer, "v", (inner, x), notes), len(found), layer, turn=False)
             mixed = [self._attend(values[layer], v[b], layer) for b, values in enumerate(found)]
             notes[f"{block}.attn.hook_z"] = np.concatenate(mixed)
-            notes[f"{block}.hook_attn_out"] = self._written(f"{block}.o", notes[f"{block}.attn.hook_z"], n)
+            notes[f"{block}.hook_attn_out"] = self._written(
+                f"{block}.o", notes[f"{block}.attn.hook_z"], n, notes
+            )
             attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
             second = self._cut(layer, (second, x), (3, -1), notes)
             x = np.asarray(x + self._behind(block, self._network(block, second, notes, n), 2) + attended)
-            notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n)
+            notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n, notes)
             return x
         x = x + attended
         if attends:
             last = "mid" if feeds or place == "post" else "post"
-            x = self._held(f"{block}.hook_resid_{last}", x, n)
+            x = self._held(f"{block}.hook_resid_{last}", x, n, notes)
             notes[f"{block}.hook_resid_mid"] = x
             x = self._norm(f"{block}.norm1", x) if place == "post" else x
             notes |= {f"{block}.ln1.hook_normalized": x} if place == "post" else {}
@@ -234,7 +240,7 @@ class Network(Description):
             notes |= {f"{block}.ln2.hook_normalized": second} if second is not x else {}
             second = self._cut(layer, (second, x), (3, -1), notes)
             x = x + self._behind(block, self._network(block, second, notes, n), 2)
-            x = self._held(f"{block}.hook_resid_post", x, n)
+            x = self._held(f"{block}.hook_resid_post", x, n, notes)
         notes[f"{block}.hook_resid_post"] = x
         x = self._norm(f"{block}.norm2", x) if feeds and place == "post" else x
         notes[f"{block}.hook_normalized_resid_post"] = x
@@ -327,21 +333,22 @@ class Network(Description):
             post = _each(_ACTIVATIONS[self.arch["activation"]], pre) * linear
         if self.arch.get("network_norm"):
             notes[f"{block}.mlp.hook_mid"], post = post, self._norm(f"{block}.network_norm", post)
-        out = self._written(f"{block}.down", post, n)
+        out = self._written(f"{block}.down", post, n, notes)
         notes |= {f"{block}.mlp.hook_pre": pre, f"{block}.mlp.hook_post": post, f"{block}.hook_mlp_out": out}
         notes |= {f"{block}.mlp.hook_pre_linear": np.asarray(linear)} if gated else {}
         return out
 
-    def _written(self, name: str, x: Balls, n: int) -> Balls:
+    def _written(self, name: str, x: Balls, n: int, notes: dict[str, Balls]) -> Balls:
         """What a block adds, its parts held where the network holds them."""
-        y = edited.written(self.weights, name, x, self._affine(name, x), n, _product)
+        y = edited.written(self.weights, name, x, self._affine(name, x), n, _product, notes.get("free"))
         block, _, map_name = name.rpartition(".")
-        return self._held(f"{block}.hook_{'attn' if map_name == 'o' else 'mlp'}_out", y, n)
+        return self._held(f"{block}.hook_{'attn' if map_name == 'o' else 'mlp'}_out", y, n, notes)
 
-    def _held(self, hook: str, x: Balls, n: int) -> Balls:
+    def _held(self, hook: str, x: Balls, n: int, notes: dict[str, Balls]) -> Balls:
         """A value of every point, with its directions and features held where the network holds them."""
         relu, jump = (partial(_each, function) for function in (_ACTIVATIONS["relu"], _jump))
-        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, relu, jump))
+        free = notes.get("free")
+        return np.asarray(edited.held_at(self.weights, hook, x, n, _product, relu, jump, free))
 
     def _affine(self, name: str, x: Balls) -> Balls:
         return _product(x, self.weights[f"{name}.weight"].T) + self.weights.get(f"{name}.bias", 0.0)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,49 @@ class Region:
     def eps(self) -> float | None:
         """The largest radius of a ball."""
         return None if self.radius is None else float(self.radius.max())
+
+    def inputs(self, d: int, moved: Sequence[Sequence[int]], radii: Array) -> Region:
+        """X, of a region X times the box of free coordinates, which stand behind the first d of each token.
+
+        A coordinate that nothing reads may be anything.
+
+        Args:
+            d: how many coordinates the inputs have.
+            moved: the tokens at which each free coordinate is read.
+            radii: how far each of them moves.
+
+        Raises:
+            ValueError: if the region is not such a product.
+        """
+        read = [number for number, tokens in enumerate(moved) if tokens]
+        if self.center.shape[1] == d and not read:
+            return self
+        wanted = np.zeros((len(read), len(self.center), len(moved)))
+        for row, number in enumerate(read):
+            wanted[row, list(moved[number]), number] = radii[number]
+        right = self.center.shape[1] == d + len(moved) and not self.center[:, d:][:, read].any()
+        if self.radius is not None:
+            alone = self.A_eq is None and self.anchor is None and all(len(tokens) < 2 for tokens in moved)
+            same = right and np.array_equal(self.radius[:, d:][:, read], wanted.sum(0)[:, read])
+            if not (alone and same):
+                raise ValueError("the region is not all inputs times all values that parts may have")
+            return replace(self, center=self.center[:, :d], radius=self.radius[:, :d])
+        G = np.asarray(self.generators)
+        free = right and ~G[:, :, :d].any((1, 2)) & G[:, :, d:].any((1, 2))
+        own = G[free][:, :, d:] if right else G
+        boxes = [own[own[:, :, number].any(1)] for number in read] if right else []
+        same = right and not G[~free][:, :, d:][:, :, read].any()
+        same = same and all(
+            len(box) == 1 and np.array_equal(box[0][:, read], want[:, read])
+            for box, want in zip(boxes, wanted, strict=True)
+        )
+        bound = [A for A in (self.A_eq, self.A_ub) if A is not None]
+        same = same and not any(A[:, free].any() for A in bound)
+        if not same or (self.anchor is not None and self.anchor[free].any()):
+            raise ValueError("the region is not all inputs times all values that parts may have")
+        cut = {name: getattr(self, name)[:, ~free] for name in ("A_eq", "A_ub") if self.A_eq is not None}
+        anchor = None if self.anchor is None else self.anchor[~free]
+        return replace(self, center=self.center[:, :d], generators=G[~free][:, :, :d], anchor=anchor, **cut)
 
     @property
     def half_widths(self) -> Array:
@@ -117,9 +161,20 @@ class Region:
         except (ValueError, IndexError):  # more or other tokens than there are
             return False
         # Labels have six digits; the exact radius is the column's.
-        if self.radius is None or self.A_eq is not None or np.any(self.radius != self.radius[:, :1]):
+        radius = self._axes()
+        if radius is None or self.A_eq is not None or np.any(radius != radius[:, :1]):
             return False
-        return bool(np.all(np.abs(self.radius - wanted) <= 1e-5 * wanted))
+        return bool(np.all(np.abs(radius - wanted) <= 1e-5 * wanted))
+
+    def _axes(self) -> Array | None:
+        """Radii, also of generators that move a coordinate each; None of others."""
+        if self.radius is not None:
+            return np.asarray(self.radius)
+        moves = self.generators != 0.0
+        alone = moves.sum((1, 2)) == 1
+        if not alone.all() or moves.sum(0).max(initial=0) > 1:
+            return None
+        return np.asarray(np.abs(self.generators).sum(0))
 
     def _is_hull(self, size: int, convex: bool) -> bool:
         """As many texts, of which the centre is the mean; if convex, α ≥ 0 and Σα = 1."""

@@ -14,6 +14,7 @@ import numpy as np
 from flint import arb
 
 from prooflens.checker.claims import OUTPUTS, Functional, keys_of, value
+from prooflens.checker.edited import RADII, moved_by
 from prooflens.checker.findings import (
     CONFIRMED,
     NOT_CHECKABLE,
@@ -68,11 +69,16 @@ class RowChecker:
         self.rows = [row | {"claim": json.loads(row["claim"])} for row in rows]
         self.region = Region.of(tensors)
         need(len(self.region.center) == len(rows[0]["tokens"]), "the centre is not of the stated tokens")
-        need(self.region.eps == eps, "run.json states another ε")
+        self.inputs = self.region.inputs(net.arch["d_model"], *self._values(len(self.region.center)))
+        need(self.inputs.eps == eps, "run.json states another ε")
         self.values: dict[tuple[int, str], list[arb]] = {}
         functionals = [f for row in self.rows for f in row["claim"]["functionals"]]
         self.clean = net.run([self.region.reference], *reads(functionals))[0]
         self.asked = self.reader(net, rows[0]["tokens"], self.clean, names)
+
+    def _values(self, n: int) -> tuple[list[list[int]], Any]:
+        """Where free coordinates of the network are read, and how far they move: at which values parts are held."""
+        return moved_by(self.net.weights, n), self.net.weights.get(RADII, np.zeros(0))
 
     def judge_all(self, tell: Callable[[str, float], None]) -> dict[int, Finding]:
         """A finding per row; `tell` hears what is done and how much of it, and may raise `OutOfTimeError`."""
@@ -157,7 +163,10 @@ class RowChecker:
 
     def _about(self, row: Row, functionals: list[Functional]) -> str:
         """The claim is that of the query and the region the one that is named; else why that cannot be told."""
-        named = self.region.is_named(row["region"])
+        label, times, count = row["region"].rpartition(" × [−1, 1]^")
+        free = self.region.center.shape[1] - self.inputs.center.shape[1]
+        need((count == str(free)) if free else not times, "the region states another box of values")
+        named = self.inputs.is_named(label if free else row["region"])
         need(named is not False, "the stored region is not the one that is named")
         place = tuple(row[column] for column in ("layer", "head", "position"))
         try:
@@ -183,7 +192,7 @@ class RowChecker:
                 row[column] in least_of(functionals, bound.tolist()),
                 f"column {column} is not the stored bound",
             )
-        need(row["eps"] == self.region.eps, "the region does not have the stated ε")
+        need(row["eps"] == self.inputs.eps, "the region does not have the stated ε")
         place = [row[column] for column in ("layer", "head", "position")]
         same = place == [None] * 3 or all(term[2:5] == place for f in functionals for term in f["terms"])
         need(same, "the claim is about another row of attention")

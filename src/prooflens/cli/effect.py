@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,8 @@ from prooflens.progress import Progress, shown
 
 if TYPE_CHECKING:
     from prooflens.families import Prompts, Template
-    from prooflens.models import Transformer
+    from prooflens.models import Prompt, Transformer
+    from prooflens.models.parts import Edit
     from prooflens.results.effects import Effect, FamilyEffects
 
 
@@ -75,6 +76,20 @@ class EditOptions:
             "--edges", help="Of a circuit of edges, cut all others (else its nodes are kept whole)."
         ),
     ] = False
+    spread: Annotated[
+        float | None,
+        typer.Option(
+            help="Hold the parts of --without at any value, each number within ± this of 0 (with --patched: of their "
+            "values there)."
+        ),
+    ] = None
+    between: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Hold the parts of --without at any value between those that they have on the prompt and on this one "
+            "(or a sample's number); twice: between those on these two."
+        ),
+    ] = None
     each: Annotated[bool, typer.Option("--each", help="Take each part out by itself, not all at once.")] = (
         False
     )
@@ -93,6 +108,29 @@ class EditOptions:
             raise QueryError("--edges is for circuits: give --circuit FILE.json")
         named = self.without.split(",") if self.without else []
         return [*(name.strip() for name in named), *frozen]
+
+    def valued(
+        self, model: Transformer, part: str, prompt: Prompt | str, other: Prompt | str | None
+    ) -> str | Edit:
+        """A part with the set of values that it may have; its name alone if it is taken out, or has one value.
+
+        Args:
+            model: the model.
+            part: its name.
+            prompt: the prompt that is asked about.
+            other: the prompt of --patched; None if there is none.
+        """
+        from prooflens.models.edits import between, value_on
+        from prooflens.models.parts import Edit
+
+        if self.between is not None:
+            ends = [text if model.tokenizer else other_prompt(model, text) for text in self.between]
+            if len(ends) > 2 or self.spread is not None or other is not None:
+                raise QueryError("--between is given once or twice, without --spread and --patched")
+            return between(model, part, *([prompt, *ends][-2:]))
+        if self.spread is None:
+            return part
+        return replace(Edit(part) if other is None else value_on(model, part, other), spread=self.spread)
 
 
 @dataclass(frozen=True)
@@ -152,6 +190,10 @@ def effect(
             found = _on_region(given, edits, claims, effort, measured, eps, tell, save)
         else:
             check_family(given, eps, measured)
+            if edits.spread is not None or edits.between is not None:
+                raise QueryError(
+                    "over a family parts are held at one value: --spread and --between are for regions"
+                )
             asked = given.model, edits, claims, effort, measured.metric, family, samples, tell
             found = [_over_family(*asked)]
             save("", found[0])
@@ -192,16 +234,18 @@ def _on_region(
     limit_memory(effort.memory)
     region, parts = given.region(eps, held, prompt), edits.parts(held)
     asked = {part: [part] for part in parts} if edits.each else {"": parts}
-    names = list(asked)
+    names, said = list(asked), _asked(claims, held)
+    own = prompt if prompt.text is None else prompt.text
+    every = [[edits.valued(held, part, own, said["patched"]) for part in some] for some in asked.values()]
     return effects(
         held,
-        list(asked.values()),
+        every,
         prompt,
         region,
         measured.metric,
         vectors=measured.vectors,
         found=lambda number, one: save(names[number], one),
-        **_asked(claims, held),
+        **said,
         **effort.options(tell),
     )
 

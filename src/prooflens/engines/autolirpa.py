@@ -236,7 +236,7 @@ class AutoLirpa(EngineBase):
             return "auto_LiRPA traces a model on the CPU and is asked there: model.to('cpu')"
         if problem.region.constraints is not None:
             return "auto_LiRPA is asked about regions without constraints only"
-        if edit_tables(problem.model.weights):
+        if edit_tables(problem.model.weights) or architecture.free:
             return "models with parts held at tokens, or with frozen patterns, are not exported to auto_LiRPA"
         hidden = any(knockouts_of(problem.model.weights, layer) for layer in range(architecture.n_layers))
         if hidden or not bool(problem.mask.all()):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prooflens.enumeration.claims import check_query
 from prooflens.enumeration.distributions import LOGITS, MemberDistribution
-from prooflens.enumeration.enumerate import bound_family
+from prooflens.enumeration.enumerate import bound_family, check_values
 from prooflens.enumeration.tally import Margins, Tally
 from prooflens.enumeration.walk import Plan, Walk
 from prooflens.errors import ModelError, QueryError
@@ -110,6 +110,8 @@ def family_effects(
     made = [one.to(held.device) if isinstance(one, Transformer) else edit(held, one) for one in edits]
     if not made:
         raise ModelError("no edit is given: give at least one, as in ['a9.h6']")
+    for one in made:
+        check_values(one)
     if wrong := [one.name for one in made if one.architecture != held.architecture]:
         raise ModelError(f"{wrong[0]} is no edit of {held.name}: their architectures differ")
     for one in made:

@@ -18,7 +18,7 @@ from prooflens.enumeration.claims import check_query
 from prooflens.enumeration.deployed import FamilyPrecision
 from prooflens.enumeration.tally import Listed, Tally
 from prooflens.enumeration.walk import Plan, Walk, part_file
-from prooflens.errors import EngineError, PromptError, QueryError, RunError
+from prooflens.errors import EngineError, ModelError, PromptError, QueryError, RunError
 from prooflens.families import Family, Given, Member
 from prooflens.memory import parse_memory
 from prooflens.models import Transformer, load
@@ -167,6 +167,18 @@ def family(
     return found
 
 
+def check_values(model: Transformer) -> None:
+    """Raise a `ModelError` if a model holds parts at any value of a set: members are counted at one value.
+
+    Args:
+        model: the model.
+    """
+    if model.architecture.free:
+        raise ModelError(
+            f"{model.name}: over a family parts are held at one value each; at any value of a set they are on a region"
+        )
+
+
 def bound_family(prompts: Given, model: Transformer) -> Family:
     """Return a family of prompts in a model; an error if it is none, or another model's.
 
@@ -174,6 +186,7 @@ def bound_family(prompts: Given, model: Transformer) -> Family:
         prompts: a family, or what makes one in a model.
         model: the model.
     """
+    check_values(model)
     if isinstance(prompts, Family):
         if prompts.model.sha256 != model.sha256:
             raise PromptError(

@@ -59,6 +59,9 @@ class Architecture:
         read_position: the token at which it reads it.
         beside_hook: another value, of the same block or an earlier one, that a readout reads too; None for none.
         beside_position: the token at which it reads that.
+        free: how many coordinates an input has behind the stream's: the factors of parts that are held at any value of
+            a set (`models.spread`). Tables among the weights say them, so this and the next are in no fingerprint.
+        free_until: the last block whose parts read them.
     """
 
     family: str
@@ -110,6 +113,8 @@ class Architecture:
     read_position: int | None = None
     beside_hook: str | None = None
     beside_position: int | None = None
+    free: int = 0
+    free_until: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window_layers", tuple(self.window_layers))
@@ -164,6 +169,11 @@ class Architecture:
                 right = isinstance(value, bool if kind == "bool" else str)
             if not right:
                 raise ModelError(f"{field.name} cannot be {value!r}")
+
+    @property
+    def input_width(self) -> int:
+        """How many coordinates each token of an input has: the stream's, and the free ones behind them."""
+        return self.d_model + self.free
 
     @property
     def head_dim(self) -> int:

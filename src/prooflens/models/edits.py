@@ -12,6 +12,7 @@
 | `blocks.5.hook_resid_pre` | a direction of the stream, or of what a block writes | tables (`models.held`) |
 | `a9.h6->a10.h2.q` | the output of head 9.6 as one later part reads it | tables (`models.edges`) |
 | `a9.h6.pattern` | the pattern of a head, frozen at a prompt | its scores (`models.frozen`) |
+| any part with a `spread` | any value of a set | tables (`models.spread`) |
 
 Each of the first four is read by one linear map, so an edit of all tokens changes weights and no step: zero takes
 columns out, a constant c takes them out and adds W c to the bias. W c is rounded once, in float64: what is proved is
@@ -37,7 +38,9 @@ from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
 from prooflens.models.knockouts import find_knockout, with_knockouts
-from prooflens.models.parts import Edit, Place, fitting, split_tokens, unit
+from prooflens.models.parts import ANY, Edit, Place, split_tokens
+from prooflens.models.spread import STREAM, check_spread, last_block, spreads_of
+from prooflens.models.weight_edits import apply_edit
 
 if TYPE_CHECKING:
     from prooflens.models.architecture import Architecture
@@ -144,13 +147,42 @@ def value_on(model: Transformer, place: str, prompt: Prompt | str, position: int
     return Edit(place, torch.cat(every), f"its value on {where}")
 
 
+def between(model: Transformer, place: str, first: Prompt | str, other: Prompt | str) -> Edit:
+    """Return the edit that holds a part at any value between those that it has on two prompts, ends included.
+
+    The part's value is c + β g with any β between −1 and 1, the same for all its tokens; c is the middle of both values
+    and g half their difference, each rounded once.
+
+    Args:
+        model: the model.
+        place: the part; with tokens, as in `a9.h6@-1`, it is held there alone, without them at all of the prompts'.
+        first: a text or a prompt of the model.
+        other: another one, as long where the part is held at all tokens.
+
+    Example:
+        >>> import prooflens as pl
+        >>> model = pl.load("toy")
+        >>> pl.edit(model, between(model, "a1.h0@-1", model.example(1), model.example(2))).architecture.free
+        1
+    """
+    ends = [value_on(model, place, prompt) for prompt in (first, other)]
+    values = [one.value for one in ends if one.value is not None]
+    if values[0].shape != values[1].shape:
+        raise ModelError(
+            f"{place} has values at {len(values[0])} and at {len(values[1])} tokens: name tokens"
+        )
+    center, half = (values[0] + values[1]) / 2, (values[1] - values[0]) / 2
+    sides = [repr(prompt) if isinstance(prompt, str) else "a prompt" for prompt in (first, other)]
+    return Edit(place, center, f"{ANY} between those on {' and '.join(sides)}", spread=half[None])
+
+
 def _sender_of(architecture: Architecture, name: str) -> Place | None:
     """The part that sends over an edge; None if a name is none of an edge."""
     if find_edge(architecture, name) is None:
         return None
     sender = name.split("->")[0]
     return (
-        Place(sender, -1, "blocks.0.hook_resid_pre", None)
+        Place(sender, -1, STREAM if architecture.free else "blocks.0.hook_resid_pre", None)
         if sender == "input"
         else find_place(architecture, sender)
     )
@@ -195,6 +227,8 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     made = [Edit(one) if isinstance(one, str) else one for one in listed]
     if not made:
         raise ModelError("nothing is edited: give at least one part, as in 'a9.h6'")
+    for one in made:
+        check_spread(model.architecture, one)
     hidden = {one.place: find_knockout(model.architecture, one.place) for one in made}
     knockouts = [found for found in hidden.values() if found is not None]
     if len(knockouts) + sum(hidden[one.place] is None for one in made) < len(made):
@@ -207,17 +241,20 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
     held = [one for one in held if one not in others]
     places = [_place_of(model.architecture, one) for one in held]
     check_once(weights, held, places)
-    for one, place in zip(held, places, strict=True):
+    spreads, free = spreads_of(model, weights, held, places)
+    for one, place, spread in zip(held, places, spreads, strict=True):
+        somewhere = bool(one.tokens) or spread is not None
         if one.feature is not None:
             hold_feature(weights, one, place)
-        elif place.reader is None or (one.direction is not None and one.tokens):
-            hold_direction(weights, one, place)
-        elif one.tokens:
-            hold_part(weights, one, place)
+        elif place.reader is None or (one.direction is not None and somewhere):
+            hold_direction(weights, one, place, spread)
+        elif somewhere:
+            hold_part(weights, one, place, spread)
         else:
-            _apply(weights, one, place)
+            apply_edit(weights, one, place)
     check_senders(weights)
-    return replace(model, weights=weights, name=f"{model.name} {_described(made)}")
+    architecture = replace(model.architecture, free=free, free_until=last_block(weights))
+    return replace(model, architecture=architecture, weights=weights, name=f"{model.name} {_described(made)}")
 
 
 def freeze(model: Transformer, place: str, prompt: Prompt | str) -> Edit:
@@ -347,43 +384,6 @@ def _place_of(architecture: Architecture, one: Edit) -> Place:
         raise ModelError(f"no direction of {part} can be held: a block has {', '.join(known)}")
     name = part if one.feature is None else f"feature {one.feature.index} of {part}"
     return Place(name, int(match[1]), part, None)
-
-
-def _apply(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
-    """Change the map that reads a part, or that writes it."""
-    weight, bias = weights[f"{place.reader}.weight"].clone(), weights.get(f"{place.reader}.bias")
-    if one.direction is not None:
-        added = _without_direction(weight, bias, one, place)
-    elif place.columns is None:
-        added = None if one.value is None else fitting(one.value, len(weight), weight, place)
-        weight.zero_()
-    else:
-        chosen = slice(place.columns.start, place.columns.stop)
-        added = bias
-        if one.value is not None:
-            size = len(weight) if place.written else len(place.columns)
-            given = fitting(one.value, size, weight, place)
-            moved = given if place.written else weight[:, chosen] @ given
-            added = moved if bias is None else bias + moved
-        weight[:, chosen] = 0.0
-    weights[f"{place.reader}.weight"] = weight
-    weights.pop(f"{place.reader}.bias", None)
-    if added is not None:
-        weights[f"{place.reader}.bias"] = added
-
-
-def _without_direction(weight: Tensor, bias: Tensor | None, one: Edit, place: Place) -> Tensor | None:
-    """Take a direction out of what a block writes, and put its constant there; the new bias."""
-    assert one.direction is not None
-    if place.columns is not None:
-        raise ModelError(f"{place.name} writes no stream of its own: give a direction of {place.block}")
-    v = unit(one.direction, len(weight), weight, place)
-    weight -= torch.outer(v, v @ weight)
-    added = None if bias is None else bias - v * (v @ bias)
-    if one.value is None:
-        return added
-    moved: Tensor = v * fitting(one.value, 1, weight, place)
-    return moved if added is None else added + moved
 
 
 def _described(edits: Sequence[Edit]) -> str:

@@ -24,6 +24,7 @@ x′_s = P f′_s + o with all features f = φ(R x_s + r), those of the row's co
 | `.values` | [m, k] | c, 0 outside of the row's coordinates |
 | `.offset` | [d] | o, of `decoded` alone |
 | `.jumps` | [k] | θ, of features alone; none where all are 0 |
+| `.spread` | [m, k, K] | generators of the values that parts and directions may have (`models.spread`) |
 
 Tokens are whole numbers, negative ones from the last real token on; 2²⁴ stands for every token.
 """
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int | None, ...]
 PARTS = ("read", "bias", "write", "at", "values")
+EXTRAS = ("jumps", "spread")
 EVERY = 2**24
 """The number that stands for every token; others lie within ± this."""
 
@@ -81,6 +83,7 @@ class Held:
         at: rows (token, first coordinate, beyond the last).
         values: c of every row, shape [m, k].
         jumps: θ of every feature, shape [k]; None where all are 0.
+        spread: by which free coordinates may move c, of every row, shape [m, k, K]; None where none does.
     """
 
     read: Float[Tensor, "k n"]
@@ -89,6 +92,7 @@ class Held:
     at: Float[Tensor, "m 3"]
     values: Float[Tensor, "m k"]
     jumps: Float[Tensor, " k"] | None = None
+    spread: Float[Tensor, "m k K"] | None = None
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], stem: str) -> Held | None:
@@ -101,7 +105,7 @@ class Held:
         if f"{stem}.at" not in weights:
             return None
         found = cls(*(weights[f"{stem}.{part}"] for part in PARTS))
-        return replace(found, jumps=weights.get(f"{stem}.jumps"))
+        return replace(found, jumps=weights.get(f"{stem}.jumps"), spread=weights.get(f"{stem}.spread"))
 
     def joined(self, other: Held) -> Held:
         """Return the tables of both, one after the other.
@@ -114,6 +118,12 @@ class Held:
         values = self.values.new_zeros(len(self.at) + len(at), k + more)
         values[: len(self.at), :k], values[len(self.at) :, k:] = self.values, other.values
         both = [torch.zeros_like(held.bias) if held.jumps is None else held.jumps for held in (self, other)]
+        free = max(0 if held.spread is None else held.spread.shape[-1] for held in (self, other))
+        spread = self.values.new_zeros(*values.shape, free)
+        if self.spread is not None:
+            spread[: len(self.at), :k] = self.spread
+        if other.spread is not None:
+            spread[len(self.at) :, k:] = other.spread
         return Held(
             torch.cat((self.read, other.read)),
             torch.cat((self.bias, other.bias)),
@@ -121,6 +131,7 @@ class Held:
             torch.cat((self.at, at)),
             values,
             None if self.jumps is None and other.jumps is None else torch.cat(both),
+            spread if free else None,
         )
 
     def put(self, weights: dict[str, Tensor], stem: str) -> None:
@@ -136,8 +147,9 @@ class Held:
             weights[f"{stem}.{part}"] = (
                 getattr(kept, part).contiguous().clone()
             )  # files take no shared memory
-        if kept.jumps is not None:
-            weights[f"{stem}.jumps"] = kept.jumps.contiguous().clone()
+        for part in EXTRAS:
+            if (table := getattr(kept, part)) is not None:
+                weights[f"{stem}.{part}"] = table.contiguous().clone()
 
     def places(self, n_tokens: int, n_real: int) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k"]]:
         """Return where coordinates are held, 1 or 0, and at what, for every token.
@@ -146,14 +158,26 @@ class Held:
             n_tokens: S.
             n_real: how many of these are no padding.
         """
-        held = self.values.new_zeros(n_tokens, self.values.shape[1])
-        values = torch.zeros_like(held)
-        for (token, start, stop), row in zip(self.at.long().tolist(), self.values, strict=True):
+        held = self.values.new_ones(len(self.at), self.values.shape[1])
+        return self._placed(held, n_tokens, n_real), self._placed(self.values, n_tokens, n_real)
+
+    def spreads(self, n_tokens: int, n_real: int) -> Float[Tensor, "S k K"] | None:
+        """Return the generators of every token's values; None where there is only one value.
+
+        Args:
+            n_tokens: S.
+            n_real: how many of these are no padding.
+        """
+        return None if self.spread is None else self._placed(self.spread, n_tokens, n_real)
+
+    def _placed(self, rows: Float[Tensor, "m k ..."], n_tokens: int, n_real: int) -> Float[Tensor, "S k ..."]:
+        """What rows say of their coordinates, at their tokens; 0 elsewhere."""
+        found = rows.new_zeros(n_tokens, *rows.shape[1:])
+        for (token, start, stop), row in zip(self.at.long().tolist(), rows, strict=True):
             place = slice(None) if token == EVERY else token_of(token, n_real)
             if place is not None:
-                held[place, start:stop] = 1.0
-                values[place, start:stop] = row[start:stop]
-        return held, values
+                found[place, start:stop] = row[start:stop]
+        return found
 
 
 def stems_of(architecture: Architecture) -> dict[str, int]:
@@ -203,6 +227,8 @@ def held_shapes(architecture: Architecture) -> dict[str, Shape]:
             found[f"{stem}.offset"] = (architecture.d_model,)
         if stem.endswith(FEATURES):
             found[f"{stem}.jumps"] = (None,)
+        elif architecture.free:
+            found[f"{stem}.spread"] = (None, None, architecture.free)
     return found
 
 
@@ -219,7 +245,8 @@ def check_held(weights: Mapping[str, Tensor], stem: str) -> None:
     held = Held(*(weights[f"{stem}.{part}"] for part in PARTS))
     k, m, at = len(held.read), len(held.at), held.at
     jumps = len(weights.get(f"{stem}.jumps", held.bias))
-    if (len(held.bias), held.write.shape[1], *held.values.shape, jumps) != (k, k, m, k, k):
+    spread = weights.get(f"{stem}.spread", held.values).shape[:2]
+    if (len(held.bias), held.write.shape[1], *held.values.shape, jumps, *spread) != (k, k, m, k, k, m, k):
         raise ModelError(f"the tables of what is held of {stem} do not fit together")
     right = bool((at == at.round()).all()) and bool((at.abs() <= EVERY).all()) and len(at) > 0
     if not right or not bool(((at[:, 1] >= 0) & (at[:, 1] < at[:, 2]) & (at[:, 2] <= k)).all()):

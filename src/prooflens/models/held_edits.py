@@ -59,13 +59,16 @@ def rows_of(one: Edit, size: int, like: Tensor, place: Place) -> Float[Tensor, "
     return torch.stack([fitting(row, size, like, place) for row in rows])
 
 
-def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
-    """Open the map that reads a part, and hold the part at tokens.
+def hold_part(
+    weights: dict[str, Tensor], one: Edit, place: Place, spread: Float[Tensor, "m k K"] | None = None
+) -> None:
+    """Open the map that reads a part, and hold the part at tokens, or at every token.
 
     Args:
         weights: the weights, which are changed.
         one: the edit.
         place: the part that is held.
+        spread: the generators of its values; None for one value.
     """
     weight, bias = weights[f"{place.reader}.weight"], weights.get(f"{place.reader}.bias")
     if place.columns is None:
@@ -83,17 +86,22 @@ def hold_part(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
         rest[:, some] = 0.0
     weights[f"{place.reader}.weight"] = rest
     k = len(read)
-    at = torch.tensor([[token, 0, k] for token in one.tokens], dtype=torch.float64, device=weight.device)
-    Held(read, offset, write, at, rows_of(one, k, weight, place)).put(weights, f"{place.reader}.held")
+    rows = [[token, 0, k] for token in one.tokens or (EVERY,)]
+    at = torch.tensor(rows, dtype=torch.float64, device=weight.device)
+    values = rows_of(one, k, weight, place)
+    Held(read, offset, write, at, values, spread=spread).put(weights, f"{place.reader}.held")
 
 
-def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
+def hold_direction(
+    weights: dict[str, Tensor], one: Edit, place: Place, spread: Float[Tensor, "m 1 K"] | None = None
+) -> None:
     """Hold a value's coordinate along a direction at tokens, or at every token.
 
     Args:
         weights: the weights, which are changed.
         one: the edit.
         place: the value whose direction is held.
+        spread: the generators of the coordinate; None for one value.
     """
     assert one.direction is not None
     if place.columns is not None:
@@ -104,7 +112,7 @@ def hold_direction(weights: dict[str, Tensor], one: Edit, place: Place) -> None:
         raise ModelError(f"a direction of {place.name} is held already: the coordinates of two are not apart")
     v = unit(one.direction, like.shape[1], like, place)
     at = torch.tensor([[token, 0, 1] for token in one.tokens or (EVERY,)], dtype=torch.float64).to(v.device)
-    Held(v[None], v.new_zeros(1), v[:, None], at, rows_of(one, 1, v, place)).put(weights, stem)
+    Held(v[None], v.new_zeros(1), v[:, None], at, rows_of(one, 1, v, place), spread=spread).put(weights, stem)
 
 
 def _some(weights: dict[str, Tensor]) -> Tensor:

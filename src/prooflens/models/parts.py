@@ -19,6 +19,10 @@ TOKENS = re.compile(r"(?P<part>[^@]*)(?P<tokens>(?:@-?\d{1,7})*)")
 """A part, and the tokens at which it is held: `a9.h6@3@-1`."""
 
 
+ANY = "any value"
+"""How the source of an edit begins that says of itself which values a part may have."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A part of a model that can be edited.
@@ -90,7 +94,7 @@ class Feature:
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """One part, held at zero or at a constant.
+    """One part, held at zero, at a constant, or at any value of a set.
 
     Attributes:
         place: `a9.h6`, `a9.h6.result`, `a9`, `m3` or `m3.n12`, perhaps at some tokens, `a9.h6@3@-1`; an edge,
@@ -103,10 +107,15 @@ class Edit:
         direction: hold only the part's coordinate along this vector of the stream, shape [d]; None for all of it. For
             `a9` and `m3`, which write into the stream, and for hooks.
         feature: hold a feature of a dictionary at the hook that it reads (`models.held_edits.feature`); None for none.
+        spread: hold the part at *any* value c + Σ_k β_k g_k with |β_k| ≤ 1, c the value (`models.spread`): the
+            generators g, shape [k, n], or [k, tokens, n] where the value has a row for each token; or one number, by
+            which each number of the value may differ. None for the value alone.
 
     Example:
         >>> str(Edit("a9.h6")), str(Edit("m3", torch.ones(4), "the mean of 2 prompts"))
         ('without a9.h6', 'with m3 at the mean of 2 prompts')
+        >>> str(Edit("a9.h6@-1", spread=0.1))
+        'with a9.h6@-1 at any value within 0.1 of 0'
     """
 
     place: str
@@ -114,6 +123,7 @@ class Edit:
     source: str = "a constant"
     direction: Float[Tensor, " d"] | None = None
     feature: Feature | None = None
+    spread: float | Float[Tensor, "k n"] | Float[Tensor, "k tokens n"] | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -127,7 +137,12 @@ class Edit:
         if self.feature is not None:
             kind = "feature" if self.feature.error else "decoded feature"
             part = f"{kind} {self.feature.index} of {self.place}"
-        return f"without {part}" if self.value is None else f"with {part} at {self.source}"
+        if self.spread is None:
+            return f"without {part}" if self.value is None else f"with {part} at {self.source}"
+        if self.source.startswith(ANY):
+            return f"with {part} at {self.source}"
+        near = f"within {float(self.spread)!r} of" if isinstance(self.spread, int | float) else "around"
+        return f"with {part} at {ANY} {near} {'0' if self.value is None else self.source}"
 
 
 def unit(direction: Tensor, size: int, like: Tensor, place: Place) -> Tensor:

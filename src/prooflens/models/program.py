@@ -112,7 +112,7 @@ def build_program(
     ]
     n_real = n_tokens if padding is None else int(padding.nonzero().max()) + 1
     builder = Builder(architecture, weights, n_tokens, masks, n_real)
-    streams = [INPUT]
+    streams = [builder.start(INPUT)]
     for layer in layers:
         streams.append(builder.block(layer, streams[-1]))
     if blocks is None:

@@ -14,7 +14,7 @@ from prooflens.models.architecture import Architecture
 from prooflens.models.edges import CHANNELS, NETWORK, readers_of, sending_neurons
 from prooflens.models.frozen import frozen_scores
 from prooflens.models.held import Held
-from prooflens.models.program_edits import Rows, hold_at, send_neurons, without_edges
+from prooflens.models.program_edits import Rows, add_values, hold_at, send_neurons, without_edges
 from prooflens.models.sites import (
     Add,
     Affine,
@@ -34,6 +34,7 @@ from prooflens.models.sites import (
     rotary_tables,
     turned_tables,
 )
+from prooflens.models.spread import FREE, STREAM
 
 
 @dataclass(eq=False)
@@ -55,6 +56,21 @@ class Builder:
     masks: list[Bool[Tensor, "S S"] | Bool[Tensor, "H S S"]]
     n_real: int
     steps: list[AnyStep] = field(default_factory=list)
+
+    def start(self, source: str) -> str:
+        """The stream of the first block: the input, without its free coordinates if it has some (`models.spread`).
+
+        Args:
+            source: the name of the input.
+        """
+        d, free = self.architecture.d_model, self.architecture.free
+        if not free:
+            return source
+        like = next(iter(self.weights.values()))
+        eye = torch.eye(d + free, dtype=like.dtype, device=like.device)
+        self.steps.append(Affine(STREAM, (source,), eye[:d].contiguous(), None, 1, (d,)))
+        self.steps.append(Affine(FREE, (source,), eye[d:].contiguous(), None, 1, (free,)))
+        return STREAM
 
     def block(self, layer: int, stream: str) -> str:
         """One block; the residual stream after it."""
@@ -211,8 +227,9 @@ class Builder:
         self.steps.append(Rotary(f"{out}_kept", (f"{out}_parts",), factors, torch.zeros_like(factors)))
         offset = torch.cat((weight.new_zeros(self.n_tokens, d), values), 1)[:, None]
         self.steps.append(Shift(f"{out}_held", (f"{out}_kept",), offset))
+        valued = add_values(self, held, f"{out}_held", d)
         joined = torch.cat((torch.eye(d, dtype=weight.dtype, device=weight.device), held.write), 1)
-        self.steps.append(Affine(out, (f"{out}_held",), joined, None, 2, (d,)))
+        self.steps.append(Affine(out, (valued,), joined, None, 2, (d,)))
         return hold_at(self, out)
 
     def _normed_whole(self, layer: int, name: str, read: str) -> str:

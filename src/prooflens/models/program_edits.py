@@ -12,6 +12,7 @@ from torch import Tensor
 from prooflens.models import edges
 from prooflens.models.held import EVERY, KINDS, Held, token_of
 from prooflens.models.sites import Add, Affine, Elementwise, Rotary, Shift
+from prooflens.models.spread import FREE, STREAM
 
 if TYPE_CHECKING:
     from prooflens.models.program_blocks import Builder
@@ -59,7 +60,8 @@ def _hold(builder: Builder, kind: str, held: Held, source: str, out: str, value:
     if kind != "decoded":
         _chosen(builder, f"{stem}.parts", f"{stem}.less", -chosen)
         steps.append(Shift(f"{stem}.moved", (f"{stem}.less",), values[:, None]))
-        steps.append(Affine(f"{stem}.added", (f"{stem}.moved",), held.write, None, 2, (d,)))
+        valued = add_values(builder, held, f"{stem}.moved")
+        steps.append(Affine(f"{stem}.added", (valued,), held.write, None, 2, (d,)))
         steps.append(Add(out, (source, f"{stem}.added")))
         return out
     tokens = chosen.amax(1, keepdim=True)
@@ -75,6 +77,37 @@ def _hold(builder: Builder, kind: str, held: Held, source: str, out: str, value:
     steps.append(Affine(f"{stem}.old", (f"{stem}.others",), same, None, 2, (d,)))
     steps.append(Add(out, (f"{stem}.old", f"{stem}.new")))
     return out
+
+
+def add_values(builder: Builder, held: Held, source: str, before: int = 0) -> str:
+    """Append what free coordinates add to values that are held; return the name of the sum.
+
+    Tokens with the same generators share a map of the free coordinates, which is 0 at all others.
+
+    Args:
+        builder: holds the steps so far.
+        held: the tables of what is held.
+        source: the values that are held, in the middle of their sets.
+        before: how many coordinates stand in front of them.
+    """
+    spread = held.spreads(builder.n_tokens, builder.n_real)
+    if spread is None:
+        return source
+    several = [token for token in range(builder.n_tokens) if bool(spread[token].any())]
+    number = 0
+    while several:
+        table = spread[several[0]]
+        own = [token for token in several if torch.equal(spread[token], table)]
+        several = [token for token in several if token not in own]
+        out = f"{source}.values{number}"
+        W = torch.cat((table.new_zeros(before, table.shape[1]), table))
+        builder.steps.append(Affine(f"{out}.every", (FREE,), W, None, 1, (1, len(W))))
+        factors = table.new_zeros(builder.n_tokens, len(W))
+        factors[own] = 1.0
+        _chosen(builder, f"{out}.every", f"{out}.own", factors)
+        builder.steps.append(Add(out, (source, f"{out}.own")))
+        source, number = out, number + 1
+    return source
 
 
 def _jumping(builder: Builder, held: Held, jumps: Float[Tensor, " k"], source: str, stem: str) -> str:
@@ -126,7 +159,7 @@ def _sent(builder: Builder, sender: edges.Sender, out: str) -> tuple[str, Tensor
     like = builder.weights["blocks.0.q.weight" if a.has_attention else "blocks.0.up.weight"]
     same = torch.eye(a.d_model, dtype=like.dtype, device=like.device)
     if kind == edges.INPUT:
-        return "blocks.0.hook_resid_pre", same
+        return STREAM if a.free else "blocks.0.hook_resid_pre", same
     if kind in (edges.ATTENTION, edges.FEED):
         return f"blocks.{layer}.hook_{'attn' if kind == edges.ATTENTION else 'mlp'}_out", same
     if kind == edges.NEURON:

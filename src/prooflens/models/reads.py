@@ -26,6 +26,7 @@ from prooflens.errors import ModelError
 from prooflens.models.architecture import Architecture
 from prooflens.models.program_blocks import Builder
 from prooflens.models.sites import Add, Affine, AnyStep, Pool, Rotary
+from prooflens.models.spread import STREAM
 
 if TYPE_CHECKING:
     from prooflens.models.transformer import Transformer
@@ -130,7 +131,7 @@ def stream_name(made: Collection[str], layer: int) -> str:
         layer: the block; the number of blocks for what stands behind the last.
     """
     if layer == 0:
-        return "blocks.0.hook_resid_pre"
+        return STREAM if STREAM in made else "blocks.0.hook_resid_pre"
     block = f"blocks.{layer - 1}"
     ends = [f"{block}.hook_normalized_resid_post", f"{block}.hook_resid_post", f"{block}.ln1.hook_normalized"]
     return next(end for end in ends if end in made)

@@ -88,7 +88,8 @@ class Transformer:
     @cached_property
     def sha256(self) -> str:
         """A fingerprint of the architecture and of every weight (as float64, little-endian, sorted by name)."""
-        digest = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
+        narrow = replace(self.architecture, free=0, free_until=0)
+        digest = hashlib.sha256(json.dumps(narrow.to_dict(), sort_keys=True).encode())
         for name in sorted(self.weights):
             tensor = self.weights[name]
             digest.update(f"\0{name}\0{tuple(tensor.shape)}\0".encode())
@@ -223,6 +224,8 @@ class Transformer:
     def input(self, x: Input) -> Float[Tensor, "... S d"]:
         """Return the post-embedding input of a text, a prompt or token ids; a tensor [..., S, d] comes back as it is.
 
+        Of parts that are held at any value of a set, texts, prompts and ids mean the value in the middle.
+
         Args:
             x: any of these.
 
@@ -230,11 +233,12 @@ class Transformer:
             ModelError: if a tensor does not have the model's width and dtype.
             PromptError: if a text or token ids do not fit the model.
         """
-        if isinstance(x, str):
-            return self.prompt(x).x
-        held = x.x if isinstance(x, Prompt) else x
+        read = self.prompt(x) if isinstance(x, str) else x
+        held = read.x if isinstance(read, Prompt) else read
         if isinstance(held, Tensor) and held.dtype in (torch.int32, torch.int64):
             held = self.embed(held)
+        if held is not x and held.shape[-1] == self.architecture.d_model:
+            held = torch.nn.functional.pad(held, (0, self.architecture.free))
         self.check_input(held)
         return held
 
@@ -402,9 +406,11 @@ class Transformer:
                 f"a {type(x).__name__} is no input: give a text, a prompt, token ids, or a tensor of shape "
                 f"[..., S, {self.architecture.d_model}]"
             )
-        if x.ndim < 2 or x.shape[-1] != self.architecture.d_model or x.shape[-2] == 0:
+        if x.ndim < 2 or x.shape[-1] != self.architecture.input_width or x.shape[-2] == 0:
+            free = self.architecture.free
+            said = f", the last {free} of which say at which value of a set parts are held" if free else ""
             raise ModelError(
-                f"the input must have shape [..., S, {self.architecture.d_model}], got {list(x.shape)}"
+                f"the input must have shape [..., S, {self.architecture.input_width}]{said}, got {list(x.shape)}"
             )
         if x.dtype != self.dtype:
             raise ModelError(

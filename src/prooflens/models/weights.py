@@ -14,6 +14,7 @@ from prooflens.models.frozen import check_frozen
 from prooflens.models.held import check_held, held_shapes
 from prooflens.models.knockouts import check_table, table_name
 from prooflens.models.reads import READ, read_hooks
+from prooflens.models.spread import ENDS, RADII
 
 Shape = tuple[int, ...]
 
@@ -97,7 +98,7 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
     if architecture.d_out is not None and not {"head.weight", "embed.tokens", READ} & set(weights):
         raise ModelError("the weights lack 'head.weight', and there is no embedding to tie the head to")
     tables = {table_name(layer) for layer in range(architecture.n_layers) if architecture.has_attention}
-    loose = held_shapes(architecture)
+    loose = held_shapes(architecture) | ({RADII: (architecture.free,)} if architecture.free else {})
     if architecture.has_attention:
         loose |= {f"blocks.{i}.frozen.heads": (None,) for i in range(architecture.n_layers)}
         loose |= {f"blocks.{i}.frozen.scores": (None, None, None) for i in range(architecture.n_layers)}
@@ -118,12 +119,16 @@ def check_weights(architecture: Architecture, weights: Mapping[str, Tensor]) -> 
         if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):  # one pass; NaN is both ends
             bad = int((~torch.isfinite(tensor)).sum())
             raise ModelError(f"{name} holds {bad} values that are NaN or infinite: the weights are broken")
+    if any(name.endswith(ENDS) for name in weights) and RADII not in weights:
+        raise ModelError(
+            f"the weights lack {RADII!r}: how far the values of held parts may be from one another"
+        )
     for stem in sorted({name.rpartition(".")[0] for name in loose if name in weights}):
         if stem.endswith(".frozen"):
             check_frozen(weights, int(stem.split(".")[1]), architecture.n_heads)
         elif stem.endswith(".edges"):
             check_edges(architecture, weights, stem.removesuffix(".edges"))
-        else:
+        elif stem != "free":
             check_held(weights, stem)
 
 

@@ -118,6 +118,8 @@ class Region:
         anchor: the factors of the input that claims are made at, shape [p]; None for the centre.
         image: the image that tokens were made of, pixels in [0, 1] of shape [C, H, W]; reports draw on it.
         starts: points that are residual streams of a model, with what they were computed from; the check asks for them.
+        free: how many coordinates of each token, the last ones, are no input but factors of a model's own
+            (`regions.product`).
         moving: the flat indices of the coordinates that move, of a region with radii.
         runs: the generators token by token, where every one of them moves a single token; None otherwise.
 
@@ -138,6 +140,7 @@ class Region:
     anchor: Float[Tensor, " p"] | None = None
     image: Float[Tensor, "C H W"] | None = None
     starts: tuple[Start, ...] = ()
+    free: int = 0
     moving: Tensor = field(init=False, repr=False)
     runs: TokenRuns | None = field(init=False, repr=False)
 
@@ -282,6 +285,7 @@ class Region:
             f"{factor:g} × {self.label}",
             self.anchor,
             self.image,
+            free=self.free,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Region:
@@ -308,6 +312,7 @@ class Region:
             move(self.anchor),
             self.image,
             self.starts,
+            self.free,
         )
 
     def sample(

@@ -138,7 +138,8 @@ class Subject:
     @property
     def eps(self) -> float | None:
         """The largest radius of a ball; None for other regions."""
-        return None if self.region.radius is None else float(self.region.radius.max())
+        radius, d = self.region.radius, self.region.center.shape[1] - self.region.free
+        return None if radius is None else float(radius[:, :d].max())
 
     def columns(self, size: int) -> dict[str, pa.Array]:
         """Return the columns that are the same in every row of a table with `size` rows.

@@ -242,4 +242,9 @@ def taken_out(names: Sequence[str], edits: Held | None) -> list[str | Edit]:
         names: the parts.
         edits: how they are taken out; None for at zero.
     """
-    return [(edits or {}).get(name, name) for name in names]
+    found = [(edits or {}).get(name, name) for name in names]
+    if wide := [one.place for one in found if isinstance(one, Edit) and one.spread is not None]:
+        raise ModelError(
+            f"a circuit is found with parts at one value each: {wide[0]} is at any value of a set"
+        )
+    return found

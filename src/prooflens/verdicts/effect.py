@@ -47,6 +47,9 @@ from prooflens.verdicts.sites import Vectors
 EFFORT = AttackBudget(256, 4, 20)
 """How hard the difference is attacked where no budget is given."""
 
+MOST_WITH_VALUES = 3
+"""Where parts are at any value of a set, `chebyshev` is asked on regions of at most so many factors, if not by name."""
+
 OTHERS = ("taylor", "crown", "interval")
 """Who is asked, in this order, where a region has many factors, until one knows bounds."""
 
@@ -174,7 +177,7 @@ def effects(
     pairs: list[Pair] = []
     asked, source = (prompt, region, metric, settings.device, vectors), source_of(model)
     for edited in edits:
-        pairs.append(Pair.of(held, edited, *asked, like=pairs[0] if pairs else None, source=source))
+        pairs.append(Pair.of(held, edited, *asked, likes=pairs, source=source))
     wanted = {"range": 0.0, "necessary": necessary, "faithful": faithful}
     claims = {kind: delta for kind, delta in wanted.items() if delta is not None}
     known: dict[int, Effect] = {}
@@ -252,7 +255,7 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
     """Bounds of the first engine that knows any, its name, and who refused."""
     names = settings.engines
     if settings.planned:
-        few = pair.problem.region.n_factors <= MOST_FACTORS
+        few = pair.problem.region.n_factors <= (MOST_WITH_VALUES if pair.moved else MOST_FACTORS)
         names = ("chebyshev", *OTHERS) if few else OTHERS
     refused, found = [], None
     for name in names:

@@ -26,14 +26,16 @@ from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import bound_edits, edit
 from prooflens.models.knockouts import check_tokens
 from prooflens.models.parts import Edit
+from prooflens.models.spread import RADII, beside, moved_tokens
 from prooflens.problem import Problem
 from prooflens.queries import Divergence, Functional, Probability, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery
 from prooflens.queries.parse import metric_text
+from prooflens.regions.product import times_box
 from prooflens.results import Subject
 from prooflens.results.effects import EffectPoint
 from prooflens.results.frame import EditedModel
-from prooflens.verdicts.question import Place, Question, as_prompt, ask, source_of
+from prooflens.verdicts.question import Place, Question, as_prompt, as_region, ask, placed_in, source_of
 from prooflens.verdicts.settings import checked_device
 from prooflens.verdicts.sites import Vectors
 
@@ -59,8 +61,9 @@ class Pair:
         functional: the metric, of all outputs.
         metric: the metric in words.
         prompt: the prompt.
-        region: the region as it was given.
+        region: the region as it was given; times a box, where parts are held at any value of a set.
         subject: what results are about.
+        moved: the tokens at which each free coordinate of the edited model stands (`models.spread`).
     """
 
     question: Question
@@ -75,6 +78,7 @@ class Pair:
     prompt: Prompt
     region: Place
     subject: Subject
+    moved: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(
@@ -86,7 +90,7 @@ class Pair:
         metric: str | Query,
         device: str | None,
         vectors: Vectors | None,
-        like: Pair | None = None,
+        likes: Sequence[Pair] = (),
         source: str | None = None,
     ) -> Pair:
         """Bind a metric to a prompt in both models; nothing is bounded yet.
@@ -99,16 +103,25 @@ class Pair:
             metric: what is measured.
             device: where to run; None for where the model is.
             vectors: the directions and dictionaries that the metric names.
-            like: the same question about another edit, whose problem is shared; None if there is none.
+            likes: the same question about other edits; a problem of theirs that is the same is shared.
             source: the folder of the weights; None for the one that the model's name says.
         """
         first = load(model) if device is None else load(model).to(checked_device(device))
+        if first.architecture.free:
+            raise ModelError(
+                f"{first.name} is at any value of a set already: give all edits of the model at once"
+            )
         held = as_prompt(first, prompt)
         second = (
             edited.to(first.device)
             if isinstance(edited, Transformer)
             else edit(first, bound_edits(first, edited, held, vectors))
         )
+        moved = moved_tokens(second, len(held))
+        first = beside(first, second)
+        if moved:
+            read = as_region(placed_in(region, first), held)
+            region = times_box(read.to(dtype=first.dtype, device=first.device), moved, second.weights[RADII])
         if second.architecture != first.architecture:
             raise ModelError(f"{second.name} is no edit of {first.name}: their architectures differ")
         check_tokens(second.weights, second.architecture.n_layers, len(held))
@@ -124,14 +137,19 @@ class Pair:
         problem = asked[0].problem
         used, forms, distribution = _read(functionals[0], problem.model)
         narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
-        narrow = narrow if like is None else like.problem
+        shared = (
+            one.problem
+            for one in likes
+            if one.moved == moved and one.first.architecture == first.architecture
+        )
+        narrow = next(shared, narrow)
         other = replace(other, region=narrow.region)
         text = metric_text(asked[0].claims[0].query)
         models = asked[0].problem.model, asked[1].problem.model
         named = EditedModel.of(*models, second.name, edit_text(first, second))
         subject = replace(asked[0].subject, edited=named)
         metric_of = forms, distribution, functionals[0], text
-        return cls(asked[0], first, second, narrow, other, *metric_of, held, region, subject)
+        return cls(asked[0], first, second, narrow, other, *metric_of, held, region, subject, moved)
 
     def query(self, kind: str, threshold: float = 0.0) -> EffectQuery:
         """Return a claim about the effect, or the question for its range.

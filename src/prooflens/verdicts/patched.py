@@ -59,7 +59,7 @@ def side_of(pair: Pair, other: Prompt) -> float:
         raise QueryError(
             f"the other prompt has {len(other)} tokens and the prompt {len(pair.prompt)}: give one as long"
         )
-    value, _ = pair.metrics(other.x.to(pair.problem.region.center))
+    value, _ = pair.metrics(pair.first.input(other).to(pair.problem.region.center))
     if value == 0.0:
         raise QueryError(f"{pair.metric} is 0 on the other prompt: there is no side to take")
     return 1.0 if value > 0.0 else -1.0

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prooflens.errors import EngineError, PromptError, QueryError, RegionError
+from prooflens.errors import EngineError, ModelError, PromptError, QueryError, RegionError
 from prooflens.models import EMBEDDED, Prompt, Transformer, load
 from prooflens.models.cache import model_folder
 from prooflens.models.nearest import yardstick
@@ -114,9 +114,12 @@ def ask(
     if model.dtype != torch.float64:
         raise EngineError(f"proofs need a float64 model, {model.name} is {model.dtype}: do not convert it")
     prompt = as_prompt(model, prompt)
-    read = region.of(model) if isinstance(region, Paraphrases | Pixels | Segment | Hull | Span) else region
-    place = as_region(read, prompt)
+    place = as_region(placed_in(region, model), prompt)
     place = place.to(dtype=model.dtype)  # from a coarser precision, without rounding
+    if model.architecture.free > place.free:
+        raise ModelError(
+            f"{model.name}: parts are held at any value of a set, which is asked about by pl.effect or prooflens effect"
+        )
     placed = [_placed(query, positions) for query in as_queries(queries, prompt.roles)]
     if are_inside(placed, heads, layer, positions):
         model, problem, claims = inside_claims(model, prompt, place.to(device=model.device), placed, vectors)
@@ -133,6 +136,16 @@ def ask(
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
     return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)
+
+
+def placed_in(region: Place, model: Transformer) -> Place:
+    """Return a region whose texts are prompts of a model.
+
+    Args:
+        region: where claims are to hold.
+        model: the model.
+    """
+    return region.of(model) if isinstance(region, Paraphrases | Pixels | Segment | Hull | Span) else region
 
 
 def _check_places(

@@ -16,7 +16,7 @@ from prooflens.checker.edited import edges_of
 Site = NormSite | NetworkSite | SoluSite
 Affines = tuple[tuple[Array, Array] | None, ...]
 
-AT_THE_END = ("final_norm.", "head.", "pooler.", "read.", "embed.")
+AT_THE_END = ("final_norm.", "head.", "pooler.", "read.", "embed.", "free.")
 """Weights that no block reads."""
 BEHIND_MIXING = (
     *("up", "gate", "down", "norm1_out", "norm2", "norm2_out", "network_norm"),

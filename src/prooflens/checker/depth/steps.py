@@ -15,12 +15,25 @@ from prooflens.checker.depth.sent import NEURON, columns_of
 from prooflens.checker.depth.shapes import Array, frobenius, gamma, length, up
 from prooflens.checker.depth.solu import SoluSite
 from prooflens.checker.depth.values import Value
-from prooflens.checker.depth.writing import Maps, Opening, Writing, directions, opening, writing
+from prooflens.checker.depth.writing import (
+    Maps,
+    Opening,
+    Writing,
+    directions,
+    opening,
+    valued,
+    values,
+    writing,
+)
 from prooflens.checker.edited import KINDS, Sender, jumps_of, places
 from prooflens.checker.network import SOLU, Network
 
 if TYPE_CHECKING:
     from prooflens.checker.depth.walk import Walk
+
+
+FREE = "free"
+"""The name under which free coordinates are carried: at which values of sets parts are held."""
 
 
 class Steps:
@@ -128,6 +141,10 @@ class Steps:
         y = x.mapped(here.F[0] if one else here.F, here.bias[0] if len(here.bias) == 1 else here.bias)
         return y.blurred(up(here.error * x.size + here.bias_error))
 
+    def _valued(self, x: Value, maps: Maps | None) -> Value:
+        """A value with what free coordinates add to it."""
+        return x if maps is None else x.plus(self._mapped(self._carried[FREE], maps))
+
     def _held(self, hook: str, x: Value, kinds: Sequence[str] = KINDS) -> Value:
         """A value with its directions and features held where the network holds them (`edited.held_at`)."""
         weights = self.net.weights
@@ -137,6 +154,7 @@ class Steps:
                 continue
             if kind == "directions":
                 x = self._mapped(x, directions(weights, stem, self.n_tokens))
+                x = self._valued(x, valued(weights, stem, self.n_tokens))
             else:
                 x = self._features(stem, x, decoded=kind == "decoded")
         return x
@@ -189,6 +207,7 @@ class Steps:
                 self._note(hook, self._neurons(f"{block}.neurons", x, function, bent, each, other))
             make = lambda down: self._neurons(f"{block}.network", x, function, bent, down, other)  # noqa: E731
             made = self._written_by_neurons(block, make)
+        made = self._valued(made, values(self.net.weights, f"{block}.down", self.n_tokens))
         made = self._held(f"{block}.hook_mlp_out", made, KINDS[1:])
         if (sender := (3, int(block.split(".")[1]), -1)) in self.senders:
             self._carried[sender] = made

@@ -24,8 +24,9 @@ from prooflens.checker.depth.room import numbers
 from prooflens.checker.depth.scores import Heads, ScoreSite
 from prooflens.checker.depth.sent import ATTENTION, FINAL, HEAD, INPUT, OUTPUT, columns_of, needed, without
 from prooflens.checker.depth.shapes import Array, ball
+from prooflens.checker.depth.steps import FREE
 from prooflens.checker.depth.values import ROOT, Chain, Value, sum_of
-from prooflens.checker.depth.writing import Opening, Writing
+from prooflens.checker.depth.writing import Opening, Writing, values
 from prooflens.checker.edited import Sender
 from prooflens.checker.network import SOLU, Network
 
@@ -85,7 +86,10 @@ class Walk(Attention):
         if self.twin is None:
             off = {} if self.blur is None else {ROOT: ball(self.blur, self.center.shape[1])}
             self._chain = Chain(self.center, self.generators, off, keeps=self.keeps)
+            d, whole = int(self.net.arch["d_model"]), self.center.shape[1]
             self._stream = self._chain.start
+            if whole > d:
+                self._stream, self._carried[FREE] = parted(self._chain.start, [d, whole - d])
             if (INPUT, -1, -1) in self.senders:
                 self._carried[INPUT, -1, -1] = self._stream
         else:
@@ -305,7 +309,7 @@ class Walk(Attention):
         """
         net, block, heads = self.net, f"blocks.{number}", int(self.net.arch["n_heads"])
         (opened, own), z = self._opening(f"{block}.o"), np.eye(heads * net.head_dim)
-        d, hook = self.center.shape[1], net.arch.get("read_hook")
+        d, hook = int(net.arch["d_model"]), net.arch.get("read_hook")
         ends = hook in (f"{block}.attn.hook_z", f"{block}.hook_attn_out")
         alone = ends or self._is_alone(number)
         rows: dict[Sender | str, Array] = {"stream": np.zeros((d, len(z)))}
@@ -347,6 +351,8 @@ class Walk(Attention):
         )
         parts = [found["written"]] if "written" in found else []
         parts += [self._mapped(found["opened"], opened.maps(own))] if "opened" in found else []
+        by_values = values(self.net.weights, f"{block}.o", self.n_tokens)
+        parts += [] if by_values is None else [self._mapped(self._carried[FREE], by_values)]
         written = sum_of(parts)
         if not alone:
             return x if written is None or x is None else x.plus(written)

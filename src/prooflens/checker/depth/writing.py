@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prooflens.checker.depth.shapes import Array, frobenius, gamma, length, up
-from prooflens.checker.edited import places
+from prooflens.checker.edited import places, spreads
 
 MOST_APART = 512
 """So many coordinates of x stand apart at most; where there are more, networks do not share the site."""
@@ -138,6 +138,46 @@ def writing(weights: Mapping[str, Array], name: str, n: int) -> Writing:
     layer, _, which = name.rpartition(".")
     held = f"{layer}.{'attn' if which == 'o' else 'mlp'}_out.directions"
     return found.through(directions(weights, held, n)) if f"{held}.at" in weights else found
+
+
+def valued(weights: Mapping[str, Array], stem: str, n: int) -> Maps | None:
+    """What free coordinates add to a value of which parts or directions are held; None where they add nothing.
+
+    Args:
+        weights: all weights.
+        stem: what the table's names start with.
+        n: how many tokens there are.
+    """
+    table = spreads(weights, stem, n)
+    if table is None:
+        return None
+    P, nothing = weights[f"{stem}.write"], np.zeros(1)
+    error = up(gamma(P.shape[1] + 8) * frobenius(P) * frobenius(table))
+    return Maps(P @ table, np.zeros((1, len(P))), error, nothing)
+
+
+def values(weights: Mapping[str, Array], name: str, n: int) -> Maps | None:
+    """What free coordinates add to what a block writes, as `writing` says it; None where they add nothing.
+
+    Args:
+        weights: all weights.
+        name: the map.
+        n: how many tokens there are.
+    """
+    own = valued(weights, f"{name}.held", n)
+    layer, _, which = name.rpartition(".")
+    held = f"{layer}.{'attn' if which == 'o' else 'mlp'}_out.directions"
+    if f"{held}.at" not in weights:
+        return own
+    more = valued(weights, held, n)
+    if own is None:
+        return more
+    block = Block(np.eye(own.F.shape[-1]), own.F, own.error)
+    (through,) = Writing((block,), own.bias, own.bias_error).through(directions(weights, held, n)).blocks
+    if more is None:
+        return Maps(through.F, own.bias, through.error, own.bias_error)
+    F = through.F + more.F
+    return Maps(F, own.bias, up(through.error + more.error + gamma(4) * frobenius(F)), own.bias_error)
 
 
 @dataclass(frozen=True, eq=False)

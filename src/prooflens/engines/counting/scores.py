@@ -215,7 +215,7 @@ def refuse(model: Transformer, length: int) -> None:
     if not architecture.has_attention:
         raise ModelError(f"{model.name} has no attention in its first block: there are no scores to count")
     check_rows(model.weights, [0])
-    if edits_first_scores(model.weights):
+    if edits_first_scores(model.weights) or architecture.free:
         raise ModelError(f"parts of {model.name} are held, or patterns frozen: ask about the model itself")
     if model.dtype != torch.float64:
         raise ModelError(f"{model.name} is in {model.dtype}: counts are proved in float64, load it as it is")

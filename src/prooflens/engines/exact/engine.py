@@ -93,7 +93,7 @@ class Exact(EngineBase):
 
     def _limits(self, problem: Problem, forms: Forms, options: EngineOptions) -> str | None:
         """Refuse unknown steps, a point, constraints, and more than 64 factors unless all forms can be enumerated."""
-        if edits_first_scores(problem.model.weights):
+        if edits_first_scores(problem.model.weights) or problem.model.architecture.free:
             return "exact has no rule for an edited stream in front of block 0: ask taylor or crown"
         if reason := unknown_steps(problem.model.architecture, self.name):
             return reason

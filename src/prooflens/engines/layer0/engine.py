@@ -81,7 +81,7 @@ class Layer0(EngineBase):
             return (
                 "layer0 has no rule for positions of queries and keys (head_positions): ask taylor or crown"
             )
-        if edits_first_scores(problem.model.weights):
+        if edits_first_scores(problem.model.weights) or architecture.free:
             return "layer0 has no rule for an edited stream in front of block 0: ask taylor or crown"
         if architecture.score_cap is not None and not forms.are_margins:
             return "layer0 bounds capped scores (score_cap) in differences of two of them only"

@@ -32,6 +32,7 @@ from prooflens.models.sites import (
     Softmax,
     Solu,
 )
+from prooflens.models.spread import FREE
 from prooflens.problem import Problem
 
 
@@ -91,14 +92,20 @@ def asked_segments(problem: Problem, forms: Forms) -> list[Segment]:
         forms: what is asked.
     """
     wanted = [scores_name(layer) for layer in forms.layers] + ([OUTPUT] if forms.logits is not None else [])
-    return segments_of(problem.model.program(problem.n_tokens, wanted, problem.padding))
+    free = problem.model.architecture.free_until if problem.model.architecture.free else -1
+    named = [*wanted, *([FREE] if free >= 0 else [])]
+    return segments_of(problem.model.program(problem.n_tokens, named, problem.padding), free)
 
 
-def segments_of(program: Program) -> list[Segment]:
+def segments_of(program: Program, free: int = -1) -> list[Segment]:
     """Return the chains of a program, in order.
+
+    A model and an edit of it at any value of a set carry the same free coordinates, so that their chains are the same
+    in front of the edit.
 
     Args:
         program: the steps of a model.
+        free: the last layer through whose attention free coordinates are carried; −1 for none.
 
     Raises:
         EngineError: if the program has a step that `taylor` does not know.
@@ -122,9 +129,10 @@ def segments_of(program: Program) -> list[Segment]:
             scores = makers[scores.inputs[0]] if isinstance(scores, Softcap) else scores
             assert isinstance(scores, Scores)
             mixed[step.out] = (step, scores)
-            behind = _behind(program, step, swallowed)
-            if not _joins(behind, step):
-                swallowed |= _stacked(program, behind, step, scores, found)
+            behind, layer = _behind(program, step, swallowed), sum(s.attention is not None for s in found)
+            beside = (FREE,) if layer <= free else ()
+            if beside or not _joins(behind, step):
+                swallowed |= _stacked(program, behind, step, scores, beside, found)
         elif isinstance(step, Affine) and step.inputs[0] in mixed:
             mixed[step.out] = mixed[step.inputs[0]]
         elif isinstance(step, Add) and step.inputs[1] in mixed:
@@ -173,18 +181,25 @@ def _joins(behind: list[AnyStep], mix: Mix) -> bool:
 
 
 def _stacked(
-    program: Program, behind: list[AnyStep], mix: Mix, scores: Scores, found: list[Segment]
+    program: Program,
+    behind: list[AnyStep],
+    mix: Mix,
+    scores: Scores,
+    beside: tuple[str, ...],
+    found: list[Segment],
 ) -> set[str]:
     """Append the segment behind an attention that is not simply added to the stream; return what it makes.
 
     Its root holds everything that is read later: values x of the chain, and maps W z of what attention mixes. They
     stand one above the other, (x, W z) = (x, 0) + (0, W) z, so that the root is again a value plus a mixing; x + W z is
-    one part where nobody reads the two apart. The new segment starts by reading all parts off the root.
+    one part where nobody reads the two apart. The new segment starts by reading all parts off the root. What is named
+    `beside` stands there in any case, behind the other values.
     """
     here = found[-1]
     maps = [step for step in behind if isinstance(step, Affine) and step.inputs == (mix.out,)]
     made = {step.out for step in behind} | {mix.out}
-    live = list(dict.fromkeys(name for step in behind for name in step.inputs if name not in made))
+    read = dict.fromkeys(name for step in behind for name in step.inputs if name not in made)
+    live = [*(name for name in read if name not in beside), *beside]
     if not maps or not live:
         raise EngineError(f"taylor has no rule for what reads {mix.out}")
     like, joined = maps[0].weight, _joined(behind, maps, live)

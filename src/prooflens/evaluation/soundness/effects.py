@@ -26,6 +26,7 @@ from prooflens.evaluation.soundness.forms import (
     random_readout,
 )
 from prooflens.evaluation.soundness.record import SoundnessReport
+from prooflens.evaluation.soundness.spreads import side_by_side, spread_edits
 from prooflens.models import Transformer
 from prooflens.models.dictionaries import Dictionary
 from prooflens.models.edits import edit, find_place, places_of
@@ -239,7 +240,8 @@ def try_effects(case: Case, engines: Sequence[Engine], budget: AttackBudget, rep
     whole = problem.model is case.problem.model and problem.padding is None
     x = problem.region.center if whole else None
     drawn = random_edits(problem.model, choose, real, problem.n_tokens, x)
-    edited = replace(problem, model=edit(problem.model, drawn))
+    drawn = spread_edits(problem.model, drawn, random.Random(f"values of case {case.seed}"))
+    problem, edited = side_by_side(problem, edit(problem.model, drawn), real)
     outputs = problem.model.architecture.d_out or 0
     functionals = [
         replace(f, name=f"effect on {f.name}") for f in output_functionals(outputs, choose, WEIGHTED)
