@@ -7,6 +7,8 @@ import torch
 
 from prooflens.errors import ModelError
 from prooflens.models import load
+from prooflens.models.edits import edit
+from prooflens.models.hook_edits import Hook, from_hooks
 from tests.families import gpt2, llama
 
 tl = pytest.importorskip("transformer_lens", reason="TransformerLens is not installed")
@@ -60,6 +62,35 @@ def test_hooked_transformer(changes: dict[str, object]) -> None:
     for name in shared - {f"blocks.{layer}.attn.hook_attn_scores" for layer in range(2)}:
         assert torch.allclose(values[name], cache[name][0].double(), rtol=1e-5, atol=1e-6), name
     assert ("folded" in model.processing) == (changes.get("normalization_type") == "LNPre")
+
+
+def test_hooks_are_read_as_edits() -> None:
+    """The very functions that TransformerLens runs: a head without output at a token, a patch, a hidden key."""
+    theirs, ids = hooked(use_attn_result=True), torch.tensor([3, 1, 4, 1, 5, 9])
+    model = load(theirs)
+    _, clean = theirs.run_with_cache(ids.flip(0)[None])  # type: ignore[attr-defined]
+
+    def ablate(z: torch.Tensor, hook: Any) -> torch.Tensor:
+        z[:, -1, 2] = 0.0
+        return z
+
+    def patch(value: torch.Tensor, hook: Any) -> torch.Tensor:
+        value[:, 3:5] = clean[hook.name][:, 3:5]
+        return value
+
+    def hide(scores: torch.Tensor, hook: Any) -> torch.Tensor:
+        scores[:, 1, 4, 0] = -torch.inf
+        return scores
+
+    hooks: list[Hook] = [
+        ("blocks.0.attn.hook_z", ablate),
+        ("blocks.0.hook_mlp_out", patch),
+        ("blocks.1.attn.hook_attn_scores", hide),
+    ]
+    with torch.no_grad():
+        logits = theirs.run_with_hooks(ids[None], fwd_hooks=hooks)  # type: ignore[attr-defined]
+    edited = edit(model, from_hooks(model, hooks, len(ids)))
+    assert torch.allclose(edited(model.embed(ids)), logits[0].double(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])

@@ -37,6 +37,7 @@ from prooflens.models.edges import HEAD, NEURON, check_senders, find_edge, put_e
 from prooflens.models.frozen import find_frozen, put_frozen, scores_hook
 from prooflens.models.held import hooks_at
 from prooflens.models.held_edits import check_once, feature, hold_direction, hold_feature, hold_part, rows_of
+from prooflens.models.hook_edits import Hook, as_list, from_hooks, without_hooks
 from prooflens.models.knockouts import find_knockout, with_knockouts
 from prooflens.models.parts import ANY, Edit, Place, split_tokens
 from prooflens.models.spread import STREAM, check_spread, last_block, spreads_of
@@ -203,7 +204,7 @@ def _values(
     return value[[position]]
 
 
-def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transformer:
+def edit(model: Transformer, edits: str | Edit | Hook | Sequence[str | Edit | Hook]) -> Transformer:
     """Return the model with parts held at constants: a model of its own, with other weights and the same steps.
 
     Args:
@@ -223,8 +224,7 @@ def edit(model: Transformer, edits: str | Edit | Sequence[str | Edit]) -> Transf
         >>> edited.name, edited.sha256 != model.sha256
         ('toy without a1.h0', True)
     """
-    listed = [edits] if isinstance(edits, str | Edit) else list(edits)
-    made = [Edit(one) if isinstance(one, str) else one for one in listed]
+    made = [Edit(one) if isinstance(one, str) else one for one in without_hooks(edits)]
     if not made:
         raise ModelError("nothing is edited: give at least one part, as in 'a9.h6'")
     for one in made:
@@ -290,21 +290,26 @@ FEATURE = re.compile(
 
 def bound_edits(
     model: Transformer,
-    edits: str | Edit | Sequence[str | Edit],
+    edits: str | Edit | Hook | Sequence[str | Edit | Hook],
     prompt: Prompt,
     vectors: Mapping[str, object] | None = None,
 ) -> list[str | Edit]:
-    """Return edits in which patterns and features that are given by their names are those of a prompt and dictionaries.
+    """Return edits in which patterns and features that are given by their names are those of a prompt and dictionaries,
+    and hooks are what they do to values of its length.
 
     Args:
         model: the model.
         edits: what `edit` takes, patterns that are frozen at the prompt (`a9.h6.pattern`), and features, held with the
-            error term (`feature SAE.512@-1`, `feature SAE.512=2.5`) or without it (`decoded SAE.512`).
+            error term (`feature SAE.512@-1`, `feature SAE.512=2.5`) or without it (`decoded SAE.512`); hooks as
+            TransformerLens takes them, `("blocks.9.attn.hook_z", function)` (`models.hook_edits`).
         prompt: the prompt that patterns are taken from.
         vectors: dictionaries by name.
     """
-    listed, found = [edits] if isinstance(edits, str | Edit) else list(edits), list[str | Edit]()
-    for one in listed:
+    found = list[str | Edit]()
+    for one in as_list(edits):
+        if isinstance(one, tuple):
+            found += from_hooks(model, one, len(prompt))
+            continue
         match = FEATURE.fullmatch(one) if isinstance(one, str) else None
         if isinstance(one, str) and find_frozen(model.architecture, one):
             found.append(replace(freeze(model, one, prompt), source="the prompt"))

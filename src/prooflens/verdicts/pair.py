@@ -24,6 +24,7 @@ from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.edits import bound_edits, edit
+from prooflens.models.hook_edits import Hook
 from prooflens.models.knockouts import check_tokens
 from prooflens.models.parts import Edit
 from prooflens.models.spread import RADII, beside, moved_tokens
@@ -42,7 +43,7 @@ from prooflens.verdicts.sites import Vectors
 SOFTMAX_ROUNDING = 2.0**-36
 """Far more than rounding changes a computed probability or divergence by, relative to 1 plus its size."""
 
-Edits = Transformer | str | Edit | Sequence[str | Edit]
+Edits = Transformer | str | Edit | Hook | Sequence[str | Edit | Hook]
 """An edited model, or what `edit` takes."""
 
 

@@ -9,7 +9,6 @@ It is a claim about M′ alone, which the portfolio decides like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +17,7 @@ from prooflens.engines.attack import Witness
 from prooflens.errors import QueryError
 from prooflens.models import Prompt, Transformer
 from prooflens.models.edits import value_on
-from prooflens.models.parts import Edit
+from prooflens.models.hook_edits import as_list
 from prooflens.queries import Beats, OutputLevel, Query, SiteQuery
 from prooflens.results import Outcome
 from prooflens.verdicts.certify import decide_question
@@ -39,8 +38,7 @@ def patches(model: Transformer, edits: Edits, other: Prompt | str) -> Edits:
     """
     if isinstance(edits, Transformer):
         return edits
-    listed: Sequence[str | Edit] = [edits] if isinstance(edits, str | Edit) else edits
-    return [value_on(model, one, other) if isinstance(one, str) else one for one in listed]
+    return [value_on(model, one, other) if isinstance(one, str) else one for one in as_list(edits)]
 
 
 def side_of(pair: Pair, other: Prompt) -> float:
