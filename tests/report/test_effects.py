@@ -9,6 +9,7 @@ import pytest
 import prooflens as pl
 from prooflens.errors import RunError
 from prooflens.report import collect
+from prooflens.report.effect_curves import draw_effect_curve
 from prooflens.report.effects import EffectChart, draw_effects
 from prooflens.results.effects import Effect
 from tests.conftest import Call
@@ -50,6 +51,31 @@ def test_bars_are_the_proved_ends_and_the_weakest_verdict(effects: list[Effect],
     assert [bar.label for bar in chart.bars] == ["a1.h0", "a0.h1", "m0"]
     assert chart.marks == (-1.0, 1.0, 1e9)
     assert "a point has" in draw_effects(chart).svg()
+
+
+def test_effects_on_several_balls_are_a_curve(page: Path, tmp_path: Path) -> None:
+    """Wider balls have wider ranges; a claim that breaks is drawn as broken; what is unknown stands on the axis."""
+    toy, runs = pl.load("toy"), []
+    for number, eps in enumerate((0.02, 0.005, 3.0)):
+        found = pl.effect(
+            toy, "a1.h0", toy.example(), pl.Ball(eps), "logit0-logit1", faithful=0.05, budget="20/1/2"
+        )
+        runs.append(tmp_path / f"run {number}")
+        found.save(runs[-1])
+    other = pl.effect(toy, "m0", toy.example(), pl.Ball(0.02), "logit0-logit1", budget="20/1/2")
+    other.save(tmp_path / "other")
+    (curve,) = collect(*runs, tmp_path / "other").effect_curves
+    assert [eps for eps, _ in curve.sized] == [0.005, 0.02, 3.0]
+    (_, small), (_, middle), _ = curve.sized
+    assert None not in (small.lower, small.upper, middle.lower, middle.upper)
+    assert (middle.lower or 0.0) < (small.lower or 0.0) < (small.upper or 0.0) < (middle.upper or 0.0)
+    assert curve.marks == (-0.05, 0.05)
+    drawn = draw_effect_curve(curve).svg()
+    assert drawn.count("<circle") >= 5
+    assert drawn.count("proved-line") == 3
+    pl.report(*runs, path=page, figures=tmp_path / "figures")
+    assert 'id="sizes"' in page.read_text()
+    assert list((tmp_path / "figures").glob("effect-by-radius-*.svg"))
 
 
 def test_effects_in_memory_have_a_page(effects: list[Effect], page: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from prooflens.errors import RunError
 from prooflens.report.attention import AttentionHead, attention_heads
+from prooflens.report.effect_curves import EffectCurve, effect_curves
 from prooflens.report.effects import EffectChart, effect_charts
 from prooflens.report.images import ImageAttention, image_attention
 from prooflens.report.outputs import Answer, answers
@@ -122,6 +123,7 @@ class ReportData:
     ways: tuple[WayPieces, ...] = ()
     readings: tuple[Readings, ...] = ()
     effects: tuple[EffectChart, ...] = ()
+    effect_curves: tuple[EffectCurve, ...] = ()
     notes: tuple[str, ...] = field(default=())
     eps_in_words: tuple[str, ...] = ()
     """What each radius is worth in tokens."""
@@ -202,6 +204,7 @@ def _gather(found: Sequence[Frame | Path | str]) -> ReportData:
         readings=readings(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         answers=answers(sorted(verdict_sources, key=lambda s: s.eps or 0.0)),
         effects=effect_charts(verdict_sources),
+        effect_curves=effect_curves(verdict_sources),
         eps_in_words=_distinct(s.eps_in_words for s in everything if s.eps_in_words),
         advice=_distinct(s.advice for s in everything if s.advice),
         precision=_distinct(s.precision for s in everything if s.precision),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from prooflens.report.bars import Bar, draw_bars
 from prooflens.report.folders import label_of
@@ -82,6 +82,32 @@ class EffectChart:
         return f"{self.metric}, {self.where}"
 
 
+class ReadEffect(NamedTuple):
+    """The effect that a run is about: what is measured, its bar, and the thresholds of its claims."""
+
+    metric: str
+    bar: EffectBar
+    marks: tuple[float, ...]
+
+
+def read_effect(source: RowSource) -> ReadEffect | None:
+    """Return the effect that a run is about; None if it is about none.
+
+    Args:
+        source: a run, or results.
+    """
+    names = ("query", "verdict", "lower", "upper", "clean", "reason", "layer")
+    if not source.table.num_rows or not set(names) <= set(source.table.column_names):
+        return None
+    rows = source.table.select(list(names)).to_pylist()
+    read = [(row, QUERY.fullmatch(row["query"])) for row in rows if row["layer"] is None]
+    found = [(row, match) for row, match in read if match is not None]
+    first = next(((row, match) for row, match in found if match["range"]), None)
+    if first is None:
+        return None
+    return ReadEffect(first[1]["metric"], _bar(source, *first, found), tuple(_thresholds(found)))
+
+
 def effect_charts(sources: Sequence[RowSource]) -> tuple[EffectChart, ...]:
     """Return the charts of runs about effects, one for each metric and region.
 
@@ -91,16 +117,10 @@ def effect_charts(sources: Sequence[RowSource]) -> tuple[EffectChart, ...]:
     charts: dict[tuple[str, str], list[EffectBar]] = {}
     marks: dict[tuple[str, str], list[float]] = {}
     for source in sources:
-        names = ("query", "verdict", "lower", "upper", "clean", "reason", "layer")
-        if source.table.num_rows and set(names) <= set(source.table.column_names):
-            rows = source.table.select(list(names)).to_pylist()
-            read = [(row, QUERY.fullmatch(row["query"])) for row in rows if row["layer"] is None]
-            found = [(row, match) for row, match in read if match is not None]
-            first = next(((row, match) for row, match in found if match["range"]), None)
-            if first is not None:
-                key = first[1]["metric"], source.region
-                charts.setdefault(key, []).append(_bar(source, *first, found))
-                marks.setdefault(key, []).extend(_thresholds(found))
+        if (read := read_effect(source)) is not None:
+            key = read.metric, source.region
+            charts.setdefault(key, []).append(read.bar)
+            marks.setdefault(key, []).extend(read.marks)
     return tuple(
         EffectChart(*key, tuple(bars), tuple(dict.fromkeys(marks[key])), "proved")
         for key, bars in charts.items()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prooflens.errors import RunError
 from prooflens.report.attention import telling_radius
 from prooflens.report.data import RADIUS_COLUMNS, VERDICT_COLUMNS, ReportData, Row, collect
+from prooflens.report.effect_curves import draw_effect_curve
 from prooflens.report.effects import draw_effects
 from prooflens.report.figures import attention_map, circuit_graph, radius_map, sandwich, token_strip
 from prooflens.report.folders import FAMILY, FAMILY_EFFECTS, VOCABULARY, kind_of, unfolded
@@ -121,6 +122,8 @@ def drawings(data: ReportData) -> Iterator[tuple[str, Drawing]]:
         yield "tokens", token_strip(data.strip)
     for chart in data.effects:
         yield f"effects-{slug(chart.name)}", draw_effects(chart)
+    for sized in data.effect_curves:
+        yield f"effect-by-radius-{slug(sized.name)}", draw_effect_curve(sized)
     for i, answer in enumerate(data.answers):
         yield f"output-{i}", answer_bars(answer)
     for i, read in enumerate(data.readings):
@@ -253,6 +256,10 @@ def _sections(data: ReportData) -> Iterator[str]:
     if data.effects:
         names, drawn = [c.name for c in data.effects], [draw_effects(c) for c in data.effects]
         yield section("effects", "What each edit changes", panels("metric", "effects", names, drawn))
+    if data.effect_curves:
+        names = [c.name for c in data.effect_curves]
+        drawn = [draw_effect_curve(c) for c in data.effect_curves]
+        yield section("sizes", "Effects by the size of the ball", panels("edit", "sizes", names, drawn))
     if data.radius_map:
         yield section("radius", "How far each head is proved", _radius_body(data))
     if maps := verdict_maps(data.verdicts, data.tokens):

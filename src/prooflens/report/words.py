@@ -38,6 +38,9 @@ CAPTIONS = {
     "outside of the bar: <b>proved</b> on a region, run member by member over a family. Tick: at the prompt, or the "
     "mean. Its colour is the weakest verdict of its claims, whose thresholds are dashed; light blue: nothing is "
     "claimed. A part whose bar lies beyond a threshold everywhere matters everywhere.",
+    "sizes": "One edit on balls of several radii around one prompt: its effect on the metric is <b>proved</b> to lie "
+    "in the band at every point of each ball. A circle has the weakest verdict of the claims at its radius; lines at "
+    "the side are 0 and the thresholds of claims; a circle on the axis has no proved ends.",
     "profile": "Rows are heads, columns keys by their distance to the query. The colour and the number are the "
     "<b>proved</b> lower end of the share of all prompts on which that key is attended most, alone; tips have both.",
     "output": "Bars: the distances between the logits of the answer and of a candidate that bounds allow on the whole "
