@@ -7,7 +7,15 @@ import pytest
 
 from prooflens.checker.depth import Walk, origins, score_form, values, walk
 from prooflens.checker.depth.mixing import MixSite
-from prooflens.checker.depth.origins import Carried, Origin, carried_on, kept_apart
+from prooflens.checker.depth.origins import (
+    Carried,
+    Column,
+    Origin,
+    carried_on,
+    column_of,
+    kept_apart,
+    narrowed,
+)
 from prooflens.checker.depth.shapes import support, total
 from prooflens.checker.depth.values import ROOT
 from tests.checker.depth.cases import KNOWN, Case, worst
@@ -33,7 +41,7 @@ def test_every_member_stays_in_what_is_carried_on(seed: int, monkeypatch: pytest
     S, d, own = 3, 4, shapes_of(rng, 3, 4)
     held, e = [Origin(own)], members(own, rng, 50)
     if seed % 2:
-        monkeypatch.setattr(origins, "numbers", lambda share: 2 * S * d * S * d)
+        monkeypatch.setattr(origins, "numbers", lambda share: S * d * S * d)
     for _ in range(4):
         A = rng.standard_normal((S, d, S, d)) * (rng.random((S, 1, S, 1)) < 0.7)
         carried = carried_on(held, A)
@@ -49,7 +57,7 @@ def test_every_member_stays_in_what_is_carried_on(seed: int, monkeypatch: pytest
 
 def test_what_tokens_share_is_not_counted_twice() -> None:
     """Two tokens that miss the same x, and a mixing that subtracts them: nothing is left."""
-    x = Origin(np.eye(2)[None], np.broadcast_to(np.eye(2)[:, None], (2, 2, 1, 2)).copy())
+    x = Origin(np.eye(2)[None], [Column(np.arange(2), np.stack([np.eye(2)] * 2))])
     A = np.concatenate((np.eye(2)[:, None], -np.eye(2)[:, None]), 1)[None]
     carried = carried_on([x], A)
     assert float(support(carried.reached[0][0], np.ones(2))) < 1e-12
@@ -98,11 +106,42 @@ def test_origins_make_deep_values_tighter(family: str, monkeypatch: pytest.Monke
 def test_rounding_of_a_product_is_counted() -> None:
     rng = np.random.default_rng(0)
     shapes = shapes_of(rng, 2, 3)
-    held = [Origin(shapes, rng.standard_normal((2, 3, 2, 3)))]
-    carried: Carried = carried_on(held, rng.standard_normal((2, 3, 2, 3)))
+    J = rng.integers(-9, 9, (2, 3, 2, 3)) / 8.0
+    held = [Origin(shapes, [column_of(J, r) for r in range(2)])]
+    carried: Carried = carried_on(held, np.eye(6).reshape(2, 3, 2, 3))
     assert (carried.noise > 0.0).all()
     assert held == []
-    assert (carried_on([Origin(shapes)], rng.standard_normal((2, 3, 2, 3))).noise < 1e-200).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e-42, 1e30, 1e60])
+def test_what_single_precision_loses_is_counted(size: float) -> None:
+    """Also where numbers are subnormal there; where they are too large for it they stay in double precision."""
+    rng = np.random.default_rng(0)
+    J, x = size * rng.standard_normal((2, 3, 2, 3)), members(shapes := shapes_of(rng, 2, 3), rng, 100)
+    carried = carried_on([Origin(shapes)], J)
+    columns = carried.origins[0].J
+    assert columns is not None
+    assert {column.blocks.dtype for column in columns} == {
+        np.dtype(np.float64 if size > 1e38 else np.float32)
+    }
+    kept = np.stack([column.wide for column in columns], 2)
+    off = np.linalg.norm(np.einsum("tirj,nrj->nti", J - kept, x), axis=-1)
+    assert (off <= carried.noise).all()
+    if size <= 1e30:
+        assert off.max() > 0.0
+        assert (
+            float(carried.noise.max())
+            < 1e-6 * float(np.linalg.norm(x, axis=(1, 2)).max()) * max(size, 1e-38) * 20
+        )
+
+
+def test_columns_leave_out_tokens_that_nothing_comes_to() -> None:
+    J = np.zeros((3, 2, 3, 2))
+    for t in range(3):
+        J[t, :, : t + 1] = t + 1.0
+    columns = [narrowed(column_of(J, r))[0] for r in range(3)]
+    assert [column.tokens.tolist() for column in columns] == [[0, 1, 2], [1, 2], [2]]
+    assert 2 * Origin(np.zeros((3, 2, 2)), columns).size == 6 * 4
 
 
 def test_a_walk_holds_the_jacobians_of_one_root_and_two_walks_side_by_side_those_of_all() -> None:
