@@ -10,9 +10,11 @@ from torch import Tensor
 from prooflens.engines.relaxations.ellipsoids import total
 from prooflens.engines.taylor import remainder_sources
 from prooflens.engines.taylor.remainder_sources import (
+    KEPT,
     PropagatedSource,
     RemainderSource,
     kept_apart,
+    narrowing,
     propagate,
     reached,
 )
@@ -94,6 +96,25 @@ def test_errors_of_the_jacobians_are_counted() -> None:
         computed = torch.einsum("trij,nrj->nti", found[0].J, x)
         assert bool((torch.linalg.vector_norm(real - computed, dim=-1).amax(0) <= noise).all())
         assert float(noise.min()) > 1e-3
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e-41, 1e20])
+def test_what_single_precision_loses_is_counted(size: float) -> None:
+    """From a root to the next by a Jacobian as it is kept: members move by no more than what is counted at both."""
+    d, S, T = 3, 2, 2
+    shape, x = ellipsoids(3, 2, d)
+    before, A = size * normal(4, S, 2, d, d), normal(5, T, S, d, d)
+    off = torch.einsum("srij,nrj->nsi", before - before.to(KEPT), x)
+    lost = narrowing(before, shape)
+    assert bool((torch.linalg.vector_norm(off, dim=-1).amax(0) <= lost).all())
+    assert 0.0 < float(off.abs().max()) <= float(lost.max()) <= max(2.0**-20 * size, 1e-43) * 100.0
+    error = torch.zeros(T, S).double()
+    kept = RemainderSource(shape, before.to(KEPT), everything(S, 2))
+    (found,), noise = propagate([kept], A, error, everything(T, S))
+    assert found.J.dtype is torch.float64
+    real = torch.einsum("tsij,srjk,nrk->nti", A, before, x)
+    far = torch.linalg.vector_norm(real - torch.einsum("trij,nrj->nti", found.J, x), dim=-1).amax(0)
+    assert bool((far <= noise + torch.linalg.matrix_norm(A, ord=2) @ lost).all())
 
 
 MASKS: dict[str, Callable[[Tensor], Tensor]] = {

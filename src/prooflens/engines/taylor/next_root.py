@@ -20,9 +20,11 @@ from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.mixing import MixShape
 from prooflens.engines.taylor.remainder_sources import (
+    KEPT,
     PropagatedSource,
     RemainderSource,
     kept_apart,
+    narrowing,
     propagate,
     reached,
 )
@@ -70,13 +72,13 @@ def next_root(chain: Chain, memory: int, quick: bool, tell: Callable[[float], No
 
 
 def sources_room(memory: int, numbers: int) -> int:
-    """Return how many sources of remainders can be kept apart in an eighth of the memory.
+    """Return how many sources of remainders can be kept apart in a third of the memory, at two roots at once.
 
     Args:
         memory: bytes that may be used.
-        numbers: how many numbers the Jacobian of one source has.
+        numbers: how many numbers the Jacobian of one source has, of four bytes each.
     """
-    return int(memory // (64 * numbers))
+    return int(memory // (24 * numbers))
 
 
 class _Step:
@@ -104,7 +106,8 @@ class _Step:
         self.missed: dict[str, list[Tensor]] = {name: [] for name in self.own}
         self.there: list[list[Tensor]] = [[] for _ in self.origins]
         kept = [origin.shape for origin in self.origins] if room else []
-        self.J = [shape.new_zeros(T, d, len(shape), shape.shape[-1]).movedim(2, 1) for shape in kept]
+        blocks = [torch.zeros(T, d, *shape.shape[:2], dtype=KEPT, device=shape.device) for shape in kept]
+        self.J = [J.movedim(2, 1) for J in blocks]
         self.live = [torch.zeros(T, len(shape), dtype=torch.bool) for shape in kept]
         S = mix.mask.shape[-1]
         self.reads = mix.mask.reshape(-1, S, S).any(0).cpu() | torch.eye(S, dtype=torch.bool)
@@ -125,7 +128,8 @@ class _Step:
             self.there[number].append(reached(J, shape, live))
             if self.room:
                 of = keys if self.origins[number].J is None else slice(None)
-                self.J[number][places, of], self.live[number][places, of] = J, live
+                self.J[number][places, of], self.live[number][places, of] = J.to(KEPT), live
+                noise = noise + narrowing(J, shape)
         del A, carried
         for name, shape in self.own.items():
             by = [value.sources.get(name) for value in self.values]

@@ -5,6 +5,9 @@ x_o[r], each x_o[r] in an ellipsoid of its own. A chain needs only the shape of 
 share one x. If only the shapes of e went on, every mixing would add up shares of the same x as if they were
 different, and e would grow by a factor from layer to layer, where it grows by a summand. So x_o and J_o are kept, and
 linear maps act on J_o.
+
+The J_o are the largest things that a deep walk holds, and are kept in single precision. What a number is off by there,
+2⁻²⁴ of itself at most, is a remainder of the root at which it is kept (`narrowing`): a share of e, which is small.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from prooflens.engines.relaxations.norms import frobenius, grow, product_error
 WIDE = 2048
 """Rows and columns of a product of Jacobians that are done at once: a block of it that is zero is left out."""
 
+KEPT = torch.float32
+"""The precision in which Jacobians by sources are kept from root to root."""
+
 
 class PropagatedSource(NamedTuple):
     """The remainders of the tokens of some root, and the Jacobian of a later root by them.
 
     Attributes:
         shape: the shape of each token's remainder.
-        J: the Jacobian.
+        J: the Jacobian, as it is made or as it is kept.
         live: which of its blocks may be other than 0, on the CPU, so that a GPU need not be asked.
     """
 
@@ -77,7 +83,7 @@ def propagate(
             J, live, lost = A, reads, error @ size
         else:
             J, live = _through(A, before, reads, depends), reads.float() @ depends.float() > 0.0
-            lost = slip @ (frobenius(before) @ size)
+            lost = slip @ (torch.stack([frobenius(J.to(A)) for J in before]) @ size)
         found.append(PropagatedSource(shape, J, live))
         noise = noise + lost
     return found, grow(noise)
@@ -105,9 +111,20 @@ def _through(
             if live:
                 to, by, over = (slice(int(span[0]), int(span[-1]) + 1) for span in (t, r, live))
                 left = rows[to, :, over].reshape(len(t) * d, -1)
-                right = columns[over, :, by].reshape(-1, len(r) * m)
+                right = columns[over, :, by].reshape(-1, len(r) * m).to(left)
                 J[to, :, by] = (left @ right).reshape(len(t), d, len(r), m)
     return J.movedim(2, 1)
+
+
+def narrowing(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float[Tensor, " T"]:
+    """Bound what Σ_r J[t, r] x[r] loses where J is kept in single precision; its least numbers are 2⁻¹⁴⁹ apart.
+
+    Args:
+        J: the Jacobian in double precision, shape [T, R, d, m].
+        shape: the shapes of x, [R, m, m].
+    """
+    lost = 2.0**-24 * frobenius(J) + 2.0**-150 * (J.shape[2] * J.shape[3]) ** 0.5
+    return grow(lost @ trace(shape).sqrt())
 
 
 def reached(
