@@ -7,8 +7,8 @@ layer to layer. So A is multiplied with J_o, which is exact but for a rounding t
 different x pay a triangle inequality.
 
 The J_o are the largest things that a walk holds. In a causal network token r moves none before it, and those blocks are
-left out; the others are kept in single precision. Each number is then off by 2⁻²⁴ of itself at most, or by 2⁻¹⁵⁰, which
-is noise of the tokens that they move: e is small already, and this is a share of e.
+left out; the others are kept in single precision. Each number is then off by 2⁻²³ of itself at most, or by 2⁻¹²⁶,
+however it is rounded, which is noise of the tokens that they move: e is small already, and this is a share of e.
 """
 
 from __future__ import annotations
@@ -105,13 +105,12 @@ def column_of(J: Array, r: int) -> Column:
 
 
 def narrowed(column: Column) -> tuple[Column, Array]:
-    """A column in single precision, where all of it is finite there, and what its blocks lose in the Frobenius norm."""
-    with np.errstate(over="ignore"):
-        single = column.blocks.astype(np.float32)
-    if not np.isfinite(single).all():
+    """A column in single precision, unless it is too large for it, and what its blocks lose in the Frobenius norm."""
+    size = frobenius(column.wide)
+    if not (size < 2.0**127).all():
         return column, np.zeros(len(column.tokens))
-    lost = 2.0**-24 * frobenius(column.wide) + 2.0**-150 * float(np.prod(single.shape[1:])) ** 0.5
-    return Column(column.tokens, single), up(lost)
+    lost = 2.0**-23 * size + 2.0**-126 * float(np.prod(column.blocks.shape[1:])) ** 0.5
+    return Column(column.tokens, column.blocks.astype(np.float32)), up(lost)
 
 
 def _frobenius(column: Column) -> float:

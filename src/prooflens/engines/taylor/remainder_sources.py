@@ -7,7 +7,7 @@ different, and e would grow by a factor from layer to layer, where it grows by a
 linear maps act on J_o.
 
 The J_o are the largest things that a deep walk holds, and are kept in single precision. What a number is off by there,
-2⁻²⁴ of itself at most, is a remainder of the root at which it is kept (`narrowing`): a share of e, which is small.
+2⁻²³ of itself at most, is a remainder of the root at which it is kept (`narrowing`): a share of e, which is small.
 """
 
 from __future__ import annotations
@@ -117,14 +117,18 @@ def _through(
 
 
 def narrowing(J: Float[Tensor, "T R d m"], shape: Float[Tensor, "R m m"]) -> Float[Tensor, " T"]:
-    """Bound what Σ_r J[t, r] x[r] loses where J is kept in single precision; its least numbers are 2⁻¹⁴⁹ apart.
+    """Bound what Σ_r J[t, r] x[r] loses where J is kept in single precision.
+
+    However a number is rounded it errs by at most 2⁻²³ of itself, or by 2⁻¹²⁶; of numbers that are too large nothing is
+    known.
 
     Args:
         J: the Jacobian in double precision, shape [T, R, d, m].
         shape: the shapes of x, [R, m, m].
     """
-    lost = 2.0**-24 * frobenius(J) + 2.0**-150 * (J.shape[2] * J.shape[3]) ** 0.5
-    return grow(lost @ trace(shape).sqrt())
+    size = frobenius(J)
+    lost = 2.0**-23 * size + 2.0**-126 * (J.shape[2] * J.shape[3]) ** 0.5
+    return grow(torch.where(size < 2.0**127, lost, torch.inf) @ trace(shape).sqrt())
 
 
 def reached(
