@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import prooflens as pl
 from prooflens.errors import ModelError
+from prooflens.evaluation.soundness.cases import random_model
 from prooflens.models.hook_edits import Hook, HookPoint, from_hooks
 from prooflens.models.parts import Edit
 
@@ -138,6 +140,21 @@ def cut(z: Tensor, hook: Any) -> Tensor:
 def test_what_is_no_edit_is_refused(name: str, function: Function, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         from_hooks(pl.load("toy"), [(name, function)], 4)
+
+
+@pytest.mark.parametrize("site", ["hook_attn_out", "hook_mlp_out"])
+def test_what_a_norm_reads_before_it_is_added_is_another_value_there(site: str) -> None:
+    """TransformerLens has these hooks behind the norm of a block's output; zero is zero in front of it, too."""
+    model = random_model("gemma2", random.Random(1), 2)
+
+    def ones(value: Tensor, hook: Any) -> Tensor:
+        value[:] = 1.0
+        return value
+
+    with pytest.raises(ModelError, match="what a norm reads"):
+        from_hooks(model, (f"blocks.1.{site}", ones), 3)
+    (found,) = from_hooks(model, (f"blocks.1.{site}", zero_last_in_place), 3)
+    assert str(found) == f"without {'a' if 'attn' in site else 'm'}1@2"
 
 
 def test_hooks_need_a_length() -> None:

@@ -214,6 +214,18 @@ def test_effects_keep_to_a_time(toy: pl.Transformer) -> None:
     assert "taylor: the time that was allowed ended" in claim.reason
 
 
+def test_several_edits_keep_to_their_own_sets_of_values(toy: pl.Transformer) -> None:
+    """Parts that move at the same tokens by other distances: no edit is asked about on another one's region."""
+    x, ball, metric = toy.example(), pl.Ball(0.001), "logit0-logit1"
+    edits: list[Any] = [pl.Edit("a1.h0@-1", spread=0.01), pl.Edit("a1.h1@-1", spread=4.0)]
+    edits += [pl.Edit("a1.h0@-1@-2", spread=size) for size in (0.01, 1.0)]
+    every = pl.effects(toy, edits, x, ball, metric, budget="20/1/2")
+    for one, own in zip(edits, every, strict=True):
+        alone = pl.effect(toy, one, x, ball, metric, budget="20/1/2")
+        assert own.ends == pytest.approx(alone.ends, rel=1e-9)
+        assert own.lower <= alone.least.effect <= alone.most.effect <= own.upper
+
+
 def test_sets_of_values_are_asked_about_by_effects_of_the_model_itself(toy: pl.Transformer) -> None:
     x, ball, metric = toy.example(), pl.Ball(0.001), "logit0-logit1"
     wide = pl.Edit("a1.h0@-1", spread=0.02)

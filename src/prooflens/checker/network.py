@@ -224,6 +224,7 @@ class Network(Description):
             attended = self._behind(block, notes[f"{block}.hook_attn_out"], 1)
         if self.arch.get("parallel"):
             second = inner if self.arch.get("shared_norm") else self._before(layer, x, 2)
+            notes |= {} if second is x or second is inner else {f"{block}.ln2.hook_normalized": second}
             second = self._cut(layer, (second, x), (3, -1), notes)
             x = np.asarray(x + self._behind(block, self._network(block, second, notes, n), 2) + attended)
             notes[f"{block}.hook_resid_post"] = x = self._held(f"{block}.hook_resid_post", x, n, notes)

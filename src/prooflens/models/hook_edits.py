@@ -165,6 +165,12 @@ def _read(
     if site == "attn.hook_attn_scores":
         yield from _keys(name, layer, kept, values)
         return
+    normed = a.norm_place in ("sandwich", "output") and site in ("hook_attn_out", "hook_mlp_out")
+    if normed and (a.norm_kind == "layer" or bool(values[~kept].any())):
+        raise ModelError(
+            f"{name} is in TransformerLens what is added to the stream, here what a norm reads before that: only 0, "
+            "where that norm adds no bias, is an edit of both"
+        )
     for part in range(shape[1]):
         yield from _held(name, PARTS[site].format(layer, part), kept[:, part], values[:, part])
 

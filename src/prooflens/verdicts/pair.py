@@ -32,6 +32,7 @@ from prooflens.problem import Problem
 from prooflens.queries import Divergence, Functional, Probability, Query, SiteQuery, parse_metric
 from prooflens.queries.effects import EffectQuery
 from prooflens.queries.parse import metric_text
+from prooflens.regions import Region
 from prooflens.regions.product import times_box
 from prooflens.results import Subject
 from prooflens.results.effects import EffectPoint
@@ -138,12 +139,7 @@ class Pair:
         problem = asked[0].problem
         used, forms, distribution = _read(functionals[0], problem.model)
         narrow, other = (replace(problem, model=_narrowed(q.problem.model, used)) for q in asked)
-        shared = (
-            one.problem
-            for one in likes
-            if one.moved == moved and one.first.architecture == first.architecture
-        )
-        narrow = next(shared, narrow)
+        narrow = next((one.problem for one in likes if one.asks_alike(first, moved, narrow.region)), narrow)
         other = replace(other, region=narrow.region)
         text = metric_text(asked[0].claims[0].query)
         models = asked[0].problem.model, asked[1].problem.model
@@ -151,6 +147,25 @@ class Pair:
         subject = replace(asked[0].subject, edited=named)
         metric_of = forms, distribution, functionals[0], text
         return cls(asked[0], first, second, narrow, other, *metric_of, held, region, subject, moved)
+
+    def asks_alike(self, first: Transformer, moved: tuple[tuple[int, ...], ...], region: Region) -> bool:
+        """Return whether another edit of the model is asked about on the same set: the inputs, and all values of parts.
+
+        Two edits may have as many free coordinates at the same tokens, and let them move differently far.
+
+        Args:
+            first: the model beside the other edit.
+            moved: the tokens at which each free coordinate of the other edit stands.
+            region: where the other one is asked about.
+        """
+        if self.moved != moved or self.first.architecture != first.architecture:
+            return False
+        own = self.problem.region
+        parts = (own.center, region.center), (own.radius, region.radius), (own.generators, region.generators)
+        return all(
+            one is other or (one is not None and other is not None and torch.equal(one, other))
+            for one, other in parts
+        )
 
     def query(self, kind: str, threshold: float = 0.0) -> EffectQuery:
         """Return a claim about the effect, or the question for its range.

@@ -10,6 +10,7 @@ from prooflens.checker.depth import moving, reading
 from prooflens.checker.depth.boxes import Quadric, largest_on_box
 from prooflens.checker.depth.mixing import MixSite
 from prooflens.checker.depth.moving import Left, Moving
+from prooflens.checker.depth.values import ROOT, Chain, Value
 from prooflens.checker.plain import PlainNetwork
 from tests.checker.depth.cases import Case, worst
 from tests.checker.depth.test_sites import stream_behind
@@ -53,6 +54,16 @@ def try_onward(family: str, seed: int) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 5])
 def test_what_moves_through_mixings(family: str, seed: int) -> None:
     assert 0.0 < try_onward(family, seed) <= 1.0
+
+
+def test_what_a_linear_part_is_off_by_meets_e_as_well() -> None:
+    """(HAα)·e where A as it is computed is 0, and the real one is not."""
+    chain = Chain(np.zeros((1, 1)), np.zeros((1, 1, 4)), {ROOT: np.full((1, 1, 1), 9.0)})
+    value = Value(chain, np.zeros((1, 1)), {ROOT: np.ones((1, 1, 1))}, np.zeros(1))
+    value.__dict__ |= {"slip": np.array([0.5]), "E": chain.shapes[ROOT]}
+    now = Moving(chain)
+    now.site(value, 0, np.full((1, 1), 2.0), 0.0)
+    assert now.left(np.ones(4)).most >= 2.0 * 0.5 * 3.0 + 0.5 * 2.0 * 3.0**2
 
 
 def try_joined(seed: int) -> float:

@@ -217,6 +217,24 @@ def test_values_inside_a_network(family: str) -> None:
     assert tried >= 11
 
 
+def test_a_norm_of_its_own_beside_attention_is_a_value_inside() -> None:
+    """Of blocks whose network stands beside the attention and has a norm of its own, as GPT-NeoX has it."""
+    case = next(
+        found
+        for seed in range(40)
+        if "blocks.1.ln2.hook_normalized" in hook_widths(found := Case.of("pythia", seed, 0.01, 2))
+        and found.net.arch["parallel"]
+    )
+    weight = np.random.default_rng(0).standard_normal((1, case.walk.center.shape[1]))
+    net = case.net.read_at("blocks.1.ln2.hook_normalized", 1, weight, None)
+    form = reading.output_form(Walk(net, case.walk.center, case.walk.generators), {0: 1.0})
+    (low, high), (least, most) = form.bounds(), form.tight_bounds()
+    for alpha in case.samples(4, form.slope):
+        point = case.walk.center + case.walk.generators @ alpha
+        f = float(net.run([np.vectorize(arb, otypes=[object])(point)], (), True)[0]["logits"][0].mid())
+        assert max(low, least) - 1e-12 <= f <= min(high, most) + 1e-12
+
+
 @pytest.mark.parametrize("family", ["encoder", "gpt2", "llama"])
 def test_floors_of_many_outputs_are_below_their_bounds(family: str) -> None:
     case = Case.of(family, 8, eps=0.001, depth=2)

@@ -99,6 +99,34 @@ def test_at_the_input_a_moving_covector_is_the_hessian(
     assert float(H[:, p:].abs().sum()) == 0.0
 
 
+def test_what_a_mean_rounds_by_is_seen_by_moving_covectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooler behind a mean: what the mean is off by, here far more than by rounding, meets W at its root."""
+    model = tiny_model(0, n_layers=1, activation="gelu", pool="mean", pooler=True)
+    problem = random_problem(model, 3, 1e-3, 0)
+    walk, half_widths = walked(problem, forms := output_of(problem))
+    made, before = list[Moved](), MovingCovectors._before
+    roots = list[Tensor]()
+
+    def spied(self: MovingCovectors, chain: Chain, behind: dict[int, Tensor]) -> dict[int, dict[str, Tensor]]:
+        roots.extend([behind[0]] if chain.pool is not None else [])
+        return before(self, chain, behind)
+
+    monkeypatch.setattr(MovingCovectors, "_before", spied)
+    (pooled,) = (chain for chain in walk.chains if chain.pool is not None)
+    for noise in (0.0, 1.0):
+        assert pooled.noise is not None
+        pooled.noise = torch.full_like(pooled.noise, noise)
+        reading = ThirdOrder(half_widths, forms.size)
+        with torch.no_grad():
+            collect(walk, problem, forms, reading)
+        assert reading.moves is not None
+        made.append(reading.moves)
+    corners = torch.where(roots[0].sum(-1) >= 0.0, 1.0, -1.0).to(half_widths)
+    far = torch.einsum("fpd,fp->fd", roots[0], corners).norm(dim=-1)
+    assert bool((far > 0.0).all())
+    assert bool((made[1].rest - made[0].rest >= 0.99 * far).all())
+
+
 class Parts(NamedTuple):
     """What a reading knows of forms: a·α, ½αᵀHα, the squares above the rest, and constants."""
 

@@ -135,6 +135,8 @@ class Moving:
     def site(self, value: Value, t: int, H: Array, error: float) -> None:
         """Add (HAα)·e + ½eᵀHe of a site.
 
+        The form has ½(JNα)ᵀH(JNα), so A = JN stands here with what its floats are off by, `slip` for all factors.
+
         Args:
             value: what the site reads.
             t: the token.
@@ -143,7 +145,8 @@ class Moving:
         """
         A, E = value.linear[t], value.E[t]
         size = float(frobenius(H))
-        self.meet(value, t, H @ A, (error + gamma(len(H) + 8) * size) * float(frobenius(A)))
+        off = (error + gamma(len(H) + 8) * size) * float(frobenius(A))
+        self.meet(value, t, H @ A, off + (size + error) * float(value.slip[t]) / A.shape[1] ** 0.5)
         self._pairs.append((image(H, E), E, 0.5))
         self.rest += 0.5 * error * float(value.epsilon[t]) ** 2
 

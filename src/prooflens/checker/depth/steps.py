@@ -117,12 +117,17 @@ class Steps:
         return self._norm(f"{block}.norm{part}_out", added) if normed else added
 
     def _before(self, number: int, x: Value, part: int, reader: str = "") -> Value:
-        """What a part of a block reads: the stream, or its norm; a reader of its own has a site of its own."""
+        """What a part of a block reads: the stream, or its norm, a value that a form may read.
+
+        A reader of its own has a site of its own, and no form reads its norm.
+        """
         bare = part == 1 and number == 0 and not self.net.arch.get("first_norm", True)
         if bare or self.net.arch["norm_place"] not in ("pre", "sandwich"):
             return x
         name = f"blocks.{number}.norm{part}"
-        return self._norm(name, x, f"{name}.{reader}" if reader else None)
+        if reader:
+            return self._norm(name, x, f"{name}.{reader}")
+        return self._note(f"blocks.{number}.ln{part}.hook_normalized", self._norm(name, x))
 
     def _opening(self, name: str) -> tuple[Opening, Writing]:
         """The rows that a site makes for all that is written from it, and how this network writes."""

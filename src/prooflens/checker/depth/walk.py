@@ -182,8 +182,6 @@ class Walk(Attention):
         before, carried = self._stream, dict(self._carried)
         self._stream = self._note(f"{block}.hook_resid_pre", self._held(f"{block}.hook_resid_pre", before))
         self._inner = self._before(number, self._stream, 1)
-        if self._inner is not self._stream:
-            self._note(f"{block}.ln1.hook_normalized", self._inner)
         q, k = self._queries(number, "q"), self._queries(number, "k")
         bias, q = self._frozen(number, q)
         held = Heads(q, heads, heads), Heads(k, k.c.shape[1] // net.head_dim, heads)
@@ -290,8 +288,6 @@ class Walk(Attention):
             x = self._note(f"{block}.ln1.hook_normalized", self._norm(f"{block}.norm1", x))
         if feeds and not parallel:
             second = self._before(number, x, 2)
-            if second is not x:
-                self._note(f"{block}.ln2.hook_normalized", second)
             second = self._fed(number, x, second)
             x = x.plus(self._behind(block, self._network(block, second), 2))
             x = self._held(f"{block}.hook_resid_post", x)

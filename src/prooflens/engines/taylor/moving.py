@@ -264,13 +264,16 @@ class MovingCovectors:
         """Take W from the root that follows a chain to the chain's values."""
         moves: Moves = {}
         if chain.pool is not None:
+            if (W := roots.get(0)) is None:
+                return moves
+            assert chain.noise is not None
+            # What the mean's centre and linear part round by, and far less, what W times a weight does.
+            self.slack += self._size(W) * chain.noise[0]
             source = chain.pool.inputs[0]
             for t, weight in enumerate(chain.pool.weights.tolist()):
-                if weight and 0 in roots:
-                    self.slack += (
-                        gamma(16) * self._size(roots[0]) * abs(weight) * chain.values[source].size[t]
-                    )
-                    moves[t] = {source: roots[0] * weight}
+                if weight:
+                    self.slack += gamma(16) * self._size(W) * abs(weight) * chain.values[source].size[t]
+                    moves[t] = {source: W * weight}
             return moves
         places = roots.keys() | {place for owner, place in self.mixings if owner is chain}
         for place in sorted(places):
