@@ -17,6 +17,7 @@ from prooflens.cli.options import (
     Nearest,
     Tolerance,
     limit_memory,
+    loaded,
 )
 from prooflens.cli.prove import document, exit_code, show_radii, tell_open, tell_precision
 from prooflens.errors import RegionError
@@ -57,6 +58,9 @@ def output(
     from prooflens.verdicts.output import output as decide
     from prooflens.verdicts.output import output_radius
 
+    with shown(True) as tell:
+        held = loaded(given.model, None, tell)
+    held.check_head()
     placed = eps is not None or given.to is not None or given.hull is not None
     if radius == placed:
         raise RegionError("give a region (--eps, --to or --hull), or --radius to search the ball")
@@ -67,10 +71,10 @@ def output(
     )
 
     def look(tell: Progress) -> Radii:
-        held, prompt = given.load(tell)
+        model, prompt = given.load(tell, held)
         limit_memory(effort.memory)
         return output_radius(
-            held,
+            model,
             prompt,
             layers=layers,
             top=top,
@@ -85,7 +89,7 @@ def output(
         return
     make_room(keep.out)
     with shown(True) as tell:
-        held, prompt = given.load(tell)
+        held, prompt = given.load(tell, held)
         limit_memory(effort.memory)
         words = given.eps_in_words(eps, held, prompt, nearest)
         found = decide(

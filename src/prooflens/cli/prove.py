@@ -336,11 +336,13 @@ def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
 
 def _list(frame: Frame) -> None:
     """The rows, or a map of them if they are many, and a line that sums up."""
+    from prooflens.results import Results
+
     names = [name for name in frame.shown_names if name not in ("layer", "head", "position", "reason")]
     if len(frame) <= FEW:
         rows = frame.shown_rows(FEW)
         print_table(("row", *names), ((_address(row), *(row[name] for name in names)) for row in rows))
-        _tell_reasons(rows)
+        tell_reasons(rows, isinstance(frame, Results) and frame.advice is not None)
     elif "verdict" in names:
         table = frame.table.select(["layer", "head", "position", "query", "verdict"])
         for line in verdict_maps(table.to_pylist()):
@@ -367,12 +369,20 @@ def tell_precision(frame: Frame) -> None:
         say(frame.precision)
 
 
-def _tell_reasons(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Why rows do not hold, each reason once and in full."""
+def tell_reasons(rows: Sequence[Mapping[str, Any]], advised: bool) -> None:
+    """Say why rows do not hold, each reason once.
+
+    Args:
+        rows: the rows that are shown.
+        advised: whether advice for all of them follows: then of several reasons only how far engines came is said.
+    """
+    from prooflens.results.asked import how_far
+
+    weak = [row for row in rows if row.get("verdict") not in (None, "holds")]
+    short = advised and len({row["reason"] for row in weak}) > 1
     reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.get("verdict") not in (None, "holds"):
-            reasons.setdefault(row["reason"], []).append(_address(row))
+    for row in weak:
+        reasons.setdefault(how_far(row["reason"]) if short else row["reason"], []).append(_address(row))
     for reason, named in list(reasons.items())[:FEW_REASONS]:
         say(f"{', '.join(named)}: {reason}")
     if len(reasons) > FEW_REASONS:

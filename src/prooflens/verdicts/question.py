@@ -132,7 +132,7 @@ def ask(
     output = any(isinstance(part, about) for query in wanted for part in _parts(query))
     if output:
         check_cap(model, wanted)
-        _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
+        model.check_head()
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
     return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)

@@ -1,0 +1,71 @@
+"""Answers that say once what they have to say, and errors that name what the user wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import prooflens as pl
+from prooflens.cli.prove import tell_reasons
+from prooflens.models.export import export
+from prooflens.results.asked import Asked, State, explanation, how_far
+from tests.conftest import Call
+
+
+def test_an_engine_that_was_asked_twice_is_named_once_with_its_best() -> None:
+    asked = [
+        Asked("taylor", State.ASKED, reached=-3.0),
+        Asked("attack", State.ASKED, reached=0.5),
+        Asked("taylor", State.ASKED, reached=-1.0),
+        Asked("attack", State.ASKED, reached=0.7),
+    ]
+    assert explanation(asked) == (
+        "neither proved nor broken: taylor proves at least -1, attack came down to 0.5"
+    )
+
+
+def test_several_reasons_leave_to_the_advice_what_is_the_same_for_all_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = {"layer": 1, "head": 0, "query": "top1", "verdict": "unknown"}
+    rows = [
+        place | {"position": i, "reason": f"neither: attack came down to {i}; not asked: taylor (about 9 s)"}
+        for i in range(2)
+    ]
+    tell_reasons(rows, True)
+    assert (
+        capsys.readouterr().out
+        == "1.0@0: neither: attack came down to 0\n1.0@1: neither: attack came down to 1\n"
+    )
+    for shown, advised in ((rows[:1], True), (rows, False)):  # one reason, or no advice below: in full
+        tell_reasons(shown, advised)
+        assert capsys.readouterr().out.count("taylor (about 9 s)") == len(shown)
+    assert how_far("neither: x; to ask on: --time 9s") == "neither: x"
+
+
+def test_an_attack_alone_says_that_it_proves_nothing(call: Call) -> None:
+    _, out, _ = call("attack", "toy", "--eps", "0.01", "--heads", "0.0", "--budget", "8/1/1")
+    assert "4 rows are open; only an attack was asked, which proves nothing: `certify`" in out
+    assert "nobody" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("certify toy --eps 0.01 --memory 1MB", "1000000 bytes of memory: give more, as in 8GB"),
+        ("certify toy --eps 0.01 --memory 8", "8 bytes of memory: write the unit, as in 8GB"),
+    ],
+)
+def test_an_error_says_what_was_wrong_with_what_was_written(call: Call, arguments: str, message: str) -> None:
+    code, _, err = call(*arguments.split())
+    assert code == 1
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_model_without_outputs_says_so_before_it_asks_for_more(call: Call, tmp_path: Path) -> None:
+    export(pl.load("toy").headless, tmp_path / "headless")
+    code, _, err = call("output", str(tmp_path / "headless"))
+    assert code == 1
+    assert "has no head: it predicts neither classes nor tokens; ask about its attention" in err
