@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import prooflens as pl
+from prooflens.checker import check
 from prooflens.cli.prove import tell_reasons
 from prooflens.models.export import export
 from prooflens.results.asked import Asked, State, explanation, how_far
+from tests.checker.forging import TOY
 from tests.conftest import Call
 
 
@@ -69,3 +71,42 @@ def test_a_model_without_outputs_says_so_before_it_asks_for_more(call: Call, tmp
     code, _, err = call("output", str(tmp_path / "headless"))
     assert code == 1
     assert "has no head: it predicts neither classes nor tokens; ask about its attention" in err
+
+
+def test_a_folder_that_is_no_run_says_what_it_is(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "run.json").write_text("[]")
+    (tmp_path / "object").mkdir()
+    (tmp_path / "object" / "run.json").write_text("{}")
+    for name, message in (
+        ("none", "there is no such folder"),
+        ("empty", "it has no run.json"),
+        ("list", "cannot be read (it must hold one JSON object)"),
+        ("object", "its run.json lacks 'model'"),
+    ):
+        code, _, err = call("check", str(tmp_path / name))
+        assert code == 1
+        assert f"{name} is not a run: " in err
+        assert message in err
+
+
+def test_runs_of_several_parts_are_reported_by_their_folder(call: Call, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    command = ("effect", "toy", "--eps", "0.01", "--without", "a1.h0,m1", "--each", "--budget", "8/1/1")
+    call(*command, "--metric", "logit0-logit1", "-o", str(runs))
+    code, _, _ = call("report", str(runs), "-o", str(tmp_path / "page.html"))
+    assert code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "a1.h0" in page
+    assert "m1" in page
+    code, _, err = call("check", str(runs))
+    assert code == 1
+    assert f"it holds runs: give one of them, as {runs / 'a1.h0'}" in err
+
+
+def test_a_file_that_is_gone_is_named_by_the_checker(tmp_path: Path) -> None:
+    toy = pl.load("toy")
+    pl.certify(toy, toy.example(), pl.Ball(0.01), "0.0", budget="0/0/0", out=tmp_path / "run")
+    (tmp_path / "run" / "tensors" / "part-00000.safetensors").unlink()
+    assert check(tmp_path / "run", TOY).problems == ["WRONG: tensors/part-00000.safetensors is missing"]
