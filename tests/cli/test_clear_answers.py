@@ -56,11 +56,14 @@ def test_an_attack_alone_says_that_it_proves_nothing(call: Call) -> None:
     ("arguments", "message"),
     [
         ("certify toy --eps 0.01 --memory 1MB", "1000000 bytes of memory: give more, as in 8GB"),
+        ("certify toy --eps 0.01 --query feature_SAE.7_active@-1", "give it with --vector SAE=PATH"),
+        ("effect toy --eps 0.01 --without m1 --metric gap", "'gap' measures nothing: write a difference"),
+        ("effect toy --eps 0.01 --without m1 --metric logit1-logit1", "is 0 whatever the model does"),
         ("certify toy --eps 0.01 --memory 8", "8 bytes of memory: write the unit, as in 8GB"),
     ],
 )
 def test_an_error_says_what_was_wrong_with_what_was_written(call: Call, arguments: str, message: str) -> None:
-    code, _, err = call(*arguments.split())
+    code, _, err = call(*(word.replace("_", " ") for word in arguments.split()))
     assert code == 1
     assert message in err
     assert len(err.strip().splitlines()) == 1
@@ -110,3 +113,19 @@ def test_a_file_that_is_gone_is_named_by_the_checker(tmp_path: Path) -> None:
     pl.certify(toy, toy.example(), pl.Ball(0.01), "0.0", budget="0/0/0", out=tmp_path / "run")
     (tmp_path / "run" / "tensors" / "part-00000.safetensors").unlink()
     assert check(tmp_path / "run", TOY).problems == ["WRONG: tensors/part-00000.safetensors is missing"]
+
+
+def test_a_range_is_shown_with_both_ends(call: Call) -> None:
+    command = ("certify", "toy", "--eps", "0.01", "--heads", "0.0", "--positions", "1", "--budget", "0/0/0")
+    _, out, _ = call(*command, "--query", "entropy")
+    assert out.split()[:6] == ["row", "query", "top", "verdict", "lower", "upper"]
+    _, out, _ = call(*command)
+    assert "upper" not in out
+
+
+def test_a_circuit_that_a_point_breaks_has_no_bounds_to_show() -> None:
+    toy = pl.load("toy-induction")
+    asked = (toy, toy.example(), pl.Ball(0.001), "logit0-logit1", 0.5)
+    told = str(pl.discover(*asked, circuit=["a0.h1", "m0"], budget="8/1/1"))
+    assert "inf" not in told
+    assert "  taking the others out: fails (" in told

@@ -120,7 +120,9 @@ def selection(question: Question) -> str:
         beside = architecture.beside_hook
         also = "" if beside is None else f" and {beside}@{architecture.beside_position}"
         where = f"{architecture.read_hook}@{architecture.read_position}{also}"
-        named.append(f"{architecture.d_out} readouts of {where}")
+        named.append(
+            f"{architecture.d_out} {'readout' if architecture.d_out == 1 else 'readouts'} of {where}"
+        )
     elif any(f.logits for claim in question.claims for f in claim.functionals):
         named.append("the output")
     places = {row.position for claim in question.claims for row in claim.rows}
