@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import prooflens as pl
 from prooflens.checker import check
 from prooflens.cli.prove import tell_reasons
+from prooflens.errors import ModelError, QueryError
 from prooflens.models.export import export
 from prooflens.results.asked import Asked, State, explanation, how_far
 from tests.checker.forging import TOY
@@ -129,3 +131,39 @@ def test_a_circuit_that_a_point_breaks_has_no_bounds_to_show() -> None:
     told = str(pl.discover(*asked, circuit=["a0.h1", "m0"], budget="8/1/1"))
     assert "inf" not in told
     assert "  taking the others out: fails (" in told
+
+
+def test_slips_in_python_name_what_was_meant() -> None:
+    toy = pl.load("toy")
+    x, ball = toy.example(), pl.Ball(0.01)
+    with pytest.raises(TypeError, match="there is no argument 'query'; did you mean 'queries'"):
+        pl.certify(toy, x, ball, query="top1")  # type: ignore[call-arg]
+    with pytest.raises(QueryError, match=r"1\.5 names no token: give its number"):
+        pl.certify(toy, x, ball, positions=[1.5])  # type: ignore[list-item]
+    with pytest.raises(QueryError, match=r"'2-3'; several numbers are written .* \[2, 5\] in Python"):
+        pl.certify(toy, x, ball, positions="2-3")
+    with pytest.raises(
+        QueryError, match=r"layer is one number, not \[0, 1\]: several layers are heads='0,1'"
+    ):
+        pl.certify(toy, x, ball, layer=[0, 1])  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="there is no row 9: there are 4"):
+        pl.certify(toy, x, ball, "0.0", budget="0/0/0")[9]
+    told = str(pl.plan(toy, x, ball, layer=1, time="5s"))
+    assert "layer 1: taylor, 8 claims, about " in told
+    assert "(5 s allowed)" in told
+
+
+def test_rows_of_another_kind_are_named(tmp_path: Path) -> None:
+    toy = pl.load("toy")
+    pl.radius(toy, toy.example(), "0.1:top1@-1", tolerance=1.0).save(tmp_path / "run")
+    with pytest.raises(QueryError, match="holds no verdicts: its rows are radii"):
+        pl.Results.load(tmp_path / "run")
+
+
+def test_a_hook_that_sets_no_numbers_is_refused() -> None:
+    def broken(z: Tensor, hook: object) -> Tensor:
+        return z * float("nan")
+
+    toy = pl.load("toy")
+    with pytest.raises(ModelError, match="sets NaN"):
+        pl.effect(toy, ("blocks.1.attn.hook_z", broken), toy.example(), pl.Ball(0.01), "logit0-logit1")

@@ -284,6 +284,10 @@ def head_text(heads: Heads, layer: int | None) -> str | None:
     if layer is not None and heads is not None:
         raise QueryError("give a layer or heads, not both")
     if layer is not None:
+        if not isinstance(layer, int):
+            raise QueryError(
+                f"layer is one number, not {layer!r}: several layers are heads='0,1' or heads='0-2'"
+            )
         return str(layer)
     if isinstance(heads, tuple) and all(type(part) is int for part in heads):
         return _head_name(heads)
