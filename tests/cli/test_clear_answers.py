@@ -9,8 +9,9 @@ from torch import Tensor
 
 import prooflens as pl
 from prooflens.checker import check
+from prooflens.cli.output import visible
 from prooflens.cli.prove import tell_reasons
-from prooflens.errors import ModelError, QueryError
+from prooflens.errors import ModelError, QueryError, RegionError
 from prooflens.models.export import export
 from prooflens.results.asked import Asked, State, explanation, how_far
 from tests.checker.forging import TOY
@@ -59,6 +60,12 @@ def test_an_attack_alone_says_that_it_proves_nothing(call: Call) -> None:
     [
         ("certify toy --eps 0.01 --memory 1MB", "1000000 bytes of memory: give more, as in 8GB"),
         ("certify toy --eps 0.01 --query feature_SAE.7_active@-1", "give it with --vector SAE=PATH"),
+        (
+            "effect toy --eps 0.01 --without a1.h0@9 --metric logit0",
+            "held at token 9, and the prompt has tokens 0",
+        ),
+        ("compare toy --eps 0.01 --engine taylr", "there is no engine 'taylr'; did you mean 'taylor'"),
+        ("show _", "the name of the model is empty"),
         ("effect toy --eps 0.01 --without m1 --metric gap", "'gap' measures nothing: write a difference"),
         ("effect toy --eps 0.01 --without m1 --metric logit1-logit1", "is 0 whatever the model does"),
         ("certify toy --eps 0.01 --memory 8", "8 bytes of memory: write the unit, as in 8GB"),
@@ -167,3 +174,13 @@ def test_a_hook_that_sets_no_numbers_is_refused() -> None:
     toy = pl.load("toy")
     with pytest.raises(ModelError, match="sets NaN"):
         pl.effect(toy, ("blocks.1.attn.hook_z", broken), toy.example(), pl.Ball(0.01), "logit0-logit1")
+
+
+def test_blank_tokens_are_seen_in_tables() -> None:
+    assert [visible(text) for text in (" Paris", "\n", " ", None)] == [" Paris", r"'\n'", "' '", None]
+
+
+def test_prompts_of_other_lengths_are_counted() -> None:
+    model = pl.load("toy")
+    with pytest.raises(RegionError, match="the prompts have 4 and 3 tokens"):
+        pl.Segment(model.example().x, model.example().x[:3]).region()

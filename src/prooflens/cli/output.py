@@ -112,9 +112,23 @@ def _show(found: OutputResults, keep: KeepOptions, words: str | None) -> None:
     if keep.as_json:
         print_json(document(found, words))
     else:
-        print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
+        rows = [row | {"text": visible(row["text"])} for row in found.rows]
+        print_table(SHOWN, ([row[name] for name in SHOWN] for row in rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
         tell_precision(found)
         tell_open(found.whole)
         if words is not None:
             say(words)
+
+
+def visible(text: str | None) -> str | None:
+    """Return a token's text; in quotes where it would be blank, or break the line.
+
+    Args:
+        text: the text; None for none.
+
+    Example:
+        >>> visible(" Paris"), visible("\\n")
+        (' Paris', "'\\\\n'")
+    """
+    return text if text is None or (text.strip() and text.isprintable()) else repr(text)
