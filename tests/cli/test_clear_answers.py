@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from torch import Tensor
 
@@ -184,3 +185,16 @@ def test_prompts_of_other_lengths_are_counted() -> None:
     model = pl.load("toy")
     with pytest.raises(RegionError, match="the prompts have 4 and 3 tokens"):
         pl.Segment(model.example().x, model.example().x[:3]).region()
+
+
+def test_radii_that_want_more_time_say_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "reason": "proved at ε=1; not asked at some ε: taylor (about 9 s); to ask on: --time 20s (in Python)"
+    }
+    table = pl.radius("toy", pl.load("toy").example(), "0.1:top1@-1", tolerance=1.0).to_arrow()
+    place = table.column_names.index("reason")
+    found = pl.Radii(table.set_column(place, "reason", pa.array([row["reason"]])))
+    assert found.ways_on == ["taylor (about 9 s); to ask on: --time 20s (in Python)"]
+    monkeypatch.setattr("prooflens.verdicts.radius.radius", lambda *given, **options: found)
+    _, out, _ = call("radius", "toy", "--heads", "0.1", "--positions=-1")
+    assert "radii may be larger; not asked at some ε: taylor (about 9 s); to ask on: --time 20s" in out

@@ -300,8 +300,10 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
     if found.unfinished and not keep.as_json:
         say(
             f"{found.unfinished} of {len(found)} searches had not ended when the time did: "
-            "what is proved by then is shown; a longer --time goes on"
+            "what is proved by then is shown; with a longer --time it may be more"
         )
+    if found.ways_on and not keep.as_json:
+        say(f"radii may be larger; not asked at some ε: {found.ways_on[0]}")
     if keep.out is not None:  # last: what was found is seen even where it cannot be written
         save_radii(found, keep.out, asked, complete)
         tell_written(keep)
