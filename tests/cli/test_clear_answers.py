@@ -198,3 +198,14 @@ def test_radii_that_want_more_time_say_so(call: Call, monkeypatch: pytest.Monkey
     monkeypatch.setattr("prooflens.verdicts.radius.radius", lambda *given, **options: found)
     _, out, _ = call("radius", "toy", "--heads", "0.1", "--positions=-1")
     assert "radii may be larger; not asked at some ε: taylor (about 9 s); to ask on: --time 20s" in out
+
+
+def test_rows_that_a_run_does_not_have_are_not_checked_in_silence(call: Call, tmp_path: Path) -> None:
+    toy = pl.load("toy")
+    pl.certify(toy, toy.example(), pl.Ball(0.01), "0.0", budget="0/0/0", out=tmp_path / "run")
+    code, _, err = call("check", str(tmp_path / "run"), "--only", "2-4")
+    assert code == 1
+    assert "the run has no row 4" in err
+    code, out, _ = call("check", str(tmp_path / "run"), "--only", "2-3")
+    assert code == 0
+    assert "2 re-proved" in out

@@ -98,6 +98,9 @@ def check(
         if whole and rows is not None:
             raise RunError("--only is for runs: a circuit is checked whole")
         found = check_circuit(run, judge) if whole else judge(run)
+    judged = {finding.row for finding in found.findings}
+    if rows is not None and not found.problems and (missing := sorted(rows - judged)):
+        raise RunError(f"the run has no row {missing[0]}: --only takes numbers of its rows, counted from 0")
     if not found.problems and not whole:
         with suppress(OSError, ValueError):  # a report has no badges then; the check stands
             found.save(run)
