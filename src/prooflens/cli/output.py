@@ -63,7 +63,9 @@ def output(
     held.check_head()
     placed = eps is not None or given.to is not None or given.hull is not None
     if radius == placed:
-        raise RegionError("give a region (--eps, --to or --hull), or --radius to search the ball")
+        raise RegionError(
+            "give a region (--eps, --to or --hull), or --radius to search the ball: one of them"
+        )
     if radius and deployed is not None:
         raise RegionError("--deployed measures margins on a region: give one (--eps, --to or --hull)")
     asked = configuration(
