@@ -53,6 +53,7 @@ FOLDERS: Mapping[str, set[str]] = {
     "cli": FOUNDATION
     | {"models", "regions", "families", "queries", "certificate", "checker", "results", "verdicts"}
     | {"enumeration", "sweep", "report", "evaluation", "demo", "doctor"},
+    "__main__": {"cli"},
 }
 """Left to right: a folder (or a module beside them) and what it may import."""
 

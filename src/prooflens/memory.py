@@ -49,7 +49,8 @@ def parse_memory(text: str | float | None) -> int | None:
         raise EngineError(f"{text!r} is no amount of memory: write it as in 8GB or 512MiB")
     size = int(float(match[1]) * UNITS[match[2].upper()])
     if size < LEAST:
-        raise EngineError(f"{text!r} is {size} bytes of memory: write the unit, as in 8GB or 512MiB")
+        more = "give more" if match[2] else "write the unit"
+        raise EngineError(f"{text!r} is {size} bytes of memory: {more}, as in 8GB or 512MiB")
     return size
 
 

@@ -64,7 +64,7 @@ def test_a_span_moves_one_token_along_given_directions() -> None:
     [
         (lambda: Hull([points(1)[0]]).region(), "at least two prompts"),
         (lambda: Hull("a text").region(), "at least two prompts"),
-        (lambda: Hull([points(1)[0], points(1)[0]]).region(), "all prompts of the hull are the same"),
+        (lambda: Hull([points(1)[0], points(1)[0]]).region(), "the prompts are all the same"),
         (lambda: Segment(points(1)[0], torch.zeros(3, 3)).region(), "equally many tokens"),
         (lambda: Segment("a", points(1)[0]).region(), "a text is no point yet"),
         (lambda: Span(points(1)[0], []).region(), "needs directions"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +11,13 @@ import pytest
 import torch
 
 import prooflens as pl
+from prooflens.engines.chebyshev.engine import Chebyshev
+from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import EngineOptions, OutOfTimeError
 from prooflens.errors import EngineError, ModelError, ProoflensError, QueryError, RegionError
 from prooflens.models.edits import mean_of
+from prooflens.problem import Problem
+from prooflens.queries import Row
 from prooflens.results import Verdict
 
 REGIONS = [pl.Ball(0.01), "segment"]
@@ -247,3 +254,55 @@ def test_sets_of_values_are_asked_about_by_effects_of_the_model_itself(toy: pl.T
     assert stream is not None
     with pytest.raises(RegionError, match="starts later"):
         pl.effect(tail, pl.Edit("a0.h0@-1", spread=0.02), stream, ball, metric)
+
+
+def test_the_time_ends_a_walk_and_what_is_not_bounded_says_so(
+    toy: pl.Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prooflens.verdicts.effect.is_small", lambda problem: False)  # as on a large model
+    x = toy.example()
+    where = place(toy, "segment")
+    begun = time.monotonic()
+    found = pl.effect(toy, "m1", x, where, "logit0-logit1", necessary=-1e9, time=1e-6)
+    assert time.monotonic() - begun < 10.0
+    assert found.engine == "interval"
+    assert found.claims[0].verdict is Verdict.HOLDS
+    assert "chebyshev: the time that was allowed ended at piece 1, layer 0" in found.claims[0].reason
+    assert "crown was not asked: the time had ended" in found.claims[0].reason
+    with pytest.raises(EngineError, match="the time that was allowed ended"):
+        pl.effect(toy, "m1", x, where, "logit0-logit1", time=1e-6, engine="chebyshev")
+
+
+def test_walks_of_pieces_tell_their_layers(toy: pl.Transformer) -> None:
+    told: list[tuple[str, float]] = []
+    pl.effect(
+        toy,
+        "m1",
+        toy.example(),
+        place(toy, "segment"),
+        "logit0-logit1",
+        progress=lambda stage, share: told.append((stage, share)),
+    )
+    assert {"piece 1, layer 0", "piece 1, layer 1 of the other model", "attack"} <= {
+        stage for stage, _ in told
+    }
+    assert all(0.0 <= share <= 1.0 for _, share in told)
+
+
+def test_pieces_that_the_time_cut_off_keep_what_was_known(toy: pl.Transformer) -> None:
+    """The deadline passes while the second batch is walked: the bounds of the first one's halves stand."""
+    x = toy.example().x
+    problem = Problem(toy, pl.Segment(x, toy.example(1).x).region())
+    forms = Forms.of([(0, Row(1, 0, 3), 2, 1.0), (0, Row(1, 0, 3), 0, -1.0)], size=1)
+    whole = Chebyshev().bound_forms(problem, forms)
+    calls = itertools.count()
+
+    def late(stage: str, share: float) -> None:
+        if "layer 1" in stage and not stage.startswith("piece 1,") and next(calls) > 3:
+            raise OutOfTimeError("the time that was allowed ended")
+
+    found = Chebyshev().bound_forms(problem, forms, EngineOptions(progress=late))
+    assert bool((found.lower <= whole.lower).all() & (found.upper >= whole.upper).all())
+    assert next(calls) > 3  # the time did end in between
+    assert found.cover is not None
+    assert float((found.cover.high - found.cover.low).sum()) == pytest.approx(2.0)

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialise
 
+from prooflens.certificate.folders import not_a_run
 from prooflens.errors import RunError
 from prooflens.json_files import read_json
 
@@ -294,7 +295,7 @@ def read_run(path: Path | str, verify: bool = True) -> Run:
 
 def _read_header(path: Path) -> dict[str, Any]:
     if not (path / HEADER).is_file():
-        raise RunError(f"{path} is not a run: it has no {HEADER}")
+        raise not_a_run(path)
     try:
         info = read_json(path / HEADER)
     except (OSError, ValueError) as error:

@@ -106,6 +106,7 @@ def _judged(
     need(info["schema"] == SCHEMA, f"the run has another format than {SCHEMA}")
     for name, digest in info["files"].items():
         need((run / name).resolve().is_relative_to(run.resolve()), f"{name} is outside the run")
+        need((run / name).is_file(), f"{name} is missing")
         need(hashlib.sha256((run / name).read_bytes()).hexdigest() == digest, f"{name} was changed")
     parts = [pq.read_table(run / name) for name in info["files"] if name.startswith("rows/")]
     rows: list[Row] = pa.concat_tables(parts).to_pylist() if parts else []

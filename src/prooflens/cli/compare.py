@@ -47,6 +47,8 @@ def compare(
     from prooflens.verdicts.settings import Settings
 
     named = [name.strip() for given_ in engine or [] for name in given_.split(",") if name.strip()]
+    for name in named:
+        Settings.of(name)  # a name that there is not is an error before the work
     with shown(True) as tell:
         settings = Settings.of("auto", memory, device, tell, seed, budget)
         found = ask_all(claims.ask(given, eps, device, tell), named or None, settings)

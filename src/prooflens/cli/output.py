@@ -17,6 +17,7 @@ from prooflens.cli.options import (
     Nearest,
     Tolerance,
     limit_memory,
+    loaded,
 )
 from prooflens.cli.prove import document, exit_code, show_radii, tell_open, tell_precision
 from prooflens.errors import RegionError
@@ -57,9 +58,14 @@ def output(
     from prooflens.verdicts.output import output as decide
     from prooflens.verdicts.output import output_radius
 
+    with shown(True) as tell:
+        held = loaded(given.model, None, tell)
+    held.check_head()
     placed = eps is not None or given.to is not None or given.hull is not None
     if radius == placed:
-        raise RegionError("give a region (--eps, --to or --hull), or --radius to search the ball")
+        raise RegionError(
+            "give a region (--eps, --to or --hull), or --radius to search the ball: one of them"
+        )
     if radius and deployed is not None:
         raise RegionError("--deployed measures margins on a region: give one (--eps, --to or --hull)")
     asked = configuration(
@@ -67,10 +73,10 @@ def output(
     )
 
     def look(tell: Progress) -> Radii:
-        held, prompt = given.load(tell)
+        model, prompt = given.load(tell, held)
         limit_memory(effort.memory)
         return output_radius(
-            held,
+            model,
             prompt,
             layers=layers,
             top=top,
@@ -85,7 +91,7 @@ def output(
         return
     make_room(keep.out)
     with shown(True) as tell:
-        held, prompt = given.load(tell)
+        held, prompt = given.load(tell, held)
         limit_memory(effort.memory)
         words = given.eps_in_words(eps, held, prompt, nearest)
         found = decide(
@@ -108,9 +114,23 @@ def _show(found: OutputResults, keep: KeepOptions, words: str | None) -> None:
     if keep.as_json:
         print_json(document(found, words))
     else:
-        print_table(SHOWN, ([row[name] for name in SHOWN] for row in found.rows))
+        rows = [row | {"text": visible(row["text"])} for row in found.rows]
+        print_table(SHOWN, ([row[name] for name in SHOWN] for row in rows))
         say(f"{found.whole.text!r} {found.whole.verdict}: {found.whole.reason}")
         tell_precision(found)
         tell_open(found.whole)
         if words is not None:
             say(words)
+
+
+def visible(text: str | None) -> str | None:
+    """Return a token's text; in quotes where it would be blank, or break the line.
+
+    Args:
+        text: the text; None for none.
+
+    Example:
+        >>> visible(" Paris"), visible("\\n")
+        (' Paris', "'\\\\n'")
+    """
+    return text if text is None or (text.strip() and text.isprintable()) else repr(text)

@@ -120,7 +120,9 @@ def selection(question: Question) -> str:
         beside = architecture.beside_hook
         also = "" if beside is None else f" and {beside}@{architecture.beside_position}"
         where = f"{architecture.read_hook}@{architecture.read_position}{also}"
-        named.append(f"{architecture.d_out} readouts of {where}")
+        named.append(
+            f"{architecture.d_out} {'readout' if architecture.d_out == 1 else 'readouts'} of {where}"
+        )
     elif any(f.logits for claim in question.claims for f in claim.functionals):
         named.append("the output")
     places = {row.position for claim in question.claims for row in claim.rows}
@@ -298,8 +300,10 @@ def show_radii(look: Callable[[Progress], Radii], keep: KeepOptions, asked: dict
     if found.unfinished and not keep.as_json:
         say(
             f"{found.unfinished} of {len(found)} searches had not ended when the time did: "
-            "what is proved by then is shown; a longer --time goes on"
+            "what is proved by then is shown; with a longer --time it may be more"
         )
+    if found.ways_on and not keep.as_json:
+        say(f"radii may be larger; not asked at some ε: {found.ways_on[0]}")
     if keep.out is not None:  # last: what was found is seen even where it cannot be written
         save_radii(found, keep.out, asked, complete)
         tell_written(keep)
@@ -336,11 +340,13 @@ def document(frame: Frame, words: str | None = None) -> dict[str, Any]:
 
 def _list(frame: Frame) -> None:
     """The rows, or a map of them if they are many, and a line that sums up."""
+    from prooflens.results import Results
+
     names = [name for name in frame.shown_names if name not in ("layer", "head", "position", "reason")]
     if len(frame) <= FEW:
         rows = frame.shown_rows(FEW)
         print_table(("row", *names), ((_address(row), *(row[name] for name in names)) for row in rows))
-        _tell_reasons(rows)
+        tell_reasons(rows, isinstance(frame, Results) and frame.advice is not None)
     elif "verdict" in names:
         table = frame.table.select(["layer", "head", "position", "query", "verdict"])
         for line in verdict_maps(table.to_pylist()):
@@ -367,12 +373,20 @@ def tell_precision(frame: Frame) -> None:
         say(frame.precision)
 
 
-def _tell_reasons(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Why rows do not hold, each reason once and in full."""
+def tell_reasons(rows: Sequence[Mapping[str, Any]], advised: bool) -> None:
+    """Say why rows do not hold, each reason once.
+
+    Args:
+        rows: the rows that are shown.
+        advised: whether advice for all of them follows: then of several reasons only how far engines came is said.
+    """
+    from prooflens.results.asked import how_far
+
+    weak = [row for row in rows if row.get("verdict") not in (None, "holds")]
+    short = advised and len({row["reason"] for row in weak}) > 1
     reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.get("verdict") not in (None, "holds"):
-            reasons.setdefault(row["reason"], []).append(_address(row))
+    for row in weak:
+        reasons.setdefault(how_far(row["reason"]) if short else row["reason"], []).append(_address(row))
     for reason, named in list(reasons.items())[:FEW_REASONS]:
         say(f"{', '.join(named)}: {reason}")
     if len(reasons) > FEW_REASONS:

@@ -98,6 +98,9 @@ def check(
         if whole and rows is not None:
             raise RunError("--only is for runs: a circuit is checked whole")
         found = check_circuit(run, judge) if whole else judge(run)
+    judged = {finding.row for finding in found.findings}
+    if rows is not None and not found.problems and (missing := sorted(rows - judged)):
+        raise RunError(f"the run has no row {missing[0]}: --only takes numbers of its rows, counted from 0")
     if not found.problems and not whole:
         with suppress(OSError, ValueError):  # a report has no badges then; the check stands
             found.save(run)
@@ -284,10 +287,19 @@ def _recount(document: Path, weights: Path | None, as_json: bool) -> None:
 
 def _weights_of(run: Path) -> Path:
     """The folder that the run's model was read from: stated, embedded, or in the cache."""
+    from prooflens.certificate.folders import not_a_run
+
+    if not (run / "run.json").is_file():
+        raise not_a_run(run)
     try:
-        model = read_json(run / "run.json")["model"]
+        info = read_json(run / "run.json")
+        if not isinstance(info, dict):
+            raise ValueError("it must hold one JSON object")
+        model = info["model"]
         name, source = re.split(r", (?:first|from layer|read at) ", str(model["name"]))[0], model["source"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise RunError(f"{run} is not a run: its run.json lacks {error}") from error
+    except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{run} is not a run: its run.json cannot be read ({error})") from error
     return _folder_of(name, source)
 

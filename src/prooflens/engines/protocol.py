@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -139,6 +139,17 @@ class EngineOptions:
             make: makes it.
         """
         return make() if self.workspace is None else self.workspace.shared(name, owner, make)
+
+    def part(self, first: float, last: float) -> EngineOptions:
+        """Return the same options for a part of the work: what it tells is a share of the whole.
+
+        Args:
+            first: the share of the whole that is done before the part.
+            last: the share that is done behind it.
+        """
+        return replace(
+            self, progress=lambda stage, share: self.progress(stage, first + share * (last - first))
+        )
 
     def in_time(self, stage: str, share: float) -> None:
         """Tell how far the work is, and end it if the deadline has passed.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prooflens.enumeration.distributions import LOGITS, MemberDistribution
 from prooflens.enumeration.inside import Elsewhere, check_elsewhere
-from prooflens.errors import ModelError, QueryError
+from prooflens.errors import QueryError
 from prooflens.families import Member, Shape
 from prooflens.models import Prompt, Transformer
 from prooflens.models.knockouts import check_rows
@@ -329,8 +329,7 @@ def _setting(query: Query, size: int, model: Transformer, token: Sequence[str] |
 
 
 def _output(query: Argmax | Beats, shape: Shape, model: Transformer) -> OutputMargin:
-    if model.architecture.d_out is None:
-        raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
+    model.check_head()
     if isinstance(query, Argmax):
         assert query.answer is not None
         number, by_token = _named(query.answer, shape, model)
@@ -340,8 +339,7 @@ def _output(query: Argmax | Beats, shape: Shape, model: Transformer) -> OutputMa
 
 
 def _distribution(query: DistributionQuery, shape: Shape, model: Transformer) -> MemberDistribution:
-    if model.architecture.d_out is None:
-        raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
+    model.check_head()
     index = None if query.index is None else _named(query.index, shape, model)
     among = None if query.among is None else tuple(_named(output, shape, model) for output in query.among)
     return MemberDistribution(index, among)

@@ -265,8 +265,8 @@ def check_held_tokens(weights: Mapping[str, Tensor], n_tokens: int) -> None:
         for token in [] if column is None else sorted({int(row[column]) for row in table}):
             if token != EVERY and token_of(token, n_tokens) is None:
                 raise ModelError(
-                    f"{name.rpartition('.')[0]}: a part is held at token {token}, "
-                    f"the prompt has tokens 0 … {n_tokens - 1}"
+                    f"a part is held at token {token}, and the prompt has tokens 0 … {n_tokens - 1} "
+                    f"({name.rpartition('.')[0]})"
                 )
 
 

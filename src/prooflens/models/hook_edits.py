@@ -227,6 +227,8 @@ def _tried(
         made = value if made is None else made
         if not isinstance(made, Tensor) or made.shape != given.shape:
             raise ModelError(f"the function at {name} must return a value of shape {list(given.shape)}")
+        if bool(made.isnan().any()):
+            raise ModelError(f"the function at {name} sets NaN: an edit sets parts to numbers")
         came.append(made.detach().to(like))
         same = (came[-1] == given).all(0)
         kept = same if kept is None else kept & same

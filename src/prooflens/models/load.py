@@ -74,6 +74,8 @@ def load(x: Any, progress: Progress | None = None, tokenizer: Any = None) -> Tra
 def _load(x: Any, progress: Progress | None) -> Transformer:
     if isinstance(x, Transformer):
         return x
+    if isinstance(x, str) and not x.strip():
+        raise ModelError("the name of the model is empty: give a short name such as toy, or a folder")
     if isinstance(x, str | Path):
         return _load_named(str(x), progress)
     if lens.is_bridge(x):

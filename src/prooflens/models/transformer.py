@@ -181,13 +181,20 @@ class Transformer:
     @property
     def head(self) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
         """Weight [C, d] and bias [C] that map the vector of `headless` to logits; tied models use the embedding."""
-        if self.architecture.d_out is None:
-            raise ModelError(f"{self.name} has no head: it predicts neither classes nor tokens")
+        self.check_head()
         name = next(name for name in (READ, "head.weight", "embed.tokens") if name in self.weights)
         bias = self.weights.get("read.bias" if name == READ else "head.bias")
         return self.weights[name], self.weights[name].new_zeros(
             len(self.weights[name])
         ) if bias is None else bias
+
+    def check_head(self) -> None:
+        """Refuse a model that predicts nothing, with what can be asked of it."""
+        if self.architecture.d_out is None:
+            raise ModelError(
+                f"{self.name} has no head: it predicts neither classes nor tokens; ask about its attention, "
+                "as in top1@-1, or about a value inside it, as in 'neuron 0.5>0@-1'"
+            )
 
     def with_head(self, weight: Float[Tensor, "F d"], bias: Float[Tensor, " F"]) -> Transformer:
         """Return the model with another linear head, weight [F, d] and bias [F], on the vector of `headless`.

@@ -191,14 +191,21 @@ def _parse_kind(kind: str, slots: Slots) -> Query:
     for shape, make in SHAPES.items():
         if match := re.fullmatch(shape, kind):
             return make(match, slots)
-    stem = re.match(r"[A-Za-z]*", kind)
-    word = stem[0].lower() if stem else ""
+    if not kind:
+        raise QueryError("a query is empty: write one, as in 'top1', or 'mass>=0.2@-1'")
+    word = _word(kind)
     if word in EXAMPLES:
         raise QueryError(f"query {kind!r} is not complete or has too much; write it as in {EXAMPLES[word]!r}")
     hint = (
         f"; write it as in {MEANT[word]!r}" if word in MEANT else suggestion(word, EXAMPLES, EXAMPLES, 0.65)
     )
     raise QueryError(f"unknown query {kind!r}{hint or '; known are ' + ', '.join(EXAMPLES.values())}")
+
+
+def _word(text: str) -> str:
+    """The letters that a query starts with, in small ones."""
+    stem = re.match(r"\s*([A-Za-z]*)", text)
+    return stem[1].lower() if stem else ""
 
 
 def _positions(text: str, whole: str, slots: Slots) -> tuple[Named, ...] | None:
@@ -233,17 +240,25 @@ def parse_metric(text: str, slots: Slots = ()) -> Query:
     if measured := re.fullmatch(r"\s*(prob|kl)\s*\((.*)\)\s*", text, re.DOTALL):
         return _distribution(measured[1], measured[2])
     match = re.fullmatch(rf"\s*(logit{OUTPUT})\s*[-−]\s*(logit{OUTPUT})\s*", text)
+    if match is None and _word(text) not in EXAMPLES:
+        raise _no_metric(text)
     query = parse_query(f"{match[1]}>{match[4]}" if match else text, slots)
+    if isinstance(query, Beats) and query.winner == query.loser:
+        raise QueryError(f"{text!r} is 0 whatever the model does: name two outputs")
     is_range = isinstance(query, OutputLevel | SiteQuery) and query.comparison is None
     is_range = is_range and not isinstance(
         query, AttributionQuery
     )  # its direction would be another in an edit
     if match is None and not is_range:
-        raise QueryError(
-            f"{text!r} measures nothing: write a difference of outputs as logit3-logit5, an output as logit3, "
-            "a probability as prob(3|3,5), a divergence as kl(3,5), or a readout as neuron 5.12@-1"
-        )
+        raise _no_metric(text)
     return query
+
+
+def _no_metric(text: str) -> QueryError:
+    return QueryError(
+        f"{text!r} measures nothing: write a difference of outputs as logit3-logit5, an output as logit3, "
+        "a probability as prob(3|3,5), a divergence as kl(3,5), or a readout as neuron 5.12@-1"
+    )
 
 
 def _distribution(kind: str, inside: str) -> DistributionQuery:

@@ -149,6 +149,10 @@ def plain(text: str) -> str:
     return text.lstrip(WORD_MARKS)
 
 
+NUMBERS = re.compile(r"\s*-?\d+\s*([-,:]\s*-?\d+\s*)+")
+"""A text that means several numbers."""
+
+
 def find_token(token: Named, size: int, texts: Sequence[str] | None) -> list[int]:
     """Return the positions that a token names: one for an index, for a text all that carry it.
 
@@ -170,13 +174,18 @@ def find_token(token: Named, size: int, texts: Sequence[str] | None) -> list[int
         return [token % size]
     if isinstance(token, Role):
         raise QueryError(f"{{{token}}} is a role, which `resolve` looks up at a member of a template")
+    if not isinstance(token, str):
+        raise QueryError(f"{token!r} names no token: give its number, or its text")
     if texts is None:
         raise QueryError(f"token {token!r} is named by its text, but this prompt has no texts; use an index")
     exact = [index for index, text in enumerate(texts) if text == token]
     loose = [index for index, text in enumerate(texts) if plain(text) == plain(token)]
     if found := exact or loose:
         return found
-    raise QueryError(f"no token has the text {token!r}{suggestion(plain(token), map(plain, texts))}")
+    hint = suggestion(plain(token), map(plain, texts))
+    if NUMBERS.fullmatch(token):
+        hint = "; several numbers are written 2,5 or 2-4 on the command line, and [2, 5] in Python"
+    raise QueryError(f"no token has the text {token!r}{hint}")
 
 
 def find_tokens(tokens: Iterable[Named], size: int, texts: Sequence[str] | None) -> list[int]:

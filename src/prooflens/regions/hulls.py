@@ -63,11 +63,13 @@ class Hull:
         """
         points = [_point(given) for given in self._several()]
         if len({tuple(point.shape) for point in points}) > 1:
-            sizes = [len(point) for point in points]
-            raise RegionError(f"prompts of a hull must have equally many tokens, got {sizes}")
+            sizes = " and ".join(str(len(point)) for point in points)
+            raise RegionError(
+                f"the prompts have {sizes} tokens: between them lies only what has equally many tokens"
+            )
         ways = [0.5 * (point - points[0]) for point in points[1:]]
         if not any(bool((way != 0).any()) for way in ways):
-            raise RegionError("all prompts of the hull are the same: there is no way between them")
+            raise RegionError("the prompts are all the same: there is no way between them")
         p = len(ways)
         constraints = None
         if p > 1:

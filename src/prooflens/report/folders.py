@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from prooflens.certificate.folders import runs_inside
 from prooflens.json_files import read_json
 
 FAMILY, FAMILY_EFFECTS, VOCABULARY = "family", "family effects", "vocabulary"
@@ -24,7 +25,7 @@ def kind_of(path: Path | str) -> str | None:
 
 
 def unfolded(paths: Sequence[Path]) -> list[Path]:
-    """Return run directories, with those of its certificate and of its parts for a folder that `discover` wrote.
+    """Return run directories: of a folder that `discover` wrote its certificate and parts, of a folder of runs these.
 
     Args:
         paths: any paths.
@@ -32,8 +33,12 @@ def unfolded(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         inside = [path / "certificate", *sorted((path / "needed").glob("*"))]
-        discovered = (path / "circuit.json").is_file() and not (path / "run.json").exists()
-        found += [run for run in inside if (run / "run.json").is_file()] if discovered else [path]
+        if (path / "run.json").exists():
+            found.append(path)
+        elif (path / "circuit.json").is_file():
+            found += [run for run in inside if (run / "run.json").is_file()]
+        else:
+            found += runs_inside(path) or [path]
     return found
 
 

@@ -12,6 +12,10 @@ from prooflens.durations import written_time
 
 GIB = 2**30
 
+UNASKED = "; not asked: "
+WAYS_ON = "to ask on: "
+"""How an explanation goes on behind how far engines came."""
+
 
 class State(StrEnum):
     """What became of a stage: the engine was asked, refused, ended for want of time, or was not asked."""
@@ -68,19 +72,48 @@ def explanation(asked: Sequence[Asked]) -> str:
     Args:
         asked: the stages of the work on the claim.
     """
-    parts = []
-    for item in asked:
-        if item.state is State.ASKED and item.reached is not None:
-            came = "came down to" if item.engine == "attack" else "proves at least"
-            parts.append(f"{item.engine} {came} {_short(item.reached)}")
-        elif item.state is State.LATE:
-            parts.append(f"{item.engine} ran out of time after {written_time(item.seconds)}")
+    parts = [*_reached(asked), *_late(asked)]
     others = [item for item in asked if not item.tried]
     said = f"neither proved nor broken: {', '.join(parts) or 'no engine was asked, or none knew anything'}"
     if others:
-        said += f"; not asked: {', '.join(_unasked(item) for item in others)}"
+        said += f"{UNASKED}{', '.join(_unasked(item) for item in others)}"
     ways = ways_on(asked)
     return f"{said}; {ways}" if ways else said
+
+
+def _reached(asked: Sequence[Asked]) -> list[str]:
+    """How far each engine came, once for each: the best of its lower bounds, the lowest point of all attacks."""
+    best: dict[str, float] = {}
+    for item in asked:
+        if item.state is State.ASKED and item.reached is not None:
+            better = min if item.engine == "attack" else max
+            best[item.engine] = better(best.get(item.engine, item.reached), item.reached)
+    return [
+        f"{engine} {'came down to' if engine == 'attack' else 'proves at least'} {_short(value)}"
+        for engine, value in best.items()
+    ]
+
+
+def _late(asked: Sequence[Asked]) -> list[str]:
+    """The engines that ran out of time."""
+    return [
+        f"{item.engine} ran out of time after {written_time(item.seconds)}"
+        for item in asked
+        if item.state is State.LATE
+    ]
+
+
+def how_far(reason: str) -> str:
+    """Return the part of an explanation that is about one claim: how far each engine came.
+
+    Args:
+        reason: the reason of a row; one without such a part comes back as it is.
+
+    Example:
+        >>> how_far("neither proved nor broken: attack came down to 0.1; not asked: taylor (about 9 s)")
+        'neither proved nor broken: attack came down to 0.1'
+    """
+    return reason.partition(UNASKED)[0].partition(f"; {WAYS_ON}")[0]
 
 
 def ways_on(asked: Iterable[Asked]) -> str:
@@ -94,7 +127,7 @@ def ways_on(asked: Iterable[Asked]) -> str:
         return ""
     lines = " or ".join(" ".join(f"--{name} {value}" for name, value in one.items()) for one in sets)
     calls = " or ".join(", ".join(f'{name}="{value}"' for name, value in one.items()) for one in sets)
-    return f"to ask on: {lines} (in Python {calls})"
+    return f"{WAYS_ON}{lines} (in Python {calls})"
 
 
 def option_sets(asked: Iterable[Asked]) -> list[dict[str, str]]:
@@ -160,6 +193,9 @@ def open_rows(all_asked: Sequence[Sequence[Asked]]) -> str | None:
             parts += [entry["why"]] if entry["why"] else []
             others.append(f"{entry['engine']} ({', '.join(parts)})")
     rows = f"{len(worked)} {'row is' if len(worked) == 1 else 'rows are'} open"
+    if not tried and not others:
+        said = "only an attack was asked, which proves nothing"
+        return f"{rows}; {said}: `certify` with its default engine asks for proofs"
     said = f"{rows}; asked: {', '.join(tried) or 'nobody'}"
     return f"{said}; not asked: {', '.join(others)}" if others else f"{said}; nobody else could be asked"
 

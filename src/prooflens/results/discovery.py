@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,9 +130,10 @@ class Discovery:
         ]
         if self.certificate is not None:
             lower, upper = self.certificate.ends
-            lines.append(
-                f"  taking the others out has an effect in [{lower:.6g}, {upper:.6g}]: {self.faithful.value}"
-            )
+            effect = f" has an effect in [{lower:.6g}, {upper:.6g}]: {self.faithful.value}"
+            if isinstance(self.certificate, Effect) and not (math.isfinite(lower) and math.isfinite(upper)):
+                effect = f": {self.faithful.value} ({self.certificate.claims[0].reason})"
+            lines.append(f"  taking the others out{effect}")
         told = {"superfluous": self.superfluous, "open": self.open}
         left = "; ".join(f"{word}: {', '.join(names)}" for word, names in told.items() if names)
         if self.needed_everywhere:

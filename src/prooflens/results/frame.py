@@ -227,6 +227,8 @@ class Frame:
             QueryError: if no row is about that head.
         """
         if isinstance(name, int):
+            if not -len(self) <= name < len(self):
+                raise IndexError(f"there is no row {name}: there are {len(self)}, counted from 0")
             return self._take([range(len(self))[name]])
         if isinstance(name, slice):
             return self._take(list(range(len(self))[name]))
@@ -348,9 +350,10 @@ class Frame:
         """
         from prooflens.certificate import read_run
 
-        table = with_later_columns(with_units(read_run(path).rows), cls.later)
+        run = read_run(path)
+        table = with_later_columns(with_units(run.rows), cls.later)
         if not set(cls.shown) <= set(table.column_names):
-            raise QueryError(f"{path} holds no {cls.title}")
+            raise QueryError(f"{path} holds no {cls.title}: its rows are {run.info['kind']}")
         return cls(
             table.drop_columns([name for name in table.column_names if name in ("row", "claim", "region_id")])
         )

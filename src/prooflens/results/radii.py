@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 
 from prooflens.queries import Claim
+from prooflens.results.asked import WAYS_ON
 from prooflens.results.deployed import said_of_radii
 from prooflens.results.frame import Frame, Subject
 from prooflens.results.tables import NAMES
@@ -36,6 +37,10 @@ RADII = pa.schema(
 
 TIME_ENDED = "the time ended before the search did"
 """What the reason of a row says whose search had no time for its end."""
+
+
+UNASKED_SOMEWHERE = "; not asked at some ε: "
+"""How a reason goes on that names engines for which there was no time or memory at an ε of the search."""
 
 
 class RadiusEvidence(NamedTuple):
@@ -109,6 +114,14 @@ class Radii(Frame):
     def unfinished(self) -> int:
         """How many rows the time ended for before their search did; what they say is sound."""
         return sum(TIME_ENDED in reason for reason in self.to_arrow().column("reason").to_pylist())
+
+    @property
+    def ways_on(self) -> list[str]:
+        """Who was not asked at some ε for want of time or memory, and the options that ask on; each said once."""
+        tails = [
+            reason.partition(UNASKED_SOMEWHERE)[2] for reason in self.to_arrow().column("reason").to_pylist()
+        ]
+        return list(dict.fromkeys(tail for tail in tails if WAYS_ON in tail))
 
     @property
     def precision(self) -> str | None:

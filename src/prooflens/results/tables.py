@@ -242,6 +242,15 @@ class Results(Frame):
         return said_of_precision(self.table)
 
     @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The columns that tables show: with the upper bound where the range of a value is asked for."""
+        names = super().shown_names
+        if "upper" in names or not any(o.claim.wants_range for o in self.outcomes):
+            return names
+        place = names.index("lower") + 1
+        return (*names[:place], "upper", *names[place:])
+
+    @property
     def advice(self) -> str | None:
         """Why rows are unknown, once for all of them, and which options ask on; None if no row is."""
         return open_rows(self._open)

@@ -43,14 +43,21 @@ from prooflens.verdicts.patched import decide_patched, patches, side_of
 from prooflens.verdicts.question import Place, as_prompt, ask, source_of
 from prooflens.verdicts.settings import Options, Settings, checked_device
 from prooflens.verdicts.sites import Vectors
+from prooflens.verdicts.stages import is_small
 
 EFFORT = AttackBudget(256, 4, 20)
 """How hard the difference is attacked where no budget is given."""
 
+PROVING = 0.9
+"""Which share of the time engines have; the rest is left for the attack."""
+
 MOST_WITH_VALUES = 3
 """Where parts are at any value of a set, `chebyshev` is asked on regions of at most so many factors, if not by name."""
 
-OTHERS = ("taylor", "crown", "interval")
+LAST = "interval"
+"""Who is asked even where the time has ended, on large models alone: it takes no longer than a few runs of one."""
+
+OTHERS = ("taylor", "crown", LAST)
 """Who is asked, in this order, where a region has many factors, until one knows bounds."""
 
 
@@ -201,8 +208,13 @@ def _effect(
     """Bound the effect of one edit, attack it, and decide claims about it."""
     begin = time.perf_counter()
     side = None if other is None else side_of(pair, other)
-    bounds, engine, refused = _bounds(pair, settings)
-    reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds)
+    left = settings.left
+    proving = (
+        settings if left is None else settings.until(time.monotonic() + PROVING * left, settings.allotted)
+    )
+    bounds, engine, refused = _bounds(pair, proving)
+    settings.options.progress("attack", PROVING)
+    reached = pair.attacked(settings.budget or EFFORT, settings.seed, bounds, settings.options)
     least, most = (pair.point(end) for end in (reached.lower_corner, reached.upper_corner))
     lower, upper, spent = float(bounds.lower[0]), float(bounds.upper[0]), time.perf_counter() - begin
     proved = Proved(lower, upper, engine, refused, spent)
@@ -262,6 +274,9 @@ def _bounds(pair: Pair, settings: Settings) -> tuple[FormBounds, str, str]:
         engine = get_engine(name)
         if engine.guarantee is not Guarantee.PROVED:
             raise EngineError(f"{name} only estimates: ask an engine that proves, or none")
+        if settings.options.late and name not in (names[0], LAST) and not is_small(pair.problem):
+            refused.append(f"{name} was not asked: the time had ended, a longer one asks it")
+            continue
         if reason := engine.refuses(pair.problem, pair.forms, settings.options):
             refused.append(reason)
             continue

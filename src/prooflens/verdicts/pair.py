@@ -19,7 +19,7 @@ from prooflens.engines.distributions import (
     distribution_forms,
 )
 from prooflens.engines.forms import Forms
-from prooflens.engines.protocol import EngineOptions
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.engines.relational import bound_effects
 from prooflens.errors import ModelError, QueryError
 from prooflens.models import Prompt, Transformer, load
@@ -214,18 +214,21 @@ class Pair:
             return bound_distribution(engine, self.problem, self.edited, self.distribution, options)
         return bound_effects(engine, self.problem, self.edited, self.forms, options)
 
-    def attacked(self, budget: AttackBudget, seed: int, bounds: FormBounds) -> FormBounds:
+    def attacked(
+        self, budget: AttackBudget, seed: int, bounds: FormBounds, options: EngineOptions = NO_OPTIONS
+    ) -> FormBounds:
         """Return the least and the greatest effect that points were found to have.
 
         Args:
             budget: how many samples, restarts and steps.
             seed: seed of the search.
             bounds: its corners are where the search also starts.
+            options: the deadline; what is found by then is returned.
         """
         if self.distribution is not None:
             metrics = self.distribution.metrics
-            return attack_metric(self.problem, self.edited, metrics, budget, seed, [bounds])
-        return attack_effects(self.problem, self.edited, self.forms, budget, seed, [bounds])
+            return attack_metric(self.problem, self.edited, metrics, budget, seed, [bounds], options)
+        return attack_effects(self.problem, self.edited, self.forms, budget, seed, [bounds], options)
 
     @property
     def first_layer(self) -> int:

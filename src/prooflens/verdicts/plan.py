@@ -82,6 +82,16 @@ class Plan:
         most = max((stage.gib or 0.0 for stage in self.stages if stage.fits), default=0.0)
         return f"at most about {written_time(self.seconds)} ({limit}) and {written(most * 2**30)}"
 
+    def __str__(self) -> str:
+        """A line for every stage, and the plan in a sentence."""
+        lines = [
+            f"layer {stage.layer}: {stage.engine}, {stage.claims} {'claim' if stage.claims == 1 else 'claims'}"
+            + ("" if stage.seconds is None else f", about {written_time(stage.seconds)}")
+            + ("" if stage.fits else f"; not asked: {stage.why}")
+            for stage in self.stages
+        ]
+        return "\n".join([*lines, self.line])
+
     def to_dict(self) -> dict[str, Any]:
         """Return `{"stages": […], "seconds": …, "allotted": …}`."""
         stages = [asdict(stage) for stage in self.stages]

@@ -187,8 +187,7 @@ def read_answer(model: Transformer, x: Float[Tensor, "... S d"]) -> Float[Tensor
         model: the model.
         x: inputs, shape [..., S, d].
     """
-    if model.architecture.d_out is None:
-        raise ModelError(f"{model.name} has no head: it predicts neither classes nor tokens")
+    model.check_head()
     out = model(x)
     return out if model.architecture.pool != "none" else out[..., -1, :]
 

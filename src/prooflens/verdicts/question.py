@@ -132,7 +132,7 @@ def ask(
     output = any(isinstance(part, about) for query in wanted for part in _parts(query))
     if output:
         check_cap(model, wanted)
-        _ = model.head  # a model that predicts nothing has no outputs to ask about: its error says so
+        model.check_head()
     setting = problem.setting(_layers(model, wanted, chosen), output, prompt.tokens)
     claims = [claim for query in wanted for claim in query.bind(setting, chosen)]
     return Question(problem, claims, Subject.of(model, prompt, place, source), prompt)
@@ -284,6 +284,10 @@ def head_text(heads: Heads, layer: int | None) -> str | None:
     if layer is not None and heads is not None:
         raise QueryError("give a layer or heads, not both")
     if layer is not None:
+        if not isinstance(layer, int):
+            raise QueryError(
+                f"layer is one number, not {layer!r}: several layers are heads='0,1' or heads='0-2'"
+            )
         return str(layer)
     if isinstance(heads, tuple) and all(type(part) is int for part in heads):
         return _head_name(heads)

@@ -27,7 +27,7 @@ from prooflens.results.asked import Asked, ways_on
 from prooflens.results.deployed import Difference, with_differences
 from prooflens.results.frame import query_name
 from prooflens.results.outcome import least
-from prooflens.results.radii import RADII, TIME_ENDED, RadiusEvidence
+from prooflens.results.radii import RADII, TIME_ENDED, UNASKED_SOMEWHERE, RadiusEvidence
 from prooflens.results.tables import claim_place, finite
 from prooflens.verdicts.chunks import chunks
 from prooflens.verdicts.deployed import Precision
@@ -65,6 +65,10 @@ class RadiusSearch:
     """What the short attack broke, by claim."""
     late: bool = False
     """Whether the time ended before the search did."""
+    told: tuple[str, float] = ("", 0.0)
+    """What was told last: the radii so far, and the share of the search that is done."""
+    span: tuple[float, float] | None = None
+    """When the search began and has to end, on the clock of `time.monotonic`; None without a deadline."""
 
     def __post_init__(self) -> None:
         self.proved = [-1] * len(self.claims)
@@ -75,6 +79,7 @@ class RadiusSearch:
         """Attack shortly, prove, attack again; whenever it stops, `proved` and `broken` are sound."""
         attacked = [i for i in self.asked if self.claims[i].functionals]
         whole = self.settings
+        self.span = None if whole.deadline is None else (time.monotonic(), whole.deadline)
         for share, prove in ((0.2, False), (0.8, True), (1.0, False)):
             if (left := whole.left) is not None:
                 self.settings = whole.until(time.monotonic() + share * left, whole.allotted)
@@ -123,8 +128,8 @@ class RadiusSearch:
                 if asked and not self._is_late():
                     left = sum(math.log(max(1, bad[i] - good[i])) for i in chosen)
                     share = 1.0 - left / sum(math.log(max(2, gap)) for gap in gaps)
-                    told = f"{self._so_far()}; now ε={self.grid[place]:.2g}"
-                    self.settings.options.progress(told, done + 0.3 * share)
+                    self.told = f"{self._so_far()}; now ε={self.grid[place]:.2g}", done + 0.3 * share
+                    self._tell("")
                     self._ask(probe, place, asked, good, bad)
 
     def _guess(self, i: int, good: int, bad: int) -> int:
@@ -141,6 +146,14 @@ class RadiusSearch:
         spent = (time.perf_counter() - start) / len(members)
         for i in members:
             self.seconds[i] = self.seconds.get(i, 0.0) + spent
+
+    def _tell(self, stage: str, share: float = 0.0) -> None:
+        """Tell the radii so far and what an engine does; the share is that of the search, or that of its time."""
+        text, done = self.told
+        if self.span is not None:
+            begun, end = self.span
+            done = max(done, min(1.0, (time.monotonic() - begun) / max(end - begun, 1e-9)))
+        self.settings.options.progress(f"{text}, {stage}" if stage else text, done)
 
     def _is_late(self) -> bool:
         """Whether the time ended; the search is then not at its end, and the rows say so."""
@@ -182,9 +195,9 @@ class RadiusSearch:
 
     @property
     def proofs(self) -> Settings:
-        """The settings without the attack; engines tell nobody how far they are."""
+        """The settings without the attack; engines say what they do beside the radii so far."""
         stages = tuple(stage for stage in self.settings.stages if stage.engine != ATTACK)
-        return replace(self.settings, stages=stages, progress=False)
+        return replace(self.settings, stages=stages, progress=self._tell)
 
     def _survives(self, share: float) -> Probe:
         """Which claims no attack breaks on the ball; the witnesses of the others are kept."""
@@ -284,7 +297,7 @@ class RadiusSearch:
         said = f"; {TIME_ENDED}" if self.late else ""
         if self.skipped:
             named = ", ".join(f"{item.engine} ({item.needs or item.why})" for item in self.skipped.values())
-            said += f"; not asked at some ε: {named}"
+            said += f"{UNASKED_SOMEWHERE}{named}"
             ways = ways_on(self.skipped.values())
             said += f"; {ways}" if ways else ""
         return said

@@ -87,6 +87,7 @@ class Settings:
         budget: AttackBudget | str | None = None,
         time: float | str | None = None,
         workspace: Workspace | None = None,
+        **unknown: object,
     ) -> Settings:
         """Read settings as people write them: the keyword arguments are those of `Options`.
 
@@ -99,8 +100,10 @@ class Settings:
             budget: how hard to attack: a name, `samples/restarts/steps`, or an `AttackBudget`; None for the default.
             time: seconds that all may take, or a text such as "5min"; None for as long as it takes.
             workspace: what calls share; None for a new one.
+            unknown: arguments that there are not; they are refused.
 
         Raises:
+            TypeError: for an argument that there is not, with the nearest that there is.
             EngineError: for an engine or a budget that there is not, or an amount of memory or time that is none.
             PromptError: for a device that cannot be used.
 
@@ -108,6 +111,18 @@ class Settings:
             >>> Settings.of(engine="crown", memory="2GB", budget="100/2/10").budget
             AttackBudget(samples=100, restarts=2, steps=10)
         """
+        if unknown:
+            name = next(iter(unknown))
+            known = [
+                *Options.__annotations__,
+                "heads",
+                "layer",
+                "queries",
+                "positions",
+                "vectors",
+                "deployed",
+            ]
+            raise TypeError(f"there is no argument {name!r}{suggestion(name, known)}")
         named = None if device is None else checked_device(device)
         return cls(
             stages_of(engine),

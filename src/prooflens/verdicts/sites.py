@@ -409,6 +409,7 @@ def _feature(model: Transformer, query: SiteQuery, position: int, held: object) 
 
 def _named(name: str, vectors: Vectors) -> object:
     if name not in vectors:
-        known = f"; given are {', '.join(sorted(vectors))}" if vectors else "; none are given"
+        known = f"; given are {', '.join(sorted(vectors))}" if vectors else ""
+        known += f": give it with --vector {name}=PATH, in Python with vectors={{{name!r}: …}}"
         raise QueryError(f"no direction or dictionary is called {name!r}{suggestion(name, vectors) or known}")
     return vectors[name]

@@ -14,6 +14,7 @@ from prooflens.engines.attack.search import AttackBudget, AttackSearch, inside
 from prooflens.engines.attack.targets import Targets
 from prooflens.engines.bounds import FormBounds
 from prooflens.engines.forms import Forms
+from prooflens.engines.protocol import NO_OPTIONS, EngineOptions
 from prooflens.errors import EngineError
 from prooflens.models import OUTPUT
 from prooflens.models.program import Program
@@ -86,6 +87,7 @@ def attack_effects(
     budget: AttackBudget,
     seed: int = 0,
     starts: Sequence[FormBounds] = (),
+    options: EngineOptions = NO_OPTIONS,
 ) -> FormBounds:
     """Return attained values of f(M) − f(M′) for every form, and the factors that attain them; no proof.
 
@@ -96,6 +98,7 @@ def attack_effects(
         budget: how many samples, restarts and steps.
         seed: seed of the search.
         starts: bounds whose corners the search also starts from, where they have some.
+        options: the deadline; what is found by then is returned.
 
     Raises:
         EngineError: if a form reads attention.
@@ -104,7 +107,7 @@ def attack_effects(
         raise EngineError("effects are attacked on outputs and readouts, not on attention scores")
     both = replace(forms, logits=torch.cat((forms.logits, -forms.logits), -1))
     landscape, targets = PairLandscape.of_pair(problem, edited), Targets.of_forms(both, problem.n_tokens)
-    return _searched(landscape, targets, budget, seed, starts)
+    return _searched(landscape, targets, budget, seed, starts, options)
 
 
 def attack_metric(
@@ -114,6 +117,7 @@ def attack_metric(
     budget: AttackBudget,
     seed: int = 0,
     starts: Sequence[FormBounds] = (),
+    options: EngineOptions = NO_OPTIONS,
 ) -> FormBounds:
     """Return the least and the greatest m(M) − m(M′) that points were found to have, and their factors; no proof.
 
@@ -124,18 +128,24 @@ def attack_metric(
         budget: how many samples, restarts and steps.
         seed: seed of the search.
         starts: bounds of the effect whose corners the search also starts from, where they have some.
+        options: the deadline; what is found by then is returned.
     """
     pair = PairLandscape.of_pair(problem, edited)
     one = replace(Forms.of([], 1), logits=torch.ones(1, 1, dtype=torch.float64))
     landscape = MetricLandscape(**vars(pair), metrics=metrics)
-    return _searched(landscape, Targets.of_forms(one, problem.n_tokens), budget, seed, starts)
+    return _searched(landscape, Targets.of_forms(one, problem.n_tokens), budget, seed, starts, options)
 
 
 def _searched(
-    landscape: PairLandscape, targets: Targets, budget: AttackBudget, seed: int, starts: Sequence[FormBounds]
+    landscape: PairLandscape,
+    targets: Targets,
+    budget: AttackBudget,
+    seed: int,
+    starts: Sequence[FormBounds],
+    options: EngineOptions,
 ) -> FormBounds:
     """What points attain of targets, the first half those of the forms, the second those of their negatives."""
-    search = AttackSearch(landscape, targets)
+    search = AttackSearch(landscape, targets, late=lambda: options.late)
     search.run(budget, seed, corners_of(starts))
     alpha, _ = inside(landscape.region, search.alpha)
     values = landscape.values(search.targets, alpha[:, None])[:, 0]

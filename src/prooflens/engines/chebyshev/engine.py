@@ -24,6 +24,7 @@ from prooflens.engines.protocol import (
     NO_OPTIONS,
     EngineBase,
     EngineOptions,
+    OutOfTimeError,
     allowed_memory,
     register,
 )
@@ -43,6 +44,9 @@ SMALLEST = {1: 2.0**-9, 2: 2.0**-12, 3: 2.0**-12}
 TIGHT = 0.02
 """Where ranges are wanted and not signs: pieces are cut until errors are at most this share of the range."""
 
+
+START = 0.2
+"""What counts as done when the tokens that do not move are walked, which all pieces share."""
 
 ENDS = ("low", "high")
 AT_ONCE = 8
@@ -239,9 +243,10 @@ class Search:
         """
         region, like = problem.region, problem.region.center
         k, grid = region.n_factors, grid_of(problem, degree)
-        reading = reading_of(problem, forms, winner)
+        middle = START if edited is None else 0.5 * START
+        reading = reading_of(problem, forms, winner, options.part(0.0, middle).in_time)
         if edited is not None:
-            reading = EffectReading.of(reading, *edited)
+            reading = EffectReading.of(reading, *edited, options.part(middle, START).in_time)
         F = forms.size
         infinite = like.new_full((F,), torch.inf)
         leaf = Leaf(Box.whole(k), -infinite, infinite)
@@ -277,10 +282,29 @@ class Search:
             )
         self.done += outside
         if batch := [leaf for leaf in batch if leaf not in outside]:
-            self._ask(batch)
-        covered = sum(leaf.box.share for leaf in self.done)
-        self.options.progress(f"{self.walks} pieces", min(1.0, covered))
+            self._try(batch)
+        self.options.progress(f"{self.walks} pieces", self._covered())
         return True
+
+    def _covered(self) -> float:
+        """Which share of all is done: of what pieces share, and of the region."""
+        return START + (1.0 - START) * min(1.0, sum(leaf.box.share for leaf in self.done))
+
+    def _try(self, batch: list[Leaf]) -> None:
+        """Walk pieces; where the time ends in between, they are left as they are, and so are all that wait."""
+        walked, covered = self.walks, self._covered()
+
+        def tell(stage: str, share: float) -> None:
+            self.options.in_time(f"piece {walked + 1}, {stage}", covered)
+
+        self.reading.told(tell)
+        try:
+            self._ask(batch)
+        except OutOfTimeError:
+            if not self.walks:
+                raise
+            self.done += batch
+            self.stop()
 
     def stop(self) -> None:
         """Leave the pieces that still wait as they are: what was known of the piece they were cut from holds."""

@@ -21,6 +21,7 @@ from prooflens.models.sites import Affine
 from prooflens.models.tree import restricted
 from prooflens.numerics import gamma
 from prooflens.problem import Problem
+from prooflens.progress import Progress, silent
 
 BLUR = 2.0**-46
 """How far an input may be off, relative to |c| + Σ|G|: points of the grid, factors and sums of six are rounded."""
@@ -76,6 +77,7 @@ class Reading:
         first: the first token that is walked.
         prefixes: what later tokens read of the constants before it.
         fixed: the scores of the constants, by layer.
+        tell: is told of every step of a piece.
     """
 
     problem: Problem
@@ -84,6 +86,7 @@ class Reading:
     first: int
     prefixes: dict[str, Prefix] = field(default_factory=dict)
     fixed: dict[int, ScoreValue] = field(default_factory=dict)
+    tell: Progress = silent
 
     def read(
         self, grid: Grid, points: Float[Tensor, "b N S d"]
@@ -95,7 +98,7 @@ class Reading:
             points: the inputs there.
         """
         wanted = frozenset(scores_name(layer) for layer in self.forms.layers)
-        walk = ChebyshevWalk(self.program, self.first, self.prefixes, wanted)
+        walk = ChebyshevWalk(self.program, self.first, self.prefixes, wanted, tell=self.tell)
         values = walk.run(grid, points[:, :, self.first :], blurred(self.problem)[self.first :])
         b, F = len(points), self.forms.size
         runs, missed = points.new_zeros(b, grid.size, F), points.new_zeros(b, F)
@@ -112,6 +115,14 @@ class Reading:
         parts = len(self.forms.layers) + (self.forms.logits is not None)
         rounding = grid.lebesgue * gamma(8 + parts) * runs.abs().amax(1)
         return runs, grow(missed + rounding) + 2.0**-400
+
+    def told(self, tell: Progress) -> None:
+        """Tell of the steps of pieces from here on.
+
+        Args:
+            tell: is told of every step, and may end the walk.
+        """
+        self.tell = tell
 
     def _scores(self, layer: int, made: ScoreValue) -> tuple[Tensor, Tensor]:
         here = self.forms.layer == layer
@@ -211,15 +222,21 @@ class EffectReading(Reading):
     edited: Reading = field(kw_only=True)
 
     @classmethod
-    def of(cls, reading: Reading, edited: Problem, forms: Forms) -> EffectReading:
+    def of(cls, reading: Reading, edited: Problem, forms: Forms, tell: Progress = silent) -> EffectReading:
         """Prepare to read another model beside one: it walks its own tokens that do not move.
 
         Args:
             reading: reads the model.
             edited: the other model and the same region.
             forms: what is asked of it.
+            tell: is told of every step of that walk.
         """
-        return cls(**vars(reading), edited=reading_of(edited, forms))
+        return cls(**vars(reading), edited=reading_of(edited, forms, tell=tell))
+
+    def told(self, tell: Progress) -> None:
+        """Let both readings tell of the steps of a piece."""
+        super().told(tell)
+        self.edited.told(lambda stage, share: tell(f"{stage} of the other model", share))
 
     def read(
         self, grid: Grid, points: Float[Tensor, "b N S d"]
@@ -240,7 +257,9 @@ ROWS = 2**14
 """How many outputs are read at a time."""
 
 
-def constants(problem: Problem, program: Program, first: int, wanted: frozenset[str]) -> ChebyshevWalk:
+def constants(
+    problem: Problem, program: Program, first: int, wanted: frozenset[str], tell: Progress = silent
+) -> ChebyshevWalk:
     """Walk the tokens that do not move.
 
     Args:
@@ -248,24 +267,26 @@ def constants(problem: Problem, program: Program, first: int, wanted: frozenset[
         program: the steps for all tokens.
         first: the first token that moves.
         wanted: names of values that are kept.
+        tell: is told of every step.
     """
     steps = tuple(
         restricted(step, 0, first) for step in program.steps
     )  # tokens of edits count from the end of all
     short = Program(steps, first, program.mask[:first, :first])
-    walk = ChebyshevWalk(short, 0, {}, wanted)
+    walk = ChebyshevWalk(short, 0, {}, wanted, tell=tell)
     grid = Grid((), problem.region.center)
     walk.values = walk.run(grid, problem.region.center[None, None, :first], blurred(problem)[:first])
     return walk
 
 
-def reading_of(problem: Problem, forms: Forms, winner: int | None = None) -> Reading:
+def reading_of(problem: Problem, forms: Forms, winner: int | None = None, tell: Progress = silent) -> Reading:
     """Prepare to read forms off pieces of a region: walk the tokens that do not move, once.
 
     Args:
         problem: the model and the region.
         forms: what is asked.
         winner: the output whose margins over all others are read, in place of forms of outputs; None for none.
+        tell: is told of every step of that walk.
     """
     names = [scores_name(layer) for layer in forms.layers]
     wanted = names + ([OUTPUT] if forms.logits is not None else [])
@@ -275,7 +296,7 @@ def reading_of(problem: Problem, forms: Forms, winner: int | None = None) -> Rea
     if winner is not None:
         reading = RivalReading(problem, forms, program, first, winner=winner)
     if first:
-        walk = constants(problem, program, first, frozenset(names))
+        walk = constants(problem, program, first, frozenset(names), tell)
         reading.prefixes = walk.kept
         for layer in forms.layers:
             made = walk.values[scores_name(layer)]

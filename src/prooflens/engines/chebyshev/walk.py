@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +44,7 @@ from prooflens.models.sites import (
     Solu,
 )
 from prooflens.numerics import gamma
+from prooflens.progress import Progress, silent
 
 AnyValue = Value | ScoreValue | Weights
 
@@ -61,6 +63,7 @@ class ChebyshevWalk:
         wanted: names of values that are kept to the end.
         kept: keys and values of this walk, for the tokens behind: only of a walk without factors.
         values: what the walk ended with.
+        tell: is told before every step which layer is walked and which share of the steps is done; may end the walk.
     """
 
     program: Program
@@ -69,6 +72,7 @@ class ChebyshevWalk:
     wanted: frozenset[str] = frozenset()
     kept: dict[str, Prefix] = field(default_factory=dict)
     values: dict[str, AnyValue] = field(default_factory=dict)
+    tell: Progress = silent
 
     def run(
         self, grid: Grid, points: Float[Tensor, "b N S d"], around: Float[Tensor, "S d"]
@@ -88,6 +92,7 @@ class ChebyshevWalk:
             if isinstance(step, Affine) and step.out == OUTPUT:
                 values[HIDDEN] = values[step.inputs[0]]
                 break
+            self.tell(_stage(step.out), i / len(self.program.steps))
             made = self._step(step, [values[name] for name in step.inputs])
             self._keep(step, made, values)
             values[step.out] = made
@@ -139,6 +144,12 @@ class ChebyshevWalk:
             case Pool(), [Value() as x]:
                 return pooled(step, x, self.first)
         raise EngineError(f"chebyshev has no rule for the step that makes {step.out}")
+
+
+def _stage(name: str) -> str:
+    """The layer of a value, in words."""
+    layer = re.match(r"blocks\.(\d+)\.", name)
+    return f"layer {layer[1]}" if layer else "output"
 
 
 def _layer(name: str) -> str:

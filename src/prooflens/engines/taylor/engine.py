@@ -66,6 +66,12 @@ STAGES: dict[type[Hessian], str] = {Hessian: "Hessians", ThirdOrder: "third orde
 LEAST_PROMISE: dict[type[Hessian], float] = {Hessian: 1.0, ThirdOrder: 0.1}
 """The promise with remainders by ellipsoids from which matrices are made; squares leave a tenth of them, or less."""
 
+QUICK_SHARE = 0.2
+"""Of the work on forms whose sign alone is wanted, the share of the quick walk; measured on minilm's layer 1."""
+
+READ_SHARES = (0.4, 0.5, 0.6, 0.7, 1.0)
+"""Of the thorough work, what is done behind the walk, and behind each of the four ways to bound remainders."""
+
 WIDEST = 8000
 """Sums of so many squares err by less than the 2⁻⁴⁰ that norms allow for (`taylor.layernorm`)."""
 
@@ -155,7 +161,8 @@ class Taylor(EngineBase):
         if fits and not forms.signs:
             found = self._found(problem, forms, options)
         else:
-            walk = self.walk(problem, forms, options, quick=True)
+            walk = self.walk(problem, forms, options.part(0.0, QUICK_SHARE), quick=True)
+            walk.progress = options.part(QUICK_SHARE, QUICK_SHARE).in_time
             found = self._parts(walk, problem, forms, Supports())
             drop_sign_changes(problem, forms, found)
             if walk.kept is None:
@@ -165,7 +172,8 @@ class Taylor(EngineBase):
             # The thorough walk takes at least as long as the quick one did.
             if fits and len(chosen := found.open()) and options.leaves(time.monotonic() - begun):
                 with suppress(OutOfTimeError):  # what the quick walk found stands
-                    found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), options))
+                    again = options.part(QUICK_SHARE, 1.0)
+                    found.improve(chosen, self._found(problem, forms.select(chosen.cpu()), again))
         if fits:
             with suppress(OutOfTimeError):
                 self._ask_pieces(problem, forms, options, found)
@@ -250,14 +258,17 @@ class Taylor(EngineBase):
 
     def _found(self, problem: Problem, forms: Forms, options: EngineOptions, blur: float = 0.0) -> FormBatch:
         """Compute all bounds in turn, each for forms whose sign the one before leaves open."""
-        walk = self.walk(problem, forms, options, blur=blur)
+        ends = READ_SHARES
+        walk = self.walk(problem, forms, options.part(0.0, ends[0]), blur=blur)
+        walk.progress = options.part(ends[0], ends[1]).in_time
         found = self._parts(walk, problem, forms, Supports())
         if walk.kept is None:
+            readings: tuple[Reading, ...] = (Eigenvalues(), Hessian, ThirdOrder)
             with suppress(OutOfTimeError):
-                self._refine(walk, problem, forms, found, Eigenvalues())
-                self._refine(walk, problem, forms, found, Hessian)
-                if moves_known(walk):
-                    self._refine(walk, problem, forms, found, ThirdOrder)
+                for reading, first, last in zip(readings, ends[1:-1], ends[2:], strict=True):
+                    walk.progress = options.part(first, last).in_time
+                    if reading is not ThirdOrder or moves_known(walk):
+                        self._refine(walk, problem, forms, found, reading)
         return found
 
     def _refine(
@@ -274,7 +285,10 @@ class Taylor(EngineBase):
             return
         promise = found.promise()[chosen]
         if isinstance(reading, type) and len(chosen) and not whole:
+            tell = walk.progress
+            walk.progress = lambda stage, share: tell(stage, 0.0)  # what follows is the work
             least = self._parts(walk, problem, forms.select(chosen.cpu()), HigherOrderBound())
+            walk.progress = tell
             provable = least.promise() > LEAST_PROMISE[reading]
             chosen, promise = chosen[provable], least.promise()[provable]
         if not len(chosen):

@@ -1,0 +1,5 @@
+"""`python -m prooflens`: the command line."""
+
+from prooflens.cli import main
+
+main()
