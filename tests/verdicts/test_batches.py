@@ -206,7 +206,7 @@ def test_the_command_line_reads_a_file_of_prompts(minilm: Transformer, tmp_path:
     command = ["certify", "minilm", "--texts", str(path), "--heads", "0.1", "--positions=-1", "--eps", "1e-4"]
     told = CliRunner().invoke(app, command)
     assert told.exit_code == 0, told.output
-    assert "the cat sat: 1 rows, 1 holds" in told.output
+    assert "the cat sat: 1 row, 1 holds" in told.output
     assert "2 rows, 2 holds" in told.output
     rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
     assert [row["tokens"][1] for row in rows] == ["the", "a"]

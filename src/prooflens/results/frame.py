@@ -332,7 +332,11 @@ class Frame:
     def line(self) -> str:
         """The summary in words, counts first."""
         facts = self.summary.items()
-        counts = [f"{value} {name}" for name, value in facts if isinstance(value, int)]
+        counts = [
+            "1 row" if (name, value) == ("rows", 1) else f"{value} {name}"
+            for name, value in facts
+            if isinstance(value, int)
+        ]
         return ", ".join(
             [*counts, *(f"{name}: {value}" for name, value in facts if not isinstance(value, int))]
         )

@@ -107,7 +107,7 @@ class Results(Frame):
         >>> model = pl.load("toy")
         >>> res = pl.certify(model, model.example(), pl.Ball(0.02), "0.1", positions=[-1])
         >>> res
-        <Results: 1 rows, 1 holds, 0 fails, 0 unknown, 0 estimated>
+        <Results: 1 row, 1 holds, 0 fails, 0 unknown, 0 estimated>
         >>> res["0.1"].engine, res.bound > 0
         ('layer0', True)
     """
