@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import prooflens as pl
-from prooflens.errors import QueryError, RegionError
+from prooflens.errors import EngineError, QueryError, RegionError
 from prooflens.report.ways import way_picture
 
 
@@ -56,6 +56,24 @@ def test_what_has_no_margin_is_refused(toy: pl.Transformer) -> None:
         pl.way(toy, a, b, "entropy", layer=1)
     with pytest.raises(RegionError, match="resolution"):
         pl.way(toy, a, b, "top1", layer=1, resolution=0.0)
+
+
+def test_a_way_keeps_to_its_time_and_says_what_it_left(toy: pl.Transformer) -> None:
+    """What is proved of a part of the pieces holds there, and the rest is open."""
+    a, b = toy.example(0).x, toy.example(1).x
+    whole, part = (pl.way(toy, a, b, "top1", layer=1, resolution=1 / 256, time=t) for t in (None, 0.15))
+    assert whole.advice is None
+    assert part.walks < whole.walks
+    assert part.advice is not None
+    assert "--time" in part.advice
+    assert part.advice in str(part)
+    for mine, full in zip(part, whole, strict=True):
+        assert mine.proved <= full.proved + 1e-12
+        assert mine.pieces[0].start == 0.0
+        assert mine.pieces[-1].end == 1.0
+        assert not (mine.verdict == "holds" and full.verdict != "holds")
+    with pytest.raises(EngineError, match="time"):
+        pl.way(toy, a, b, "top1", layer=1, time=1e-6)
 
 
 def test_the_picture_names_the_break(toy: pl.Transformer) -> None:

@@ -33,6 +33,9 @@ def way(
     resolution: Annotated[
         float, typer.Option(help="Broken pieces are cut down to this share of the way.")
     ] = 1 / 64,
+    time: Annotated[
+        str | None, typer.Option(help="Time that all of it may take: 60s, 2m (default: as long as it takes).")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="A folder for a picture of every claim (SVG).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -68,6 +71,7 @@ def way(
             resolution=resolution,
             vectors=claims.vectors,
             memory=memory,
+            time=time,
             device=device,
             progress=tell,
         )
@@ -86,6 +90,8 @@ def way(
             for row in found
         ]
         print_table(("claim", "verdict", "proved to", "breaks at", "pieces", "nearest tokens there"), rows)
+        if found.advice is not None:
+            say(found.advice)
     if plot is not None:
         made = write_drawings(((f"way-{slug(str(row.claim))}", way_picture(row)) for row in found), plot)
         say(f"{len(made)} files in {plot}", error=as_json)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from prooflens.durations import asked_time, written_time
 from prooflens.notebook import picture_of
 from prooflens.queries import Claim
 from prooflens.results.frame import Subject
@@ -94,11 +95,13 @@ class Ways:
         rows: one per claim.
         subject: the model, the prompt at the start, and the segment.
         walks: how many pieces were walked.
+        ended: the seconds that were allowed, if they ended before all pieces were as small as asked; else None.
     """
 
     rows: Sequence[Way]
     subject: Subject
     walks: int
+    ended: float | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -109,6 +112,18 @@ class Ways:
     def __getitem__(self, number: int) -> Way:
         return self.rows[number]
 
+    @property
+    def advice(self) -> str | None:
+        """What was left open for want of time, and which option asks on; None if nothing was."""
+        if self.ended is None:
+            return None
+        pieces = f"{self.walks} {'piece' if self.walks == 1 else 'pieces'}"
+        more = asked_time(2.0 * self.ended)
+        return (
+            f"the time of {written_time(self.ended)} ended after {pieces}, the others are as open as what they are cut "
+            f'from; to ask on: --time {more} (in Python time="{more}")'
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and texts."""
         return {
@@ -117,6 +132,7 @@ class Ways:
             "tokens": list(self.subject.tokens),
             "region": self.subject.region.label,
             "walks": self.walks,
+            "advice": self.advice,
             "rows": [row.to_dict() for row in self.rows],
         }
 
@@ -125,7 +141,7 @@ class Ways:
         for row in self.rows:
             breaks = "" if row.breaks is None else f"{100 * row.breaks:.2f} %"
             lines.append(f"{str(row.claim)[:28]:<28} {row.verdict:<8} {100 * row.proved:>6.1f} % {breaks:>8}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.advice is None else [self.advice])])
 
     __repr__ = __str__
 

@@ -7,6 +7,7 @@ piece is proved, or surely broken somewhere and short.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from prooflens.engines.bounds import Cover
 from prooflens.engines.chebyshev import Search
-from prooflens.engines.forms import forms_of
+from prooflens.engines.forms import Forms, forms_of
+from prooflens.engines.protocol import EngineOptions, OutOfTimeError
 from prooflens.errors import QueryError, RegionError
 from prooflens.models import Prompt, Transformer, load
 from prooflens.models.nearest import nearest_token
@@ -63,7 +65,8 @@ def way(
         positions: query positions; None for all.
         resolution: pieces on which a claim breaks are cut down to this share of the way.
         vectors: the directions and dictionaries that queries about values inside the model name.
-        options: memory, device and progress: see `Options`.
+        options: memory, device, progress and time: see `Options`. Pieces that the time does not suffice for stay open;
+            without a time the search goes on to its end.
 
     Returns:
         One row per claim: the share of the way that is proved from its start on, the share at which it breaks first
@@ -83,6 +86,8 @@ def way(
     if not 0.0 < resolution <= 1.0:
         raise RegionError(f"the resolution is a share of the way between 0 and 1, got {resolution}")
     settings = Settings.of(**options)
+    if settings.time is not None:
+        settings = settings.until(time.monotonic() + settings.time, settings.time)
     question = ask(
         model,
         a,
@@ -103,10 +108,13 @@ def way(
     with shown(settings.progress) as tell, torch.no_grad():
         functionals = [f for claim in question.claims for f in claim.functionals]
         forms = forms_of(functionals, problem.model.architecture.d_out or 0)
-        search = Search.start(problem, replace(forms, signs=True), replace(settings.options, progress=tell))
-        search.resolution = resolution
-        while search.step():
-            pass
+        asked = replace(settings.options, progress=tell)
+        try:
+            search, ended = _searched(problem, replace(forms, signs=True), asked, resolution)
+        except OutOfTimeError as error:
+            raise OutOfTimeError(
+                f"{error}, before anything was known: give more (--time, in Python time=)"
+            ) from error
         cover = search.cover()
         found, first = [], 0
         for claim in question.claims:
@@ -116,7 +124,20 @@ def way(
                 row = replace(row, nearest=_nearest(problem, prompt, row.breaks))
             found.append(row)
             first += len(claim.functionals)
-    return Ways(found, question.subject, search.walks)
+    return Ways(found, question.subject, search.walks, settings.time if ended else None)
+
+
+def _searched(
+    problem: Problem, forms: Forms, options: EngineOptions, resolution: float
+) -> tuple[Search, bool]:
+    """Cut the way into pieces down to a share of it; return the pieces, and whether the time ended before."""
+    search, ended = Search.start(problem, forms, options), False
+    search.resolution = resolution
+    while search.step():
+        if options.late:
+            search.stop()
+            ended = True
+    return search, ended
 
 
 def _without_constants(question: Question) -> Question:
