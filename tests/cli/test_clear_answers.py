@@ -10,6 +10,7 @@ from torch import Tensor
 
 import prooflens as pl
 from prooflens.checker import check
+from prooflens.cli.checked import claims_of
 from prooflens.cli.output import visible
 from prooflens.cli.prove import tell_reasons
 from prooflens.errors import ModelError, QueryError, RegionError
@@ -209,3 +210,14 @@ def test_rows_that_a_run_does_not_have_are_not_checked_in_silence(call: Call, tm
     code, out, _ = call("check", str(tmp_path / "run"), "--only", "2-3")
     assert code == 0
     assert "2 re-proved" in out
+
+
+def test_a_check_says_what_each_row_claims(call: Call, tmp_path: Path) -> None:
+    """Of claims the verdict too; a run whose rows cannot be read has no such column."""
+    run = tmp_path / "run"
+    call("certify", "toy", "--eps", "0.02", "--heads", "1.0", "-o", str(run))
+    _, out, _ = call("check", str(run))
+    assert "1.0@0 top1 fails" in out
+    assert "1.0@3 top1 holds" in out
+    assert claims_of(run)[3] == "1.0@3 top1 holds"
+    assert claims_of(tmp_path) == {}

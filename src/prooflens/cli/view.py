@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from prooflens.cli.checked import check_document, claims_of, print_check
 from prooflens.cli.common import app, print_json, print_table, say
 from prooflens.cli.options import Json
 from prooflens.durations import parse_time
@@ -25,30 +25,6 @@ from prooflens.progress import shown
 
 if TYPE_CHECKING:
     from prooflens.checker import CheckReport
-
-CLAIMED = (
-    (
-        "the files are those of the run, the weights those of the model",
-        "that the text gives the stored centre",
-    ),
-    (
-        "every verdict follows from the stored bounds",
-        "that the weights are the ones you mean: compare sha256",
-    ),
-    (
-        "every claim is what its query asks for; a ball or hull is what its name says",
-        "what a region with another name is",
-    ),
-    ("`re-proved`: holds for all points of the region, over the reals", "anything about points outside it"),
-    ("`witness confirmed`: this point of the region breaks the claim", "that no nearer point does"),
-    (
-        "`re-run`: this member of a family has this margin in float64",
-        "that float64 has its sign right over the reals",
-    ),
-    ("`nothing claimed`: the verdict is `unknown`", "anything"),
-    ("`not checkable`: nothing contradicts the row", "that the row is true: its engine is trusted"),
-)
-SHOWN = 20
 
 
 @app.command()
@@ -105,18 +81,9 @@ def check(
         with suppress(OSError, ValueError):  # a report has no badges then; the check stands
             found.save(run)
     if as_json:
-        print_json(
-            {
-                "rows": [asdict(finding) for finding in found.findings],
-                "summary": found.counts,
-                "ok": found.ok,
-                "problems": found.problems,
-                "weights": str(folder),
-                "claimed": [{"claimed": yes, "not_claimed": no} for yes, no in CLAIMED],
-            }
-        )
+        print_json(check_document(found, folder))
     else:
-        _print_check(found, folder)
+        print_check(found, folder, {} if whole else claims_of(run))
     if not found.ok:
         raise typer.Exit(3)
 
@@ -201,27 +168,6 @@ def _tell_pictures(out: Path, pictures: list[Path], as_json: bool) -> None:
         print_json({"report": str(out), "figures": [str(path) for path in pictures]})
     else:
         say(str(out))
-
-
-def _print_check(found: CheckReport, folder: Path) -> None:
-    console = Console()
-    order = {"WRONG": 0, "not checkable": 1, "nothing claimed": 3}
-    table = Table("row", "finding", "note")
-    for finding in sorted(found.findings, key=lambda f: order.get(f.status, 2))[:SHOWN]:
-        table.add_row(str(finding.row), finding.status, Text(finding.note))
-    if found.findings:
-        console.print(table)
-    if len(found.findings) > SHOWN:
-        console.print(f"… {len(found.findings) - SHOWN} more rows; --json lists them all", highlight=False)
-    claims = Table("claimed", "not claimed")
-    for yes, no in CLAIMED:
-        claims.add_row(Text(yes), Text(no))
-    console.print(claims)
-    console.print(Text(f"weights: {folder}"))
-    if found.problems:  # no row was looked at
-        console.print(Text("\n".join(found.problems)))
-    else:
-        console.print(", ".join(f"{n} {word}" for word, n in found.counts.items()), highlight=False)
 
 
 def _some_run(circuit: Path) -> Path:
