@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from prooflens.engines.relaxations.norms import guessed_eigenvalue
 from prooflens.engines.taylor import corners
-from prooflens.engines.taylor.corners import BoxForm, Majorised, ranges
+from prooflens.engines.taylor.corners import BoxForm, Majorised, evened, ranges, scales
 from prooflens.engines.taylor.form_sums import FormSum
 
 FORMS, CORNERS = 3, list(itertools.product([-1.0, 1.0], repeat=5))
@@ -98,3 +99,13 @@ def test_sums_of_forms_err_by_what_they_say() -> None:
     assert torch.allclose(H, truth + truth.mT, rtol=1e-12)
     assert bool((torch.linalg.matrix_norm(H - truth - truth.mT, 2) <= error).all())
     assert bool((error < 1e-10).all())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_guess_of_a_scaled_matrix_is_that_of_the_matrix_made(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    H = torch.randn(3, 12, 12, generator=generator, dtype=torch.float64)
+    H, steep = H + H.mT, torch.rand(3, 12, generator=generator, dtype=torch.float64)
+    even, x, _ = evened(H, steep)
+    assert torch.equal(x, scales(H, steep))
+    torch.testing.assert_close(guessed_eigenvalue(H, scale=x), guessed_eigenvalue(even), rtol=1e-9, atol=0.0)

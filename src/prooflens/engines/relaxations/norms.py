@@ -154,22 +154,28 @@ def _spectral(K: Float[Tensor, "B n n"]) -> Float[Tensor, " B"]:
     return torch.where(fits, torch.minimum(found, rows), rows)
 
 
-def guessed_eigenvalue(K: Float[Tensor, "B n n"], tight: float = 0.02) -> Float[Tensor, " B"]:
+def guessed_eigenvalue(
+    K: Float[Tensor, "B n n"], tight: float = 0.02, scale: Float[Tensor, "B n"] | None = None
+) -> Float[Tensor, " B"]:
     """Guess the largest eigenvalue of symmetric matrices by a power iteration, or at most their Frobenius norm.
 
     Args:
         K: symmetric matrices, shape [B, n, n].
         tight: how far above what the iteration finds the guess is, relative to it.
+        scale: the diagonals X of X^{-½}KX^{-½}, whose eigenvalue is guessed without making that matrix; None for K.
     """
     n = K.shape[-1]
-    bound = frobenius(K)
+    root = None if scale is None else scale.sqrt()
+    bound = frobenius(K) if root is None else length(length(K / root[:, None]) / root)
     shift = bound[:, None] / n**0.5
     x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(K)
     x = (x / x.norm()).expand(len(K), n)
     value = torch.zeros_like(bound)
     for _ in range(POWER_STEPS):
         # Shifted, so that a large negative eigenvalue does not win.
-        y = (K @ x[..., None])[..., 0] + shift * x
+        read = x if root is None else x / root
+        y = (K @ read[..., None])[..., 0]
+        y = (y if root is None else y / root) + shift * x
         size = torch.linalg.vector_norm(y, dim=-1).clamp(min=2.0**-900)
         x = y / size[:, None]
         value = size - shift[:, 0]

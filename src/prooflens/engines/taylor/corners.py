@@ -45,14 +45,25 @@ def evened(
         X^{-½}HX^{-½}, exactly symmetric, the diagonal of X, and by how much the first rounds in the 2-norm. If λ is at
         least its largest eigenvalue, λX ⪰ H.
     """
-    lengths = torch.linalg.vector_norm(H, dim=-1)
-    share = EVEN if steep is None else EVEN + steep
-    x = lengths + share * lengths.mean(-1, keepdim=True) + 2.0**-300
+    x = scales(H, steep)
     root = x.sqrt()
     even = H / root[:, :, None] / root[:, None, :]
     even = 0.5 * (even + even.mT)
     # Two quotients, a sum, and x for the square of its rounded root: fewer than 16 roundings.
     return even, x, gamma(16) * frobenius(even)
+
+
+def scales(H: Float[Tensor, "F p p"], steep: Float[Tensor, "F p"] | None = None) -> Float[Tensor, "F p"]:
+    """Return the diagonal X by which `evened` scales matrices.
+
+    Args:
+        H: symmetric matrices, shape [F, p, p].
+        steep: what is added to the lengths of the rows, in units of their mean; None for nothing.
+    """
+    lengths = torch.linalg.vector_norm(H, dim=-1)
+    share = EVEN if steep is None else EVEN + steep
+    found: Tensor = lengths + share * lengths.mean(-1, keepdim=True) + 2.0**-300
+    return found
 
 
 class Majorised(NamedTuple):
@@ -156,9 +167,10 @@ class BoxForm:
         self.blur = gamma(p + 8) * K.abs().sum(-1)
         self.steep = slope.abs().sum(-1)
 
-    def _evened(self, steep: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _slopes(self, steep: float) -> Float[Tensor, "F p"]:
+        """The slopes in units of their mean, `steep` times."""
         follow = self.slope.abs()
-        return evened(self.K, steep * follow / (follow.mean(-1, keepdim=True) + 2.0**-300))
+        return steep * follow / (follow.mean(-1, keepdim=True) + 2.0**-300)
 
     def guessed(self, steep: float) -> Float[Tensor, "F p"]:
         """Return a diagonal that is likely above K.
@@ -166,8 +178,8 @@ class BoxForm:
         Args:
             steep: how much it follows the slopes.
         """
-        even, x, _ = self._evened(steep)
-        return guessed_eigenvalue(even)[:, None] * x
+        x = scales(self.K, self._slopes(steep))
+        return guessed_eigenvalue(self.K, scale=x)[:, None] * x
 
     def proved(self, steep: float) -> Float[Tensor, "F p"]:
         """Return a diagonal above K.
@@ -175,7 +187,7 @@ class BoxForm:
         Args:
             steep: how much it follows the slopes.
         """
-        even, x, noise = self._evened(steep)
+        even, x, noise = evened(self.K, self._slopes(steep))
         return (top_eigenvalue(even) + noise)[:, None] * x
 
     def bound(self, D: Float[Tensor, "F p"]) -> Float[Tensor, " F"]:
