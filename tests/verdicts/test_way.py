@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import prooflens as pl
+from prooflens.engines.chebyshev import Search
+from prooflens.engines.protocol import EngineOptions
 from prooflens.errors import EngineError, QueryError, RegionError
 from prooflens.report.ways import way_picture
 
@@ -58,12 +60,25 @@ def test_what_has_no_margin_is_refused(toy: pl.Transformer) -> None:
         pl.way(toy, a, b, "top1", layer=1, resolution=0.0)
 
 
-def test_a_way_keeps_to_its_time_and_says_what_it_left(toy: pl.Transformer) -> None:
-    """What is proved of a part of the pieces holds there, and the rest is open."""
+def test_a_way_keeps_to_its_time_and_says_what_it_left(
+    toy: pl.Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time that ends after the first pieces: what is proved of them holds there, and the rest is open."""
     a, b = toy.example(0).x, toy.example(1).x
-    whole, part = (pl.way(toy, a, b, "top1", layer=1, resolution=1 / 256, time=t) for t in (None, 0.15))
+    whole = pl.way(toy, a, b, "top1", layer=1, resolution=1 / 256)
+    walked: list[int] = []
+    step = Search.step
+
+    def counted(search: Search) -> bool:
+        going = step(search)
+        walked.append(search.walks)
+        return going
+
+    monkeypatch.setattr(Search, "step", counted)
+    monkeypatch.setattr(EngineOptions, "late", property(lambda options: len(walked) >= 2))
+    part = pl.way(toy, a, b, "top1", layer=1, resolution=1 / 256, time=1000)
+    assert 0 < part.walks < whole.walks
     assert whole.advice is None
-    assert part.walks < whole.walks
     assert part.advice is not None
     assert "--time" in part.advice
     assert part.advice in str(part)
@@ -72,8 +87,9 @@ def test_a_way_keeps_to_its_time_and_says_what_it_left(toy: pl.Transformer) -> N
         assert mine.pieces[0].start == 0.0
         assert mine.pieces[-1].end == 1.0
         assert not (mine.verdict == "holds" and full.verdict != "holds")
-    with pytest.raises(EngineError, match="time"):
-        pl.way(toy, a, b, "top1", layer=1, time=1e-6)
+    walked.extend([0, 0])
+    with pytest.raises(EngineError, match="give more"):
+        pl.way(toy, a, b, "top1", layer=1, time=1000)
 
 
 def test_the_picture_names_the_break(toy: pl.Transformer) -> None:

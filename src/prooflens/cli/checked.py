@@ -40,6 +40,9 @@ CLAIMED = (
 )
 """What a check says and what it does not."""
 
+TOLD = ("layer", "head", "position", "query", "verdict")
+"""The columns that say what a row claims."""
+
 SHOWN = 20
 """So many rows are shown, those first that need a look."""
 
@@ -53,10 +56,11 @@ def claims_of(run: Path) -> dict[int, str]:
     from prooflens.certificate import read_run
 
     try:
-        rows = read_run(run, verify=False).rows.to_pylist()
+        table = read_run(run, verify=False).rows
     except RunError:
         return {}
-    return {number: _claim(row) for number, row in enumerate(rows)}
+    read = table.select([name for name in TOLD if name in table.column_names])
+    return {number: _claim(row) for number, row in enumerate(read.to_pylist())}
 
 
 def _claim(row: Mapping[str, Any]) -> str:
