@@ -185,10 +185,10 @@ class ScoreSite:
         q, k, scale = self.q, self.k, self.step.scale
         cross = self._pairs(q.P, k.B) + self._pairs(k.P, q.B).mT + self._pairs(q.B, k.B)
         mask = self.step.mask
-        return grow(scale * self._pairs(q.P, k.P) * mask), grow(scale * cross * mask + self._rounding)
+        return grow(scale * self._pairs(q.P, k.P) * mask), grow(scale * cross * mask + self.rounding)
 
     @cached_property
-    def _rounding(self) -> Float[Tensor, "H S S"]:
+    def rounding(self) -> Float[Tensor, "H S S"]:
         """The rounding of scores and of their covectors over the region: sums of c products, γ_{4c+64} covers both."""
         q, k = self.q, self.k
         found = gamma(4 * q.u.shape[-1] + 64) * self.step.scale * _outer(q.n + q.reach, k.n + k.reach)
@@ -213,7 +213,7 @@ class ScoreSite:
     @cached_property
     def products_e(self) -> Float[Tensor, "H S S"]:
         """Per score that has no cap, the supremum of scale·e_q·e_k, with the rounding that `products` counts."""
-        return grow(self.step.scale * self._pairs(self.q.B, self.k.B) * self.step.mask + self._rounding)
+        return grow(self.step.scale * self._pairs(self.q.B, self.k.B) * self.step.mask + self.rounding)
 
     @cached_property
     def _far(self) -> Float[Tensor, "H S S"]:

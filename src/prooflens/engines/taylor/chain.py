@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,9 @@ from prooflens.engines.taylor.solu import SoluSite
 from prooflens.engines.taylor.values import Root, Value
 from prooflens.models.sites import Affine, Pool, Rotary
 from prooflens.numerics import gamma
+
+if TYPE_CHECKING:
+    from prooflens.engines.taylor.mixing_squares import MixSquares
 
 Seeds = dict[int, dict[str, Tensor]]
 """Covectors [F, n] by token and by the name of the value they read."""
@@ -58,6 +61,8 @@ class Chain:
         mixed: the shapes of the mixing's remainder, by token of the next root.
         beyond: the same without the second order of Aα.
         moved: the same without what moving covectors hold (`taylor.moved_mixing`), made when it is asked for.
+        beside: the shapes of what the next root misses beside the mixing's remainder, by token.
+        squares: squares above what the mixing leaves, by token of the next root, made when they are asked for.
         noise: what rounding adds to the next root, by token.
         goes_on: the tokens that the next root has.
         pool: the pooling, if the chain ends in one.
@@ -75,6 +80,9 @@ class Chain:
     beyond: Tensor | None = None
     """The shapes of the mixing's remainder without the second order of Aα."""
     moved: MovedShapes | None = None
+    beside: Tensor | None = None
+    """The shapes of what the next root misses beside the mixing's remainder, by token."""
+    squares: dict[int, MixSquares] = field(default_factory=dict)
     noise: Tensor | None = None
     goes_on: list[int] = field(default_factory=list)
     """The tokens that the next root has."""
@@ -82,9 +90,9 @@ class Chain:
 
     def forget(self) -> None:
         """Let go of everything but the segment and what tells its root from others."""
-        self.values, self.shapes, self.sites = {}, {}, {}
+        self.values, self.shapes, self.sites, self.squares = {}, {}, {}, {}
         self.root.forget_factors()
-        self.scores = self.mix = self.mixed = self.beyond = self.moved = self.noise = None
+        self.scores = self.mix = self.mixed = self.beyond = self.moved = self.beside = self.noise = None
 
     def forget_moves(self) -> None:
         """Let go of the linear parts of scores and values, which only the next root and Hessians read."""

@@ -230,13 +230,18 @@ class NormSite:
         fixed = raised(m[:, :, None] * m[:, None, :], gamma(8) * length(m).square())
         twist = self.twist[0]
         fixed = fixed * grow((twist / least).square())[:, None, None]
-        most_gain = self.gain.abs().max()
+        return total([moving, fixed, ball(self.blur, d)])
+
+    @cached_property
+    def blur(self) -> Float[Tensor, " S"]:
+        """The radius of what rounding adds to the remainder."""
+        d, slope, most_gain = self.d, self.slope, self.gain.abs().max()
         # As in `noise`, for all covectors at once; then rounding of the input, through a Jacobian of norm ≤ gain/σ.
         noise = gamma(64 * d + 512) * 16.0 * most_gain * self.stretch
-        noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + self.bend + twist)
+        noise = noise * (1.0 + self.moved / self.least) * (1.0 + slope + self.bend + self.twist[0])
+        least = self.sigma * (1.0 - 2.0**-40)
         noise = noise + self._bias_noise + 2.0 * most_gain / least * self.source.noise
-        noise = noise + product_error(2 * d, frobenius(self.jacobian) * self.source.stretch)
-        return total([moving, fixed, ball(grow(noise), d)])
+        return grow(noise + product_error(2 * d, frobenius(self.jacobian) * self.source.stretch))
 
     @cached_property
     def inner(self) -> Float[Tensor, " S"]:

@@ -169,7 +169,7 @@ class MixShape:
         mix, t, (H, S) = self.mix, self.tokens, (self.H, self.S)
         size = self.weight * torch.linalg.vector_norm(self.g, dim=1)
         size = size + UNREAD * size.mean(-1, keepdim=True) + 2.0**-300
-        centring = _less_mean(self.s, 1.0, 1.0)
+        centring = less_mean(self.s, 1.0, 1.0)
         e_k, queries = self._split(self.e_k, self.k.heads), mix.scores.q.u[t]
         each = queries.reshape(self.T, self.k.heads, -1, self.c)
         forms = torch.einsum("tgrc,jgcGe,tGRe->tjgrGR", each, e_k, each).reshape(self.T, S, H, H)
@@ -204,10 +204,10 @@ class MixShape:
         s, E, beta, K = at.s, at.E, at.beta, self.K
         d1 = (s * beta * E).sum(-1, keepdim=True)
         both = hadamard(K, K_e)
-        bent = hadamard(image(_less_mean(s, 1.0, 1.0), hadamard(K, K)), K_e) / 4.0
-        mean = hadamard(K, image(_less_mean(s, 0.0, 1.0), both))
+        bent = hadamard(image(less_mean(s, 1.0, 1.0), hadamard(K, K)), K_e) / 4.0
+        mean = hadamard(K, image(less_mean(s, 0.0, 1.0), both))
         parts = [image(self.columns, M) for M in (both, hadamard(K_e, K_e) / 4.0, bent, mean)]
-        parts += [self._by_values(M) for M in (K_e, image(_less_mean(s, 1.0, 1.0), both))]
+        parts += [self._by_values(M) for M in (K_e, image(less_mean(s, 1.0, 1.0), both))]
         alone = 0.5 * E.square(), 0.5 * (beta.square() + at.W_head) * E, beta * d1
         others = [weighted_sum(self.g, (s * E.square() * at.W).flatten(1))]
         others += [box(self.g, grow(s * x).flatten(1)) for x in alone]
@@ -290,10 +290,10 @@ class MixShape:
         """Return ⅙ Σ c (b³ − 3b m₂) and ½ Σ s (b² − m₂) W_O A_vα, as cubic forms."""
         K, s = self.K, self.s
         squares = hadamard(K, K)
-        cubic = hadamard(K, image(_less_mean(s, 1.0, 3.0), squares)) / 36.0
+        cubic = hadamard(K, image(less_mean(s, 1.0, 3.0), squares)) / 36.0
         return [
             image(self.columns, cubic),
-            self._by_values(image(_less_mean(s, 1.0, 1.0), squares) / 4.0),
+            self._by_values(image(less_mean(s, 1.0, 1.0), squares) / 4.0),
         ]
 
     def _fourth(self) -> list[Float[Tensor, "T d d"]]:
@@ -303,9 +303,9 @@ class MixShape:
         """
         K, s = self.K, self.s
         squares = hadamard(K, K)
-        cubes = image(_less_mean(s, 0.0, 1.0), hadamard(K, squares)) / 36.0
-        even = hadamard(squares, image(_less_mean(s, 1.0 / 24.0, 0.25), squares))
-        odd = hadamard(K, image(_less_mean(s, 1.0 / 6.0, 0.5), squares))
+        cubes = image(less_mean(s, 0.0, 1.0), hadamard(K, squares)) / 36.0
+        even = hadamard(squares, image(less_mean(s, 1.0 / 24.0, 0.25), squares))
+        odd = hadamard(K, image(less_mean(s, 1.0 / 6.0, 0.5), squares))
         alone = [image(self.columns, form) for form in (even, hadamard(K, cubes))]
         return alone + [self._by_values(form) for form in (odd, cubes)]
 
@@ -394,7 +394,7 @@ def _size(x: Float[Tensor, "T ..."]) -> Float[Tensor, " T"]:
     return frobenius(x.flatten(1)[:, None])
 
 
-def _less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tensor, "T n n"]:
+def less_mean(s: Float[Tensor, "T H S"], own: float, mean: float) -> Float[Tensor, "T n n"]:
     """Return the matrices of own x − mean Σ s x, head by head."""
     T, H, S = s.shape
     made = s.new_zeros(T, H, S, H, S)

@@ -83,8 +83,8 @@ class Orders(NamedTuple):
 WIDEST_ON_CPU = 4096
 """On a CPU, matrices of more neurons take longer than what they gain is worth."""
 
-Part = Literal["whole", "beyond Aα"]
-"""A part of a remainder: all of it, or without its second order at Aα."""
+Part = Literal["whole", "beyond Aα", "beyond u²"]
+"""A part of a remainder: all of it, or without its second order, at Aα or at the whole move u."""
 
 
 @dataclass(eq=False)
@@ -101,6 +101,7 @@ class NetworkSite:
 
     def __post_init__(self) -> None:
         step = self.step
+        self._beyond_square: dict[int, Tensor] = {}
         self.h, self.b, self.b_e = self._hidden(step.bent)
         known = derivatives(step.function, self.h)
         self.first, self.second, self.third, _ = known
@@ -212,6 +213,16 @@ class NetworkSite:
     def rest_shape(self) -> Float[Tensor, "S o o"]:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
         return torch.cat([self._shape(some, "beyond Aα") for some in self._chunks()])
+
+    def beyond_square(self, t: int) -> Float[Tensor, "o o"]:
+        """Return an ellipsoid of what the second order at the whole move leaves of the remainder, rounding included.
+
+        Args:
+            t: the token.
+        """
+        if t not in self._beyond_square:
+            self._beyond_square[t] = self._shape(torch.tensor([t]), "beyond u²")[0]
+        return self._beyond_square[t]
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the tokens so that the neurons' matrices of a chunk fit into memory."""

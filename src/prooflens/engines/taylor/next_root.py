@@ -160,8 +160,9 @@ class _Step:
     def root(self, mixed: Float[Tensor, "T d d"], u: Float[Tensor, "T d"]) -> Root:
         """Return the next root once all its tokens are done."""
         parts = [torch.cat(found) for found in self.missed.values()]
-        missed = total([*parts, mixed, ball(grow(self.noise), u.shape[1])])
-        there = [torch.cat(found) for found in self.there]
+        there, noise = [torch.cat(found) for found in self.there], ball(grow(self.noise), u.shape[1])
+        missed = total([*parts, mixed, noise])
+        self.chain.beside = total([*there, *parts, noise])
         kept = self.origins if self.room else []
         shapes = [origin.shape for origin in kept]
         carried = list(map(PropagatedSource, shapes, self.J, self.live))

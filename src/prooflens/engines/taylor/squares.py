@@ -69,15 +69,15 @@ class Squares(NamedTuple):
             source: the value that the site reads.
             t: the token.
         """
-        J, N = source.J[t], source.root.N[t] * source.root.half_widths
-        size, spans = frobenius(J).square(), J @ (N @ N.T) @ J.T
+        J = source.J[t]
+        size, spans = frobenius(J).square(), source.spans(t)
         beside = remainder_form(source.shape_e[t], self.R, self.error)
-        delta = (beside / _likely(self.R, spans)).sqrt().clamp(2.0**-20, 1.0)
+        delta = (beside / likely(self.R, spans)).sqrt().clamp(2.0**-20, 1.0)
         whole, error = self.R * (1.0 + delta)[:, None, None], self.error * (1.0 + delta)
         rest = self.rest + (1.0 + 1.0 / delta) * beside
         if self.B is not None and self.missed is not None:
             most = (2.0 * remainder_form(source.shape[t], self.B, self.missed)).sqrt()
-            far = torch.maximum((2.0 * _likely(self.B, spans)).sqrt(), LEAST_SHARE * most) + 2.0**-300
+            far = torch.maximum((2.0 * likely(self.B, spans)).sqrt(), LEAST_SHARE * most) + 2.0**-300
             whole, error = whole + self.B / far[:, None, None], error + self.missed / far
             rest = rest + 0.5 * far + (2.0 * remainder_form(source.shape_e[t], self.B, self.missed)).sqrt()
         error = error + gamma(16) * frobenius(whole)
@@ -86,9 +86,20 @@ class Squares(NamedTuple):
         return Squares(0.5 * (R + R.mT), grow(slip), grow(rest))
 
 
-def _likely(R: Float[Tensor, "F n n"], spans: Float[Tensor, "n n"]) -> Float[Tensor, " F"]:
+def likely(R: Float[Tensor, "F n n"], spans: Float[Tensor, "n n"]) -> Float[Tensor, " F"]:
     """Return ½xᵀRx at random corners, on average; at least 2⁻³⁰⁰."""
     found: Tensor = 0.5 * torch.einsum("fij,ij->f", R, spans).clamp(min=2.0**-300)
+    return found
+
+
+def half_form(R: Float[Tensor, "F n n"], x: Float[Tensor, "F n"]) -> Float[Tensor, " F"]:
+    """Return ½xᵀRx of shapes, at least 2⁻³⁰⁰.
+
+    Args:
+        R: shapes, [F, n, n].
+        x: points, [F, n].
+    """
+    found: Tensor = 0.5 * ((R @ x[..., None])[..., 0] * x).sum(-1).clamp(min=2.0**-300)
     return found
 
 

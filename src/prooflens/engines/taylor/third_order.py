@@ -36,6 +36,7 @@ from prooflens.engines.relaxations.norms import frobenius, grow, identity, produ
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.corners import Majorised, ranges
 from prooflens.engines.taylor.form_sums import FormSum
+from prooflens.engines.taylor.fourth_order import FourthOrder
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.mixing_rest import MixingMajorants
@@ -94,6 +95,9 @@ class ThirdOrder(Hessian):
         """Squares above what sites leave of second order."""
         self.sites: dict[tuple[Chain, str, int], SiteForm] = {}
         self.mixings: dict[tuple[Chain, int], Tensor] = {}
+        self.alone = half_widths.new_zeros(forms)
+        """What e makes of itself, on its ellipsoids."""
+        self.fourth = FourthOrder(half_widths, forms)
         self.majorants = MixingMajorants(half_widths)
         self.moves: Moved | None = None
 
@@ -108,16 +112,20 @@ class ThirdOrder(Hessian):
         """
         site = chain.sites[name]
         assert not isinstance(site, HeadNormSite)
+        source = site.source
         self.second.keep(t, *site.secant(v, t))
-        above = site.squares(v, t).at_root(site.source, t)
+        squares = site.squares(v, t)
+        above = squares.at_root(source, t)
         self.above.keep(t, above.R, above.error)
-        Q, error = site.secant(v, t, identity(site.source.u, site.source.u.shape[1]))
-        found = above.rest + remainder_form(site.source.shape_e[t], Q, error)
+        Q, error = site.secant(v, t, identity(source.u, source.u.shape[1]))
+        self.alone = grow(self.alone + above.rest + remainder_form(source.shape_e[t], Q, error))
+        self.fourth.add_squares(chain, source, t, squares)
+        self.fourth.add_form(chain, source, t, Q, error)
         if (key := (chain, name, t)) in self.sites:
             before, old = self.sites[key]
             Q, error = before + Q, old + error + product_error(1, frobenius(before) + frobenius(Q))
         self.sites[key] = SiteForm(Q, error)
-        return grow(found)[:, None].expand(-1, 2)
+        return v.new_zeros(len(v), 2)
 
     def arrive(self, chain: Chain) -> None:
         """Add the second orders that were kept at the root, and what is above them, to the matrices."""
@@ -143,8 +151,16 @@ class ThirdOrder(Hessian):
     def products(self, chain: Chain, forms: Forms) -> Float[Tensor, "H S S"]:
         """Add the scores' own products to the Hessians; return what e_q·e_k adds to them."""
         super().products(chain, forms)
-        assert chain.scores is not None
-        return chain.scores.products_e
+        scores = chain.scores
+        assert scores is not None
+        here = forms.layer == chain.segment.layer
+        form, h, i, j = (
+            x[here].to(self.alone.device) for x in (forms.index, forms.head, forms.position, forms.key)
+        )
+        most = forms.weight[here].to(self.alone).abs() * scores.products_e[h, i, j]
+        self.alone = grow(self.alone + torch.zeros_like(self.alone).index_add(0, form, most))
+        self.fourth.add_products(chain, forms)
+        return scores.rounding
 
     def moving(self, walk: TaylorWalk, forms: Forms, slope: Float[Tensor, "F p"]) -> None:
         """Make a square of Σ (W_sα)·r_s over all sites.
@@ -156,31 +172,37 @@ class ThirdOrder(Hessian):
         """
         self.moves = MovingCovectors(walk, forms, self.sites, self.mixings, slope).moved()
         self.sites, self.mixings = {}, {}
+        self.fourth.walk_back(walk, slope)
 
     def linear_range(self, slope: Float[Tensor, "F p"]) -> Float[Tensor, "F 2"]:
         """Bound ±(a·α + ½αᵀHα) and all that squares are above, over the box."""
         assert self.moves is not None
         H, error = self.second.taken()
-        J, missed = self.above.taken()
         moves, majorants = self.moves, self.majorants
+        kinds = (
+            (*self.above.taken(), self.alone),
+            (*self.fourth.above.taken(), self.fourth.rest),
+        )
 
         def remainders(some: slice) -> list[Majorised]:
             """Return the squares above the remainders of some forms, for several shares of what moves."""
-            K, slip = J[some], missed[some]
-            if majorants.rows:
-                made, rounding = majorants.squares(some)
-                K, slip = K + made, slip + rounding
-            rest = moves.rest[some] + torch.as_tensor(majorants.rest).expand_as(missed)[some]
             found = []
-            for share in SHARES if moves.J is not None else (1.0,):
-                L, wrong = K, slip
-                if moves.J is not None:
-                    p, L = moves.J.shape[1], K.clone()
-                    L[:, :p, :p] += moves.J[some] / share
-                    wrong = wrong + moves.error[some] / share
-                L = 0.5 * (L + L.mT)
-                wrong = grow(wrong + gamma(16) * frobenius(L))
-                found.append(Majorised(L, wrong, grow(rest + share * moves.halves[some])))
+            shared = moves.rest[some] + torch.as_tensor(majorants.rest).expand_as(error)[some]
+            for J, missed, alone in kinds:
+                K, slip = J[some], missed[some]
+                if majorants.rows:
+                    made, rounding = majorants.squares(some)
+                    K, slip = K + made, slip + rounding
+                for share in SHARES if moves.J is not None else (1.0,):
+                    L, wrong = K, slip
+                    if moves.J is not None:
+                        p, L = moves.J.shape[1], K.clone()
+                        L[:, :p, :p] += moves.J[some] / share
+                        wrong = wrong + moves.error[some] / share
+                    L = 0.5 * (L + L.mT)
+                    wrong = grow(wrong + gamma(16) * frobenius(L))
+                    rest = grow(shared + alone[some] + share * moves.halves[some])
+                    found.append(Majorised(L, wrong, rest))
             return found
 
         return ranges(slope, H, error, remainders)

@@ -117,6 +117,7 @@ class Root:
     columns: Columns = field(default_factory=list)
     origins: list[RemainderSource] = field(default_factory=list)
     blur: Float[Tensor, " S"] | None = None
+    _spans: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.columns = self.columns or columns_of(self.N)
@@ -144,6 +145,17 @@ class Root:
     def reads(self) -> Float[Tensor, "S d"]:
         """The sums of N over the factors: with u they tell whether two walks start at the same point."""
         return self.N.sum(-1)
+
+    def spans(self, t: int) -> Float[Tensor, "d d"]:
+        """Return NNᵀ of a token, in factors of half-width 1; nothing rests on it.
+
+        Args:
+            t: the token.
+        """
+        if t not in self._spans:
+            N = self.N[t] * self.half_widths
+            self._spans[t] = N @ N.T
+        return self._spans[t]
 
     def forget_factors(self) -> None:
         """Let go of N and B, the largest things of a root; `u`, `reads` and the factors themselves stay."""
@@ -248,6 +260,7 @@ class Value:
     """Rounding of u, J and the sources since the last site, in the 2-norm."""
     heads: int = 1
     _blocks: dict[str, Tensor] = field(default_factory=dict)
+    _spans: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> list[tuple[Tensor, Tensor]]:
@@ -256,7 +269,7 @@ class Value:
         return found + [(J, self.shapes[s]) for s, J in self.sources.items()]
 
     @property
-    def _slip(self) -> Float[Tensor, " S"]:
+    def slip(self) -> Float[Tensor, " S"]:
         """The radius of what rounding adds to e."""
         slip = product_error(self.J.shape[-1], frobenius(self.J) * self.root.stretch)
         return grow(self.noise + slip)
@@ -274,7 +287,7 @@ class Value:
     def shape_e(self) -> Float[Tensor, "S n n"]:
         """The shape of e."""
         parts = [self._seen(J, shape) for J, shape in self.parts]
-        return total([*parts, ball(self._slip, self.u.shape[1])])
+        return total([*parts, ball(self.slip, self.u.shape[1])])
 
     @cached_property
     def shape(self) -> Float[Tensor, "S n n"]:
@@ -297,7 +310,7 @@ class Value:
                 parts = [(self.J, self.root.gram)] if name == "shape_a" else self.parts
                 shapes = [image(J.unflatten(1, (self.heads, c)), shape[:, None]) for J, shape in parts]
             if name == "shape_e" and self.heads > 1:
-                shapes.append(ball(self._slip[:, None].expand(-1, self.heads), c))
+                shapes.append(ball(self.slip[:, None].expand(-1, self.heads), c))
             self._blocks[name] = total(shapes)
         return self._blocks[name]
 
@@ -319,7 +332,7 @@ class Value:
     @cached_property
     def size(self) -> Float[Tensor, " S"]:
         """A crude bound of sup ‖u(x)‖₂, for rounding: ‖JNα‖₂ ≤ ‖J‖_F sup ‖Nα‖₂, and so on."""
-        found = length(self.u) + frobenius(self.J) * trace(self.root.gram).sqrt() + self._slip
+        found = length(self.u) + frobenius(self.J) * trace(self.root.gram).sqrt() + self.slip
         for J, shape in self.parts:
             found = found + frobenius(J) * trace(shape).sqrt()
         return grow(found)
@@ -331,6 +344,16 @@ class Value:
         for J, shape in self.parts:
             found = found + frobenius(J) * trace(shape).sqrt()
         return grow(found)
+
+    def spans(self, t: int) -> Float[Tensor, "n n"]:
+        """Return AAᵀ in factors of half-width 1: by it random corners tell what is likely. Nothing rests on it.
+
+        Args:
+            t: the token.
+        """
+        if t not in self._spans:
+            self._spans[t] = self.J[t] @ self.root.spans(t) @ self.J[t].T
+        return self._spans[t]
 
     @cached_property
     def ellipsoid(self) -> Float[Tensor, "S n n"]:
