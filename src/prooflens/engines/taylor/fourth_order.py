@@ -17,10 +17,12 @@ walked back like the rest, and so on, up to the mixing in front of the chain. Wh
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.ellipsoids import raised, weights_of_sum
@@ -36,6 +38,7 @@ from prooflens.engines.taylor.source_squares import (
     SPARE,
     network_square,
     norm_square,
+    price,
     scaled,
     shares,
 )
@@ -44,6 +47,8 @@ from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.sites import Norm, Solu
 from prooflens.numerics import gamma
+
+Key = TypeVar("Key", str, int)
 
 ROOT = ""
 """The name of a chain's root among the sources of e."""
@@ -72,6 +77,8 @@ class FourthOrder:
         """X by chain and token, and by the source whose remainder it meets."""
         self.moved: dict[Chain, list[tuple[Value, int, Squares]]] = defaultdict(list)
         """What is to be split."""
+        self.mixings: dict[Chain, dict[int, Tensor]] = defaultdict(dict)
+        """X of the remainders of mixings, by place."""
 
     def add_form(
         self, chain: Chain, value: Value, t: int, Q: Float[Tensor, "F n n"], error: Float[Tensor, " F"]
@@ -134,12 +141,19 @@ class FourthOrder:
             c = value.u.shape[1] // value.heads
             made = scaled(size, each)
             for t in tokens.unique().tolist():
-                here = tokens == t
+                some = tokens == t
                 M = made.new_zeros(len(self.rest), value.heads, c, value.heads, c)
-                for f, head, one in zip(form[here].tolist(), heads[here].tolist(), made[here], strict=True):
+                for f, head, one in zip(form[some].tolist(), heads[some].tolist(), made[some], strict=True):
                     M[f, head, :, head] += one
                 M = M.flatten(3).flatten(1, 2)
                 self.add(chain, value, t, raised(M, gamma(2 * len(form) + 8) * frobenius(M)))
+
+    def _add_rows(self, rows: Float[Tensor, "H n p"], shape: Float[Tensor, "F m m"]) -> None:
+        """Add the squares of linear forms of the factors."""
+        left = (rows * self.half_widths).flatten(0, 1)
+        # Rows and their product with the shape round by units and by sums of their number.
+        error = product_error(4 * len(left) + 64, 4.0 * frobenius(left).square() * frobenius(shape))
+        self.above.add(left, 0.5 * shape @ left, error)
 
     def add(self, chain: Chain, value: Value, t: int, X: Float[Tensor, "F n n"]) -> None:
         """Take ½ eᵀXe of a value, and share it out among the sources of e.
@@ -160,12 +174,8 @@ class FourthOrder:
             sizes.append(remainder_form(shape[t], pulled[-1], self._nothing).sqrt())
         c = weights_of_sum(torch.stack(sizes, -1))
         self.rest = grow(self.rest + 0.5 * c[:, 0] * sizes[0].square())
-        at = self.seen[chain, t]
         for number, name in enumerate(names, 1):
-            one = scaled(c[:, number], pulled[number - 1])
-            if name in at:
-                one = raised(at[name] + one, gamma(8) * (frobenius(at[name]) + frobenius(one)))
-            at[name] = one
+            _put(self.seen[chain, t], name, scaled(c[:, number], pulled[number - 1]))
 
     def walk_back(self, walk: TaylorWalk, slope: Float[Tensor, "F p"]) -> None:
         """Take everything back to squares of the factors, chain by chain from the last.
@@ -188,6 +198,8 @@ class FourthOrder:
             for t in tokens:
                 if ROOT in (at := self.seen.pop((chain, t))):
                     self._before(chain, before, t, at[ROOT])
+            if before is not None:
+                self._mixings(before)
             walk.progress("fourth orders, chain by chain", 1.0 - number / len(chains))
 
     def _through(self, chain: Chain, t: int, at: dict[str, Tensor]) -> None:
@@ -222,7 +234,7 @@ class FourthOrder:
         """Keep a square of Aα for the root, and take the one of e further back."""
         J = value.J[t]
         beside = SPARE * remainder_form(value.shape_e[t], R, self._nothing)
-        one, other = shares(half_form(R, self._at_corner(value, t)), beside)
+        one, other = shares(price(R, self._at_corner(value, t), value.shape_a[t]), beside)
         size = frobenius(J).square()
         at_root = J.T @ R @ J
         slip = product_error(4 * sum(J.shape), 4.0 * size * frobenius(R))
@@ -236,7 +248,6 @@ class FourthOrder:
         if before is None or before.mix is None or before.beyond is None or before.beside is None:
             self.rest = grow(self.rest + remainder_form(root.B[place], X, self._nothing))
             return
-        mix, t = before.mix, before.goes_on[place]
         sizes = [
             remainder_form(shape[place], X, self._nothing)
             for shape in (before.mixed, before.beside)
@@ -244,25 +255,37 @@ class FourthOrder:
         ]
         one, other = shares(SPARE * sizes[0], sizes[1])
         self.rest = grow(self.rest + other * remainder_form(before.beside[place], X, self._nothing))
-        found = self._at_mixing(before, place).square(scaled(one, X), self.corner)
-        self.rest = grow(self.rest + found.rest)
-        keys = self._at_mixing(before, place).seen
-        for rows, shape in ((mix.rows[:, t, keys], found.Z), (mix.scores.q.A[t], found.Y)):
-            left = (rows * self.half_widths).flatten(0, 1)
-            # Rows and their product with the shape round by units and by sums of their number.
-            error = product_error(4 * len(left) + 64, 4.0 * frobenius(left).square() * frobenius(shape))
-            self.above.add(left, 0.5 * shape @ left, error)
+        _put(self.mixings[before], place, scaled(one, X))
+
+    def _mixings(self, chain: Chain) -> None:
+        """Take X of all remainders of a mixing to squares of its scores and queries."""
+        mix = chain.mix
+        for place, X in self.mixings.pop(chain, {}).items():
+            assert mix is not None
+            at, t = self._at_mixing(chain, place), chain.goes_on[place]
+            found = at.square(X, self.corner)
+            self.rest = grow(self.rest + found.rest)
+            self._add_rows(mix.rows[:, t, at.seen], found.Z)
+            self._add_rows(mix.scores.q.A[t], found.Y)
 
     def _at_mixing(self, chain: Chain, place: int) -> MixSquares:
         """Return the squares of a mixing at a token of the next root; the chain keeps them for other forms."""
-        if place not in chain.squares:
-            mix, names = chain.mix, chain.segment.attention
-            assert mix is not None
-            assert names is not None
-            q, k, v = (chain.values[name] for name in (names.q, names.k, names.v))
-            grams = self.grams.setdefault(chain, Grams(mix, GRAM_ROOM))
-            chain.squares[place] = MixSquares(mix, q, k, v, [chain.goes_on[place]], grams)
-        return chain.squares[place]
+        if place in chain.squares:
+            return chain.squares[place]
+        mix, names = chain.mix, chain.segment.attention
+        assert mix is not None
+        assert names is not None
+        q, k, v = (chain.values[name] for name in (names.q, names.k, names.v))
+        grams = self.grams.setdefault(chain, Grams(mix, GRAM_ROOM))
+        made = MixSquares(mix, q, k, v, [chain.goes_on[place]], grams)
+        pairs = (len(mix.z) * max(k.u.shape[1], v.u.shape[1])) ** 2
+        if 16 * pairs * len(chain.goes_on) <= GRAM_ROOM:
+            chain.squares[place] = made
+        return made
+
+
+def _put(at: dict[Key, Tensor], key: Key, X: Float[Tensor, "F n n"]) -> None:
+    at[key] = X if key not in at else raised(at[key] + X, gamma(8) * (frobenius(at[key]) + frobenius(X)))
 
 
 def above_both(
@@ -280,9 +303,9 @@ def above_both(
     """
     finite = Q.isfinite().all(-1).all(-1) & M.isfinite().all()
     Q = torch.where(finite[:, None, None], Q, 0.0)
-    T, back = roots(torch.where(M.isfinite().all(), M, identity(M, len(M))))
+    T, back = roots(M)
     turned = T @ Q @ T
-    found, V = torch.linalg.eigh(0.5 * (turned + turned.mT))
+    found, V = axes_of(0.5 * (turned + turned.mT))
     W = back @ V
     signed = W * found[:, None]
     made = (W * found.abs()[:, None]) @ W.mT
@@ -294,13 +317,29 @@ def roots(M: Float[Tensor, "*b n n"]) -> tuple[Float[Tensor, "*b n n"], Float[Te
     """Return about M^½ and M^-½ of shapes, symmetric, with short axes made longer: nothing rests on them.
 
     Args:
-        M: shapes, [..., n, n].
+        M: shapes, [..., n, n]; of what is not finite, the identity is taken.
     """
-    axes, V = torch.linalg.eigh(M)
+    finite = M.isfinite().all(-1).all(-1)[..., None, None]
+    axes, V = axes_of(torch.where(finite, M, identity(M, M.shape[-1])))
     axes = axes.clamp(min=0.0)
     axes = (axes + SHORT * axes.mean(-1, keepdim=True) + 2.0**-300).sqrt()
     root, back = ((V * x[..., None, :]) @ V.mT for x in (axes, 1.0 / axes))
     return root, back
+
+
+def axes_of(M: Float[Tensor, "*b n n"]) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n n"]]:
+    """Return about the eigenvalues and eigenvectors of symmetric matrices: nothing rests on them.
+
+    Args:
+        M: matrices, shape [..., n, n]; where no eigenvectors are found, the coordinates stand for them.
+    """
+    try:
+        values, V = torch.linalg.eigh(M)
+    except LinAlgError:
+        if M.dim() == 2:
+            return M.diagonal(), identity(M, len(M))
+        values, V = (torch.stack(part) for part in zip(*(axes_of(one) for one in M), strict=True))
+    return values, V
 
 
 def balanced(
@@ -320,5 +359,5 @@ def balanced(
     T, inverse = roots(back @ middle @ back)
     eye = identity(B, B.shape[-1])
     off = frobenius(eye - T @ inverse) + product_error(2 * B.shape[-1], frobenius(T) * frobenius(inverse))
-    X, Y = (raised(A @ A.mT, product_error(A.shape[-1], frobenius(A).square())) for A in (T, inverse))
+    X, Y = (raised(A @ A.mT, product_error(A.shape[-1], frobenius(A).square())) for A in (T, inverse.mT))
     return X, Y, off

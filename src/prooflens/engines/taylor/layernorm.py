@@ -339,6 +339,34 @@ class NormSite:
         error = gamma(8 * d + 128) * 8.0 * self.stretch[t] * size
         return Squares(R, grow(error), grow(scale * along * rest + self.noise(v, t)))
 
+    def turning(self, t: int) -> tuple[Tensor, Tensor]:
+        """Return g₁ and g₀ with |G − ηy| ≤ g₁κ + g₀, as in `squares`; (0, its largest value) of a token not split.
+
+        Args:
+            t: the token.
+        """
+        l_a, l_e, kappa, _ = self.ranges
+        eta, Y, kappa = self.eta[t], self._along(l_a + l_e)[t], kappa[t]
+        far = (1.0 - Y) ** -2 - 1.0
+        bent = 0.375 * (1.0 - 2.0 * eta * Y) ** -2.5
+        D = kappa * (1.0 + far) + eta * far
+        scale = 1.0 + gamma(64 * self.d + 512) * 16.0 * self.stretch[t]
+        g1 = (0.5 + 0.5 * far + bent * D * (1.0 + far)) * scale
+        g0 = 1.5 * eta * Y.square() + 2.0 * eta * Y**3 * (1.0 - Y) ** -5
+        g0 = (g0 + bent * D * eta * far + 1.5 * (eta * Y).square()) * scale
+        known = self.split[t] & (Y < 1.0) & (2.0 * eta * Y < 1.0)
+        return torch.where(known, grow(g1), 0.0), torch.where(known, grow(g0), self.twist[0][t])
+
+    def projection(self, t: int) -> Float[Tensor, "d d"]:
+        """Return Π, raised over its rounding and what m errs by.
+
+        Args:
+            t: the token.
+        """
+        unit = self.unit[t]
+        made = self.centring - unit[:, None] * unit
+        return raised(made, gamma(8 * self.d + 128) * 8.0 * self.stretch[t])
+
     def noise(self, v: Float[Tensor, "F d"], t: int) -> Float[Tensor, " F"]:
         """Bound the rounding of the output at the centre and of the covector, seen over the region.
 

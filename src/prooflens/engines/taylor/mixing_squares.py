@@ -36,8 +36,8 @@ from prooflens.engines.relaxations.ellipsoids import (
 from prooflens.engines.relaxations.norms import frobenius, grow, product_error
 from prooflens.engines.taylor.mixing import MixShape, less_mean
 from prooflens.engines.taylor.softmax_budget import SoftmaxBudget, against_e, beyond, with_e
-from prooflens.engines.taylor.source_squares import scaled, shares
-from prooflens.engines.taylor.squares import half_form, remainder_form
+from prooflens.engines.taylor.source_squares import price, scaled, shares
+from prooflens.engines.taylor.squares import remainder_form
 from prooflens.numerics import gamma
 
 
@@ -84,11 +84,13 @@ class MixSquares(MixShape):
         """
         (t,) = self.tokens
         by_scores, by_values = image(self.columns[0].T, X), self._values_in(X)
-        third = self._queries_in(by_scores)
+        third = self.queries_in(by_scores)
         forms = self._scores_in(by_scores, by_values)
         b = corner @ self.mix.rows[:, t, self.seen].flatten(0, 1).T
         q = corner @ self.mix.scores.q.A[t].flatten(0, 1).T
-        sizes = torch.stack([*(half_form(M, b) for M in forms), half_form(third, q)], -1).sqrt()
+        at_query = self.q.blocks("shape_a")[t]
+        own = raised(torch.block_diag(*at_query), at_query.new_zeros(()))
+        sizes = torch.stack([*(price(M, b, self.K[0]) for M in forms), price(third, q, own)], -1).sqrt()
         weights = weights_of_sum(sizes)
         rest = remainder_form(self.rest, X, torch.zeros_like(sizes[:, 0]))
         one, other = shares(sizes.sum(-1).square(), rest)
@@ -130,8 +132,12 @@ class MixSquares(MixShape):
         made = self.weight[0][:, None] * made * self.weight[0]
         return raised(made, gamma(16) * frobenius(made))
 
-    def _queries_in(self, X: Float[Tensor, "F n n"]) -> Float[Tensor, "F m m"]:
-        """Return scale² Σ X_c A_kA_kᵀ by head and coordinate of the query."""
+    def queries_in(self, X: Float[Tensor, "F n n"]) -> Float[Tensor, "F m m"]:
+        """Return scale² Σ X A_kA_kᵀ by head and coordinate of the query.
+
+        Args:
+            X: shapes by head and key.
+        """
         k, r, c, S = self.k.heads, self.H // self.k.heads, self.c, self.S
         bent = self.mix.scale**2 * self.slopes[0][:, None] * X * self.slopes[0]
         blocks = bent.reshape(-1, k, r, S, k, r, S)

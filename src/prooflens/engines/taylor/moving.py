@@ -37,7 +37,6 @@ from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.solu import SoluSite
-from prooflens.engines.taylor.squares import LEAST_SHARE
 from prooflens.engines.taylor.values import Value
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.models.sites import Affine, Norm, Rotary, Solu
@@ -45,6 +44,8 @@ from prooflens.numerics import gamma
 
 JOINT_ON_CPU = 4096
 """On a CPU, up to so many factors are all sites bounded together."""
+LEAST_SHARE = 0.3
+"""t at least, as a share of the largest value of the root: J is at most so many times steeper than what it is above."""
 GUESSES = 8
 """Steps of a power iteration."""
 

@@ -41,6 +41,7 @@ from prooflens.engines.relaxations.derivatives import (
 )
 from prooflens.engines.relaxations.ellipsoids import (
     ball,
+    box,
     image,
     support,
     supports_of,
@@ -83,8 +84,8 @@ class Orders(NamedTuple):
 WIDEST_ON_CPU = 4096
 """On a CPU, matrices of more neurons take longer than what they gain is worth."""
 
-Part = Literal["whole", "beyond Aα", "beyond u²"]
-"""A part of a remainder: all of it, or without its second order, at Aα or at the whole move u."""
+Part = Literal["whole", "beyond Aα"]
+"""A part of a remainder: all of it, or without its second order at Aα."""
 
 
 @dataclass(eq=False)
@@ -101,7 +102,7 @@ class NetworkSite:
 
     def __post_init__(self) -> None:
         step = self.step
-        self._beyond_square: dict[int, Tensor] = {}
+        self._boxes: dict[int, Tensor] = {}
         self.h, self.b, self.b_e = self._hidden(step.bent)
         known = derivatives(step.function, self.h)
         self.first, self.second, self.third, _ = known
@@ -214,15 +215,16 @@ class NetworkSite:
         """An ellipsoid of what the second order at Aα leaves of the remainder, rounding included."""
         return torch.cat([self._shape(some, "beyond Aα") for some in self._chunks()])
 
-    def beyond_square(self, t: int) -> Float[Tensor, "o o"]:
-        """Return an ellipsoid of what the second order at the whole move leaves of the remainder, rounding included.
+    def box_shape(self, t: int) -> Float[Tensor, "o o"]:
+        """Return an ellipsoid of what the expansions of all neurons leave of the remainder, rounding included.
 
         Args:
             t: the token.
         """
-        if t not in self._beyond_square:
-            self._beyond_square[t] = self._shape(torch.tensor([t]), "beyond u²")[0]
-        return self._beyond_square[t]
+        if t not in self._boxes:
+            rest = self.orders(torch.tensor([t])).rest[0]
+            self._boxes[t] = total([box(self.down, rest), ball(self.blur[t], len(self.down))])
+        return self._boxes[t]
 
     def _chunks(self) -> Sequence[Tensor]:
         """Split the tokens so that the neurons' matrices of a chunk fit into memory."""

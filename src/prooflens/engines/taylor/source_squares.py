@@ -29,18 +29,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prooflens.engines.relaxations.ellipsoids import (
+    hadamard,
     image,
     raised,
+    total,
+    weights_of_sum,
     without,
 )
 from prooflens.engines.relaxations.norms import CHUNK, frobenius, grow, length, product_error
-from prooflens.engines.taylor.gates import Quarters, quarters, summed, weighted
+from prooflens.engines.taylor.gates import Quarters, quarters
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.squares import half_form, remainder_form
 from prooflens.numerics import gamma
 
-SPARE = 0.25
+SPARE = 0.5
 """What a constant is taken to come to once it is walked back, as a share of itself: it decides weights."""
 FAREST = 2.0**10
 """How unequal the two shares of a sum may be; any positive weights are valid."""
@@ -56,6 +59,19 @@ class SourceSquare(NamedTuple):
 
     R: Float[Tensor, "F n n"]
     rest: Float[Tensor, " F"]
+
+
+def price(
+    R: Float[Tensor, "F n n"], corner: Float[Tensor, "F n"], M: Float[Tensor, "n n"]
+) -> Float[Tensor, " F"]:
+    """Guess what a square ½uᵀRu costs a form: what it is at its corner, and a share of the most that it may be.
+
+    Args:
+        R: shapes, [F, n, n].
+        corner: u at the corners.
+        M: the shape of u.
+    """
+    return half_form(R, corner) + SPARE * remainder_form(M, R, torch.zeros_like(R[:, 0, 0]))
 
 
 def shares(one: Float[Tensor, " F"], other: Float[Tensor, " F"]) -> tuple[Tensor, Tensor]:
@@ -91,26 +107,48 @@ def network_square(
         corner: where R should be small.
     """
     step, source = site.step, site.source
-    few = max(1, CHUNK // max(1, 4 * site.h.shape[1] ** 2))
+    few = max(1, CHUNK // max(1, 6 * site.h.shape[1] ** 2))
     W, U = step.bent.weight, source.shape[t]
     at = Quarters(K := image(W, U), K, K) if step.gate is None else quarters(W, step.up.weight, U)
-    R = torch.cat([_neurons(site, some, t, at) for some in X.split(few)])
-    rest = remainder_form(site.beyond_square(t), X, torch.zeros_like(X[:, 0, 0]))
-    c, other = shares(half_form(R, corner), rest)
-    return SourceSquare(scaled(c, R), grow(other * rest))
+    rest = remainder_form(site.box_shape(t), X, torch.zeros_like(X[:, 0, 0]))
+    parts = [_neurons(site, some, t, at) for some in X.split(few)]
+    found = [torch.cat(order) for order in zip(*parts, strict=True)]
+    sizes = torch.stack([*(price(R, corner, U) for R in found), rest], -1).sqrt()
+    c = weights_of_sum(sizes)
+    return SourceSquare(total(found, c[:, :-1]), grow(c[:, -1] * rest))
 
 
-def _neurons(site: NetworkSite, X: Float[Tensor, "F o o"], t: int, at: Quarters) -> Float[Tensor, "F d d"]:
-    """Return the matrix of what second order makes of X, by neurons."""
+def _neurons(
+    site: NetworkSite, X: Float[Tensor, "F o o"], t: int, at: Quarters
+) -> list[Float[Tensor, "F d d"]]:
+    """Return the matrices of what second, third and fourth order make of X, by neurons."""
     step = site.step
-    at_neurons = X if step.down is None else image(site.down.T, X)
-    F, W, a = len(X), step.bent.weight, 0.5 * site.second[t]
-    if step.gate is None:
-        return image(W.T, summed([weighted(at_neurons * at.g, a.expand(F, -1))]))
-    V, half = step.up.weight, (0.5 * site.first[t])[:, None]
+    W, a, K = step.bent.weight, 0.5 * site.second[t], at.g
+    orders = site.orders(torch.tensor([t]))
+    cubic, quartic = orders.cubic[0], orders.quartic[0]
+    Z = X if step.down is None else image(site.down.T, X)
+    if orders.third is None or orders.fourth is None:
+        found: list[Tensor] = []
+        rows = [a[:, None] * W, cubic[:, None] * W, quartic[:, None] * W]
+    else:
+        V, third, fourth = step.up.weight, orders.third[0], orders.fourth[0]
+        found = [_gated(Z, at, site.second[t] * site.other[t], site.first[t], W, V)]
+        rows = [cubic[:, None] * W + third[:, None] * V, quartic[:, None] * W + fourth[:, None] * V]
+        Z = hadamard(Z, K)
+    for T in rows:
+        Z = hadamard(Z, K)
+        # T rounds by a few units, as a map in `image` may.
+        found.append(image(T.T, Z))
+    return found
+
+
+def _gated(
+    Z: Float[Tensor, "F n n"], at: Quarters, second: Tensor, first: Tensor, W: Tensor, V: Tensor
+) -> Float[Tensor, "F d d"]:
+    """Return the matrix of the second order of a gate, whose forms are split evenly between both factors."""
     # p_n = w_n (T₁u)_n + v_n (T₂u)_n, so that R = Σ TᵀZT with the four blocks of W_uMW_uᵀ.
-    T1, T2 = (a * site.other[t])[:, None] * W + half * V, half * W
-    blocks = at_neurons * at.g, at_neurons * at.both, at_neurons * at.u
+    T1, T2 = 0.5 * (second[:, None] * W + first[:, None] * V), 0.5 * first[:, None] * W
+    blocks = Z * at.g, Z * at.both, Z * at.u
     middle = T1.T @ blocks[1] @ T2
     made = T1.T @ blocks[0] @ T1 + middle + middle.mT + T2.T @ blocks[2] @ T2
     x, y = frobenius(T1), frobenius(T2)
@@ -122,7 +160,7 @@ def _neurons(site: NetworkSite, X: Float[Tensor, "F o o"], t: int, at: Quarters)
 def norm_square(
     site: NormSite, X: Float[Tensor, "F d d"], t: int, corner: Float[Tensor, "F d"]
 ) -> SourceSquare:
-    """Majorise ½rᵀXr for the remainder r = γ ⊙ [Πu s + m G]/σ of a norm, |G| and either |s| or |Πu| by numbers.
+    """Majorise ½rᵀXr for the remainder r = γ ⊙ [Πu s + m G]/σ of a norm: either |s| or |Πu| is a number, and one G.
 
     Args:
         site: the norm.
@@ -150,17 +188,18 @@ def norm_square(
     blur = gamma(8 * d + 128) * 8.0 * site.stretch[t] * far * one / size
     by_length = raised(by_length, blur)
     bent = grow(0.5 * other * far * site.bend[t].square())
-    # A square is likely to cost what it is at the corner and a share of the most that it may be.
-    costs = [
-        half_form(M, corner) + SPARE * remainder_form(source.shape[t], M, nothing)
-        for M in (by_length, by_turn)
-    ]
-    better = site.split[t] & (costs[0] + bent < costs[1])
-    R = torch.where(better[:, None, None], by_length, by_turn)
-    rest = torch.where(better, bent, 0.0)
+    prices = [price(M, corner, source.shape[t]) for M in (by_length, by_turn)]
+    better = site.split[t] & (prices[0] + bent < prices[1])
+    across = torch.where(better[:, None, None], by_length, by_turn)
+    bent = torch.where(better, bent, 0.0)
+    # G is at most g₁κ + g₀ and at most its largest value.
     along = ((m @ X) @ m).clamp(min=0.0) + product_error(4 * d, 2.0 * length(m).square() * frobenius(X))
-    fixed = grow(0.5 * along * (site.twist[0][t] / least).square())
-    noise = grow(0.5 * frobenius(X) * site.blur[t].square())
-    rest = grow((fixed.sqrt() + noise.sqrt() + rest.sqrt()).square())
-    c, other = shares(half_form(R, corner), rest)
-    return SourceSquare(scaled(c, R), grow(other * rest))
+    g1, g0 = site.turning(t)
+    most = grow(along * site.twist[0][t] / least.square())
+    turned = scaled(grow(most * g1 / site.q[t]), site.projection(t).expand(len(X), -1, -1))
+    fixed, noise = grow(0.5 * most * g0), grow(0.5 * frobenius(X) * site.blur[t].square())
+    one, other = (price(M, corner, source.shape[t]) for M in (across, turned))
+    sizes = torch.stack([one + bent, other + fixed, noise], -1)
+    c = weights_of_sum(sizes.sqrt())
+    rest = c[:, 0] * bent + c[:, 1] * fixed + c[:, 2] * noise
+    return SourceSquare(total([across, turned], c[:, :2]), grow(rest))

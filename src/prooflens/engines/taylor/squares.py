@@ -3,11 +3,7 @@
 A site's own third order is cubic in u, and one factor of each cube is known to be small: a neuron moves by at most b,
 so |c₃u³| ≤ |c₃|b·u², and a norm sees u⊥ along its covector by at most V, so |w·u⊥|κ ≤ Vκ, a square again. As squares
 they join the forms of the factors before a bound is taken, where a constant stands for a maximum that hardly any two
-of them attain at the same α. With u = Aα + e,
-
-    uᵀRu ≤ (1 + δ) (Aα)ᵀR(Aα) + (1 + 1/δ) eᵀRe,      R ⪰ 0,
-
-for any δ > 0: the first is a square of the factors, and the second a constant, by an eigenvalue on the ellipsoid of e.
+of them attain at the same α. `taylor.fourth_order` takes them from the whole move u = Aα + e to the factors.
 """
 
 from __future__ import annotations
@@ -26,11 +22,6 @@ from prooflens.engines.relaxations.norms import (
     product_error,
     spectral,
 )
-from prooflens.engines.taylor.values import Value
-from prooflens.numerics import gamma
-
-LEAST_SHARE = 0.3
-"""t at least, as a share of the largest value of the root: J is at most so many times steeper than what it is above."""
 
 
 class Squares(NamedTuple):
@@ -59,37 +50,6 @@ class Squares(NamedTuple):
             rest: the bound.
         """
         return cls(rest.new_zeros(len(rest), n, n), torch.zeros_like(rest), rest)
-
-    def at_root(self, source: Value, t: int) -> Squares:
-        """Return the same for moves of the root, u = Jx + e, without B; δ and t are what random corners would choose.
-
-        With u = x + e, (uᵀBu)^½ ≤ (xᵀBx)^½ + (eᵀBe)^½, and the first is at most ½(xᵀBx/t + t).
-
-        Args:
-            source: the value that the site reads.
-            t: the token.
-        """
-        J = source.J[t]
-        size, spans = frobenius(J).square(), source.spans(t)
-        beside = remainder_form(source.shape_e[t], self.R, self.error)
-        delta = (beside / likely(self.R, spans)).sqrt().clamp(2.0**-20, 1.0)
-        whole, error = self.R * (1.0 + delta)[:, None, None], self.error * (1.0 + delta)
-        rest = self.rest + (1.0 + 1.0 / delta) * beside
-        if self.B is not None and self.missed is not None:
-            most = (2.0 * remainder_form(source.shape[t], self.B, self.missed)).sqrt()
-            far = torch.maximum((2.0 * likely(self.B, spans)).sqrt(), LEAST_SHARE * most) + 2.0**-300
-            whole, error = whole + self.B / far[:, None, None], error + self.missed / far
-            rest = rest + 0.5 * far + (2.0 * remainder_form(source.shape_e[t], self.B, self.missed)).sqrt()
-        error = error + gamma(16) * frobenius(whole)
-        slip = product_error(4 * sum(J.shape), 4.0 * size * frobenius(whole)) + error * size
-        R = J.T @ whole @ J
-        return Squares(0.5 * (R + R.mT), grow(slip), grow(rest))
-
-
-def likely(R: Float[Tensor, "F n n"], spans: Float[Tensor, "n n"]) -> Float[Tensor, " F"]:
-    """Return ½xᵀRx at random corners, on average; at least 2⁻³⁰⁰."""
-    found: Tensor = 0.5 * torch.einsum("fij,ij->f", R, spans).clamp(min=2.0**-300)
-    return found
 
 
 def half_form(R: Float[Tensor, "F n n"], x: Float[Tensor, "F n"]) -> Float[Tensor, " F"]:

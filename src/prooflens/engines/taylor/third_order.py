@@ -35,19 +35,14 @@ from prooflens.engines.forms import Forms
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, product_error
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.corners import Majorised, ranges
-from prooflens.engines.taylor.form_sums import FormSum
 from prooflens.engines.taylor.fourth_order import FourthOrder
 from prooflens.engines.taylor.head_norms import HeadNormSite
 from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.mixing_rest import MixingMajorants
 from prooflens.engines.taylor.moved_mixing import moved_shapes
 from prooflens.engines.taylor.moving import Moved, MovingCovectors, SiteForm
-from prooflens.engines.taylor.squares import remainder_form
 from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.numerics import gamma
-
-SHARES = (1.0, 0.7)
-"""What moving covectors' t_i are multiplied by; the best is taken."""
 
 
 def moves_known(walk: TaylorWalk) -> bool:
@@ -91,12 +86,8 @@ class ThirdOrder(Hessian):
 
     def __init__(self, half_widths: Float[Tensor, " p"], forms: int) -> None:
         super().__init__(half_widths, forms)
-        self.above = FormSum(half_widths, forms)
-        """Squares above what sites leave of second order."""
         self.sites: dict[tuple[Chain, str, int], SiteForm] = {}
         self.mixings: dict[tuple[Chain, int], Tensor] = {}
-        self.alone = half_widths.new_zeros(forms)
-        """What e makes of itself, on its ellipsoids."""
         self.fourth = FourthOrder(half_widths, forms)
         self.majorants = MixingMajorants(half_widths)
         self.moves: Moved | None = None
@@ -115,10 +106,7 @@ class ThirdOrder(Hessian):
         source = site.source
         self.second.keep(t, *site.secant(v, t))
         squares = site.squares(v, t)
-        above = squares.at_root(source, t)
-        self.above.keep(t, above.R, above.error)
         Q, error = site.secant(v, t, identity(source.u, source.u.shape[1]))
-        self.alone = grow(self.alone + above.rest + remainder_form(source.shape_e[t], Q, error))
         self.fourth.add_squares(chain, source, t, squares)
         self.fourth.add_form(chain, source, t, Q, error)
         if (key := (chain, name, t)) in self.sites:
@@ -126,11 +114,6 @@ class ThirdOrder(Hessian):
             Q, error = before + Q, old + error + product_error(1, frobenius(before) + frobenius(Q))
         self.sites[key] = SiteForm(Q, error)
         return v.new_zeros(len(v), 2)
-
-    def arrive(self, chain: Chain) -> None:
-        """Add the second orders that were kept at the root, and what is above them, to the matrices."""
-        super().arrive(chain)
-        self.above.arrive(chain.root)
 
     def mixing(self, chain: Chain, place: int, u: Float[Tensor, "F d"]) -> Float[Tensor, "F 2"]:
         """Add the mixing's second order to the matrix, and keep its covectors and what majorises the rest.
@@ -153,12 +136,6 @@ class ThirdOrder(Hessian):
         super().products(chain, forms)
         scores = chain.scores
         assert scores is not None
-        here = forms.layer == chain.segment.layer
-        form, h, i, j = (
-            x[here].to(self.alone.device) for x in (forms.index, forms.head, forms.position, forms.key)
-        )
-        most = forms.weight[here].to(self.alone).abs() * scores.products_e[h, i, j]
-        self.alone = grow(self.alone + torch.zeros_like(self.alone).index_add(0, form, most))
         self.fourth.add_products(chain, forms)
         return scores.rounding
 
@@ -179,30 +156,22 @@ class ThirdOrder(Hessian):
         assert self.moves is not None
         H, error = self.second.taken()
         moves, majorants = self.moves, self.majorants
-        kinds = (
-            (*self.above.taken(), self.alone),
-            (*self.fourth.above.taken(), self.fourth.rest),
-        )
+        J, missed = self.fourth.above.taken()
+        alone = self.fourth.rest
 
         def remainders(some: slice) -> list[Majorised]:
-            """Return the squares above the remainders of some forms, for several shares of what moves."""
-            found = []
-            shared = moves.rest[some] + torch.as_tensor(majorants.rest).expand_as(error)[some]
-            for J, missed, alone in kinds:
-                K, slip = J[some], missed[some]
-                if majorants.rows:
-                    made, rounding = majorants.squares(some)
-                    K, slip = K + made, slip + rounding
-                for share in SHARES if moves.J is not None else (1.0,):
-                    L, wrong = K, slip
-                    if moves.J is not None:
-                        p, L = moves.J.shape[1], K.clone()
-                        L[:, :p, :p] += moves.J[some] / share
-                        wrong = wrong + moves.error[some] / share
-                    L = 0.5 * (L + L.mT)
-                    wrong = grow(wrong + gamma(16) * frobenius(L))
-                    rest = grow(shared + alone[some] + share * moves.halves[some])
-                    found.append(Majorised(L, wrong, rest))
-            return found
+            """Return the squares above the remainders of some forms."""
+            K, slip = J[some], missed[some]
+            if majorants.rows:
+                made, rounding = majorants.squares(some)
+                K, slip = K + made, slip + rounding
+            if moves.J is not None:
+                p, K = moves.J.shape[1], K.clone()
+                K[:, :p, :p] += moves.J[some]
+                slip = slip + moves.error[some]
+            K = 0.5 * (K + K.mT)
+            rest = torch.as_tensor(majorants.rest).expand_as(error)[some] + moves.halves[some]
+            rest = rest + moves.rest[some] + alone[some]
+            return [Majorised(K, grow(slip + gamma(16) * frobenius(K)), grow(rest))]
 
         return ranges(slope, H, error, remainders)

@@ -117,7 +117,6 @@ class Root:
     columns: Columns = field(default_factory=list)
     origins: list[RemainderSource] = field(default_factory=list)
     blur: Float[Tensor, " S"] | None = None
-    _spans: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.columns = self.columns or columns_of(self.N)
@@ -145,17 +144,6 @@ class Root:
     def reads(self) -> Float[Tensor, "S d"]:
         """The sums of N over the factors: with u they tell whether two walks start at the same point."""
         return self.N.sum(-1)
-
-    def spans(self, t: int) -> Float[Tensor, "d d"]:
-        """Return NNᵀ of a token, in factors of half-width 1; nothing rests on it.
-
-        Args:
-            t: the token.
-        """
-        if t not in self._spans:
-            N = self.N[t] * self.half_widths
-            self._spans[t] = N @ N.T
-        return self._spans[t]
 
     def forget_factors(self) -> None:
         """Let go of N and B, the largest things of a root; `u`, `reads` and the factors themselves stay."""
@@ -260,7 +248,6 @@ class Value:
     """Rounding of u, J and the sources since the last site, in the 2-norm."""
     heads: int = 1
     _blocks: dict[str, Tensor] = field(default_factory=dict)
-    _spans: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> list[tuple[Tensor, Tensor]]:
@@ -344,16 +331,6 @@ class Value:
         for J, shape in self.parts:
             found = found + frobenius(J) * trace(shape).sqrt()
         return grow(found)
-
-    def spans(self, t: int) -> Float[Tensor, "n n"]:
-        """Return AAᵀ in factors of half-width 1: by it random corners tell what is likely. Nothing rests on it.
-
-        Args:
-            t: the token.
-        """
-        if t not in self._spans:
-            self._spans[t] = self.J[t] @ self.root.spans(t) @ self.J[t].T
-        return self._spans[t]
 
     @cached_property
     def ellipsoid(self) -> Float[Tensor, "S n n"]:
