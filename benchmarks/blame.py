@@ -13,12 +13,14 @@ corners of the linear parts, each at its largest (`attained`, `attained beyond`)
 loses itself, up to what the samples miss. `together` is all that lies beyond second order at once, at its largest: what
 that is below the sum of the sites is lost by adding them up.
 
-With `--third`, also what is left with covectors that move (`third`): constants of every site, and at the corner of each
-linear part `moving`, what covectors that move make of all remainders, and `squares`, what stands above the rest.
-`over the box` is all that the matrices make of second order, of what moves and of squares, beside the linear part.
+With `--third`, also what is left with covectors that move and fourth orders as squares (`third`): `moving`, what the
+covectors make of all remainders, and `squares`, what stands above the rest, both at the corner of each linear part, and
+`constants`. `over the box` is all that a form has beside its linear part, second order among it. With `--joint` what moves
+is one matrix whatever the number of factors; a CPU does without from 4,096 on.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -30,7 +32,7 @@ from prooflens import load
 from prooflens.engines import Forms, forms_of
 from prooflens.engines.hidden import headless, output_forms
 from prooflens.engines.protocol import EngineOptions
-from prooflens.engines.taylor import Taylor, bound_part
+from prooflens.engines.taylor import Taylor, bound_part, moving
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.hessian import Hessian, HigherOrderBound
 from prooflens.engines.taylor.remainder_bounds import Supports
@@ -56,7 +58,8 @@ class Ledger:
 
     def shares(self) -> dict[str, float]:
         """What sites added to all functionals, by all linear parts."""
-        return {name: float(found.sum() / self.linear.sum()) for name, found in self.sites.items()}
+        found = {name: float(found.sum() / self.linear.sum()) for name, found in self.sites.items()}
+        return {name: share for name, share in found.items() if share}
 
 
 class Deep(Supports):
@@ -100,13 +103,14 @@ def at_corners(reading: ThirdOrder, slope: Tensor) -> dict[str, Tensor]:
         s = corner[:, : J.shape[1]]
         return 0.5 * torch.einsum("fp,fpq,fq->f", s, J, s)
 
-    moves, G = reading.moves, reading.above.G
+    moves, fourth, majorants = reading.moves, reading.fourth, reading.majorants
     assert moves is not None
-    moving = moves.halves + moves.rest + (0.0 if moves.J is None else at(moves.J))
-    squares = at(G + G.mT) + reading.majorants.rest
-    if reading.majorants.rows:
-        squares = squares + at(reading.majorants.squares(slice(None))[0])
-    return {"moving": moving, "squares": squares}
+    moved = moves.halves + moves.rest + (0.0 if moves.J is None else at(moves.J))
+    squares = at(fourth.above.G + fourth.above.G.mT)
+    if majorants.rows:
+        squares = squares + at(majorants.squares(slice(None))[0])
+    constants = fourth.rest + torch.as_tensor(majorants.rest)
+    return {"moving": moved, "squares": squares, "constants": constants}
 
 
 class Sampled(HigherOrderBound):
@@ -201,8 +205,11 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=12, help="GiB for the engine")
     parser.add_argument("--samples", type=int, default=0, help="so many corners for a ledger of looseness")
     parser.add_argument("--third", action="store_true", help="also what is left with covectors that move")
+    parser.add_argument("--joint", action="store_true", help="make one matrix of what moves, also on a CPU")
     parser.add_argument("--json", type=Path, help="append the rows to this file, one JSON document a line")
     options = parser.parse_args()
+    if options.joint:
+        moving.JOINT_ON_CPU = sys.maxsize
     model = load(options.model).to(options.device)
     for eps in options.eps:
         problem, forms = asked(

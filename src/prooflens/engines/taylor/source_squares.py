@@ -12,12 +12,11 @@ which the C_i are large. For r = W_d q, q_n = (w_n·u)(a_nw_n·u), the sum is **
     Σ_i C_iMC_i = W_uᵀ diag(a) [(W_dᵀXW_d) ∘ (W_uMW_uᵀ)] diag(a) W_u,
 
 in the neurons' own Gram matrix, with which `taylor.network` makes its ellipsoids. A gate has q_n = u·p_n(u) with p_n(u)
-= a_n g_nw_n + ½c_n(g_nv_n + o_nw_n), and a mixing, with b and A_vα linear in the factors,
+= a_n g_nw_n + ½c_n(g_nv_n + o_nw_n). Of third and fourth order two and three factors are taken away, and K counts two
+and three times. A norm is u⊥ times a number and m times another, and of either product one factor is taken at its
+largest. `taylor.mixing_squares` does the same for a mixing. What no polynomial holds stays a constant, by an ellipsoid.
 
-    ½ Σ c b²  →  b by b:  ¼ X_c ∘ K,        Σ s b W_OA_vα  →  b by b:  Σ s s′ ⟨W_OᵀXW_O, A_vA_vᵀ⟩,
-    scale Σ c (A_qα)·(A_kα)  →  q by q:  scale² Σ X_c A_kA_kᵀ,           X_c = cᵀXc, c = s g.
-
-What is beyond second order stays a constant, by an ellipsoid. All shapes are raised over their rounding.
+All shapes are raised over their rounding.
 """
 
 from __future__ import annotations

@@ -12,14 +12,15 @@ All later sites, tokens and heads add up in W before a bound is taken. With r_s 
 
     (W_sα)·r_s ≤ ‖LᵀW_sα‖₂ ≤ ½(‖LᵀW_sα‖²/t + t),      M ⪯ LLᵀ, any t > 0.
 
-What remains of each site is ½ e_sᵀQ_se_s, an eigenvalue on the ellipsoid of e_s, and v_s·r_s − ½u_sᵀQ_su_s, the
-site's own third order at its whole move, which a square of that move majorises (`taylor.squares`); of a network, Q_s
-has the middles of the secants of its neurons in place of second derivatives. A mixing's own third order is a sum of
-moving forms as well (`taylor.moved_mixing`), and the rest of it has a square for majorant (`taylor.mixing_rest`).
+What remains of each site is ½ e_sᵀQ_se_s, what e makes of itself, and v_s·r_s − ½u_sᵀQ_su_s, the site's own third
+order at its whole move, which a square of that move majorises (`taylor.squares`); of a network, Q_s has the middles of
+the secants of its neurons in place of second derivatives. `taylor.fourth_order` takes both back to squares of the
+factors. A mixing's own third order is a sum of moving forms as well (`taylor.moved_mixing`), and the rest of it has a
+square for majorant (`taylor.mixing_rest`).
 
 So all that a form has beside first order is one quadratic form of the factors and a constant,
 
-    |f(α) − f(0) − a·α − ½αᵀHα| ≤ ½αᵀJα + rest,      J = Σ WᵀMW/t + 2ZᵀZ + Σ (1 + δ) AᵀRA,
+    |f(α) − f(0) − a·α − ½αᵀHα| ≤ ½αᵀJα + rest,      J = Σ WᵀMW/t + 2ZᵀZ + Σ (1 + δ) AᵀRA + Σ BᵀZ′B,
 
 and `taylor.corners` bounds a·α + ½αᵀ(±H + J)α over the box: where the form is steep, remainders count as much as they
 are at the corner of the linear part, and not as much as each of them may be somewhere.
