@@ -15,8 +15,8 @@ that is below the sum of the sites is lost by adding them up.
 
 With `--third`, also what is left with covectors that move and fourth orders as squares (`third`): `moving`, what the
 covectors make of all remainders, and `squares`, what stands above the rest, both at the corner of each linear part, and
-`constants`. `over the box` is all that a form has beside its linear part, second order among it. With `--joint` what moves
-is one matrix whatever the number of factors; a CPU does without from 4,096 on.
+`constants`. `over the box` is all that a form has beside its linear part, second order among it. With `--joint` what
+moves is one matrix whatever the number of factors; a CPU does without from 4,096 on.
 """
 
 import argparse

@@ -14,7 +14,6 @@ from prooflens.engines.taylor.hessian import Hessian
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing_squares import MixSquares
 from prooflens.engines.taylor.network import NetworkSite
-from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.source_squares import SourceSquare, network_square, norm_square, shares
 from prooflens.engines.taylor.squares import half_form, remainder_form
 from prooflens.engines.taylor.third_order import ThirdOrder
@@ -23,6 +22,7 @@ from prooflens.models import scores_name
 from prooflens.problem import Problem
 from tests.engines.cases import problem_of, tiny_model
 from tests.engines.support import random_forms, random_problem
+from tests.engines.taylor.points import missed_at_points
 
 POINTS, SHAPES = 300, 3
 
@@ -49,13 +49,9 @@ def at_site(problem: Problem, chain: Chain, kind: type, seed: int, rank: int) ->
     name, site = next((n, s) for n, s in chain.sites.items() if isinstance(s, kind))
     assert isinstance(site, NetworkSite | NormSite)
     t = len(chain.root.u) - 1
-    step = next(step for step in chain.segment.steps if step.out == name)
-    source = step.source if isinstance(step, FeedForward) else step.inputs[0]
     alpha = problem.region.sample(POINTS, seed, corners=0.5)[1]
-    run = problem.model.program(problem.n_tokens, [scores_name(2)]).run(problem.region.point(alpha))
-    u = run[source][:, t] - chain.values[source].u[t]
     eye = torch.eye(chain.values[name].u.shape[1], dtype=torch.float64)
-    r = (run[name][:, t] - chain.values[name].u[t]) - u @ site.pull(eye, t).T
+    u, r = missed_at_points(problem, chain, name, t, eye, alpha)
     X = shapes(r.shape[1], rank, seed)
     corner = u[:SHAPES]
     square = network_square if isinstance(site, NetworkSite) else norm_square

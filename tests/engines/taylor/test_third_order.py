@@ -24,7 +24,6 @@ from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.moving import Moved, MovingCovectors
 from prooflens.engines.taylor.network import NetworkSite
 from prooflens.engines.taylor.parts import collect
-from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.solu import SoluSite
 from prooflens.engines.taylor.squares import Squares, remainder_form
 from prooflens.engines.taylor.third_order import ThirdOrder, moves_known, third_order_batch
@@ -32,12 +31,12 @@ from prooflens.engines.taylor.walk import TaylorWalk
 from prooflens.evaluation.soundness.cases import random_case
 from prooflens.evaluation.soundness.forms import try_forms
 from prooflens.evaluation.soundness.record import SoundnessReport
-from prooflens.models import scores_name
 from prooflens.problem import Problem
 from prooflens.queries import Row
 from prooflens.regions import Region
 from tests.engines.cases import MODELS, RANDOM_MODELS, input_of, model_of, problem_of, tiny_model
 from tests.engines.support import assert_contains, attained, random_forms, random_problem
+from tests.engines.taylor.points import missed_at_points
 from tests.engines.taylor.test_hessian import differentiated, output_of
 
 
@@ -292,11 +291,7 @@ def site_at_points(problem: Problem, kind: type, number: int, seed: int) -> AtPo
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(3, chain.values[name].u.shape[1], generator=generator, dtype=torch.float64)
     alpha = problem.region.sample(300, seed, corners=0.5)[1]
-    step = next(step for step in chain.segment.steps if step.out == name)
-    source = step.source if isinstance(step, FeedForward) else step.inputs[0]
-    run = problem.model.program(problem.n_tokens, [scores_name(2)]).run(problem.region.point(alpha))
-    u = run[source][:, t] - chain.values[source].u[t]
-    r = (run[name][:, t] - chain.values[name].u[t]) @ v.T - u @ site.pull(v, t).T
+    u, r = missed_at_points(problem, chain, name, t, v, alpha)
     Q, _ = site.secant(v, t, torch.eye(u.shape[1], dtype=torch.float64))
     found = site.squares(v, t)
 

@@ -44,7 +44,7 @@ from prooflens.numerics import gamma
 
 SPARE = 0.5
 """What a constant is taken to come to once it is walked back, as a share of itself: it decides weights."""
-FAREST = 2.0**10
+UNEVEN = 2.0**10
 """How unequal the two shares of a sum may be; any positive weights are valid."""
 
 
@@ -80,7 +80,7 @@ def shares(one: Float[Tensor, " F"], other: Float[Tensor, " F"]) -> tuple[Tensor
         one: the size of |x|².
         other: the size of |y|².
     """
-    ratio = ((other + 2.0**-300) / (one + 2.0**-300)).sqrt().clamp(1.0 / FAREST, FAREST)
+    ratio = ((other + 2.0**-300) / (one + 2.0**-300)).sqrt().clamp(1.0 / UNEVEN, UNEVEN)
     return grow(1.0 + ratio), grow(1.0 + 1.0 / ratio)
 
 
