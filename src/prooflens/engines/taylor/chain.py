@@ -61,7 +61,6 @@ class Chain:
         mixed: the shapes of the mixing's remainder, by token of the next root.
         beyond: the same without the second order of Aα.
         moved: the same without what moving covectors hold (`taylor.moved_mixing`), made when it is asked for.
-        beside: the shapes of what the next root misses beside the mixing's remainder, by token.
         squares: squares above what the mixing leaves, by token of the next root, made when they are asked for.
         noise: what rounding adds to the next root, by token.
         goes_on: the tokens that the next root has.
@@ -80,8 +79,6 @@ class Chain:
     beyond: Tensor | None = None
     """The shapes of the mixing's remainder without the second order of Aα."""
     moved: MovedShapes | None = None
-    beside: Tensor | None = None
-    """The shapes of what the next root misses beside the mixing's remainder, by token."""
     squares: dict[int, MixSquares] = field(default_factory=dict)
     noise: Tensor | None = None
     goes_on: list[int] = field(default_factory=list)
@@ -92,7 +89,7 @@ class Chain:
         """Let go of everything but the segment and what tells its root from others."""
         self.values, self.shapes, self.sites, self.squares = {}, {}, {}, {}
         self.root.forget_factors()
-        self.scores = self.mix = self.mixed = self.beyond = self.moved = self.beside = self.noise = None
+        self.scores = self.mix = self.mixed = self.beyond = self.moved = self.noise = None
 
     def forget_moves(self) -> None:
         """Let go of the linear parts of scores and values, which only the next root and Hessians read."""

@@ -11,7 +11,7 @@ and each term is at most a square of the move u_s of the input of s (`taylor.sou
     ½ uᵀRu  ≤  (1 + δ) ½ (Aα)ᵀR(Aα) + (1 + 1/δ) ½ eᵀRe.
 
 The first joins the matrix of all squares. The second is of the kind that we began with, at an earlier site: it is
-walked back like the rest, and so on, up to the mixing in front of the chain. What is in front of that is a constant.
+walked back like the rest, and so on, through the mixings in front of the chain, as far as it counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from prooflens.engines.forms import Forms
-from prooflens.engines.relaxations.ellipsoids import raised, weights_of_sum
+from prooflens.engines.relaxations.ellipsoids import raised, trace, weights_of_sum
 from prooflens.engines.relaxations.norms import frobenius, grow, identity, product_error
 from prooflens.engines.taylor.chain import Chain
 from prooflens.engines.taylor.form_sums import FormSum
@@ -33,6 +33,7 @@ from prooflens.engines.taylor.grams import Grams
 from prooflens.engines.taylor.layernorm import NormSite
 from prooflens.engines.taylor.mixing_squares import MixSquares
 from prooflens.engines.taylor.network import WIDEST_ON_CPU, NetworkSite
+from prooflens.engines.taylor.next_root import tangent
 from prooflens.engines.taylor.segments import FeedForward
 from prooflens.engines.taylor.source_squares import (
     SPARE,
@@ -50,8 +51,13 @@ from prooflens.numerics import gamma
 
 Key = TypeVar("Key", str, int)
 
+Piece = tuple[int, str, Tensor, Tensor]
+"""A token, the source of its remainder, a Jacobian by it, and its shape."""
+
 ROOT = ""
 """The name of a chain's root among the sources of e."""
+LEAST_PIECE = 0.005
+"""What a remainder has of all at a root, at least, to be walked further back."""
 SHORT = 1e-4
 """The shortest axis that a change of coordinates evens out, as a share of the mean of their squares."""
 GRAM_ROOM = 2**30
@@ -167,10 +173,7 @@ class FourthOrder:
         names = ([] if value.root.blur is not None else [ROOT]) + list(value.sources)
         pulled, sizes = [], [value.slip[t] * frobenius(X).sqrt()]
         for J, shape in value.parts:
-            back = J[t].T @ X @ J[t]
-            # Two products of inner length n; 4 and 4 are to spare.
-            error = product_error(4 * len(J[t]), 4.0 * frobenius(J[t]).square() * frobenius(X))
-            pulled.append(raised(back, error))
+            pulled.append(raised_image(J[t].T, X))
             sizes.append(remainder_form(shape[t], pulled[-1], self._nothing).sqrt())
         c = weights_of_sum(torch.stack(sizes, -1))
         self.rest = grow(self.rest + 0.5 * c[:, 0] * sizes[0].square())
@@ -243,19 +246,53 @@ class FourthOrder:
         self.add(chain, value, t, scaled(other, R))
 
     def _before(self, chain: Chain, before: Chain | None, place: int, X: Float[Tensor, "F d d"]) -> None:
-        """Take X at a root to the mixing in front of it; what the root misses beside that is a constant."""
-        root = chain.root
-        if before is None or before.mix is None or before.beyond is None or before.beside is None:
-            self.rest = grow(self.rest + remainder_form(root.B[place], X, self._nothing))
+        """Take X at a root to the mixing in front of it, and to all remainders that the mixing takes along."""
+        if before is None or before.mix is None or before.noise is None or before.mixed is None:
+            self.rest = grow(self.rest + remainder_form(chain.root.B[place], X, self._nothing))
             return
-        sizes = [
-            remainder_form(shape[place], X, self._nothing)
-            for shape in (before.mixed, before.beside)
-            if shape is not None
+        pieces, noise = self._along(before, place)
+        pulled = [raised_image(B.T, X) for _, _, B, _ in pieces]
+        sizes = [remainder_form(before.mixed[place], X, self._nothing), frobenius(X) * noise.square()]
+        sizes += [
+            remainder_form(shape, back, self._nothing)
+            for (*_, shape), back in zip(pieces, pulled, strict=True)
         ]
-        one, other = shares(SPARE * sizes[0], sizes[1])
-        self.rest = grow(self.rest + other * remainder_form(before.beside[place], X, self._nothing))
-        _put(self.mixings[before], place, scaled(one, X))
+        roots_of = torch.stack(sizes, -1).sqrt()
+        c = weights_of_sum(roots_of)
+        self.rest = grow(self.rest + c[:, 1] * sizes[1])
+        _put(self.mixings[before], place, scaled(c[:, 0], X))
+        small = (roots_of < LEAST_PIECE * roots_of.sum(-1, keepdim=True)).all(0).tolist()
+        for number, ((t, name, _, _), back) in enumerate(zip(pieces, pulled, strict=True), 2):
+            if small[number]:
+                self.rest = grow(self.rest + c[:, number] * sizes[number])
+            else:
+                _put(self.seen[before, t], name, scaled(c[:, number], back))
+
+    def _along(self, chain: Chain, place: int) -> tuple[list[Piece], Tensor]:
+        """Return the Jacobian of a token of the next root by every remainder of a chain, and what else it misses.
+
+        They are the blocks that `taylor.next_root` moves remainders by, made again.
+        """
+        mix, t, root = chain.mix, chain.goes_on[place], chain.root
+        assert mix is not None
+        assert chain.noise is not None
+        names = mix.attention
+        values = [chain.values[name] for name in (names.q, names.k, names.v, names.stream)]
+        live = mix.mask[..., t, :].reshape(-1, mix.mask.shape[-1]).any(0).cpu()
+        live[t] = True
+        where = live.nonzero()[:, 0].tolist()
+        keys = slice(where[0], where[-1] + 1)
+        found: list[Piece] = []
+        noise = chain.noise[place]
+        sources = {name: [value.sources.get(name) for value in values] for v in values for name in v.sources}
+        shapes = {name: chain.shapes[name] for name in sources}
+        if root.blur is None:
+            sources[ROOT], shapes[ROOT] = [value.J for value in values], root.B
+        for name, by in sources.items():
+            B, error = tangent(mix, by[0], by[1], by[2], by[3], [t], keys)
+            noise = noise + error[0] @ trace(shapes[name][keys]).sqrt()
+            found += [(j, name, B[0, j - keys.start], shapes[name][j]) for j in where]
+        return found, grow(noise)
 
     def _mixings(self, chain: Chain) -> None:
         """Take X of all remainders of a mixing to squares of its scores and queries."""
@@ -286,6 +323,16 @@ class FourthOrder:
 
 def _put(at: dict[Key, Tensor], key: Key, X: Float[Tensor, "F n n"]) -> None:
     at[key] = X if key not in at else raised(at[key] + X, gamma(8) * (frobenius(at[key]) + frobenius(X)))
+
+
+def raised_image(D: Float[Tensor, "m n"], X: Float[Tensor, "F n n"]) -> Float[Tensor, "F m m"]:
+    """Return DXDᵀ, raised; two products of inner length n, and 4 and 4 are to spare.
+
+    Args:
+        D: the linear map.
+        X: shapes.
+    """
+    return raised(D @ X @ D.T, product_error(4 * D.shape[1], 4.0 * frobenius(D).square() * frobenius(X)))
 
 
 def above_both(

@@ -160,9 +160,8 @@ class _Step:
     def root(self, mixed: Float[Tensor, "T d d"], u: Float[Tensor, "T d"]) -> Root:
         """Return the next root once all its tokens are done."""
         parts = [torch.cat(found) for found in self.missed.values()]
-        there, noise = [torch.cat(found) for found in self.there], ball(grow(self.noise), u.shape[1])
-        missed = total([*parts, mixed, noise])
-        self.chain.beside = total([*there, *parts, noise])
+        missed = total([*parts, mixed, ball(grow(self.noise), u.shape[1])])
+        there = [torch.cat(found) for found in self.there]
         kept = self.origins if self.room else []
         shapes = [origin.shape for origin in kept]
         carried = list(map(PropagatedSource, shapes, self.J, self.live))
