@@ -67,14 +67,14 @@ def third_order_batch(walk: TaylorWalk) -> int:
     """Return how many forms fit into memory with their Hessians and moving covectors, perhaps none.
 
     A form holds about ten matrices of p × p for its eigenvalues, and for every token about three times what the
-    stream, queries, keys and values have coordinates, for every factor.
+    stream, queries, keys and values have coordinates, for every factor, and a dozen matrices of the stream's width.
 
     Args:
         walk: the walk forward.
     """
     root = walk.chains[0].root
     p, (S, d) = len(root.half_widths), root.u.shape
-    return int(walk.memory // (80 * p * p + 8 * p * S * 12 * d))
+    return int(walk.memory // (80 * p * p + 8 * S * 12 * d * (p + d)))
 
 
 class ThirdOrder(Hessian):
