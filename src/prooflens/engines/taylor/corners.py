@@ -33,9 +33,9 @@ EVEN = 0.05
 """The shortest row of a matrix that is used as a scale, as a share of the mean; any positive scale is valid."""
 FOLLOW = 1.0
 """How much the first shape follows the slopes of a form, against the mean length of the rows."""
-SHAPES = 4
+SHAPES = 3
 """How many shapes of D are tried one after the other."""
-STEPS = 8
+STEPS = 6
 """Steps towards the highest point for each of them; more gain nothing that can be seen."""
 STRETCHINGS = 4
 """Steps of the power iteration that guesses how long a step may be."""

@@ -174,7 +174,7 @@ class FourthOrder:
         pulled, sizes = [], [value.slip[t] * frobenius(X).sqrt()]
         for J, shape in value.parts:
             pulled.append(raised_image(J[t].T, X))
-            sizes.append(remainder_form(shape[t], pulled[-1], self._nothing).sqrt())
+            sizes.append(torch.einsum("fij,ij->f", pulled[-1], shape[t]).clamp(min=0.0).sqrt())
         c = weights_of_sum(torch.stack(sizes, -1))
         self.rest = grow(self.rest + 0.5 * c[:, 0] * sizes[0].square())
         for number, name in enumerate(names, 1):
