@@ -180,7 +180,8 @@ def norm_square(
     # Or u⊥ at its longest, and s by its square: s = −(1 − η)y + s′, y = m·u/‖m‖².
     nothing = torch.zeros_like(X[:, 0, 0])
     far = 2.0 * remainder_form(source.shape[t], inner, nothing) / least.square()
-    size = length(site.m[t]).square()
+    # Not by `length`, which is raised by far more than units: it divides here, and `blur` counts units.
+    size = site.m[t].square().sum()
     y = half_form(far[:, None, None] * (site.m[t][:, None] * site.m[t] / size.square()), corner)
     one, other = shares(y, 0.5 * far * site.bend[t].square())
     by_length = (far * one)[:, None, None] * (site.m[t][:, None] * site.m[t]) / size.square()
